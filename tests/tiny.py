@@ -253,6 +253,9 @@ def with_curriculum() -> Experiment:
 EXPERIMENTS["curriculum-lag-1"] = with_curriculum
 
 
+EXPERIMENTS["crossq"] = lambda: replaying(recipes.crossq_mujoco, replay={}, critic_sizes=(24, 24))
+
+
 def squashed() -> Experiment:
     """PPO with actions that tanh squashes, whose entropy has no kernel."""
     return cut(recipes.ppo_mujoco, rollout=16, env={"id": "Pendulum-v1"}, model={"squash": True})

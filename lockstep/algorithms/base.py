@@ -177,6 +177,13 @@ class ParameterGroup(NamedTuple):
     learning_rate: float
 
 
+class PlainGroup(ParameterGroup):
+    """Parameters that a step moves by their gradient times the rate, without an optimizer, such as running
+    statistics."""
+
+    __slots__ = ()
+
+
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
 

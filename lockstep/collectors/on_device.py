@@ -60,9 +60,9 @@ class DeviceActing:
         self._t = torch.zeros(1, dtype=torch.int64, device=state.device)
         self.state = state
         kept = distribution.num_params if keeps_policy else 0
-        self._there = _allocate(distribution, noise.shape[1], kept, state.device)
+        self._there = _allocate(distribution, noise.shape[1], state.device, kept=kept)
         """One piece of memory on the GPU, and what lies in it."""
-        self._here = _allocate(distribution, noise.shape[1], kept, torch.device("cpu"), pinned=state.is_cuda)
+        self._here = _allocate(distribution, noise.shape[1], torch.device("cpu"), pinned=state.is_cuda, kept=kept)
         """The same in the host's memory."""
         self._held: Inputs | None = None
         """Where the inputs of a step are on the GPU."""
@@ -136,7 +136,7 @@ class DeviceActing:
 
 
 def _allocate(
-    distribution: ActionDistribution, size: int, kept: int, device: torch.device, *, pinned: bool = False
+    distribution: ActionDistribution, size: int, device: torch.device, *, pinned: bool = False, kept: int = 0
 ) -> tuple[Tensor, Acted]:
     """uint8 memory for what a policy does in a step, and its parts."""
     number = ((size,), torch.float32)

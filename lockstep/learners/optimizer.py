@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
-from lockstep.algorithms.base import ParameterGroup
+from lockstep.algorithms.base import ParameterGroup, PlainGroup
 from lockstep.experiment import Experiment
 from lockstep.models.parameters import FlatParameters
 
@@ -44,7 +44,11 @@ class Optimizer:
         """Go down the global gradient, each group's clipped to the largest norm; returns the norm before
         clipping, on a GPU as a tensor there. Parameters that are in no group stay where they are, and so does what is
         remembered of them."""
-        norms = [self._move(gradient, group) for group in groups]
+        for group in groups:
+            if isinstance(group, PlainGroup):
+                span = self._flat.span(group.prefix)
+                self._vector[span].sub_(gradient[span] * group.learning_rate)
+        norms = [self._move(gradient, group) for group in groups if not isinstance(group, PlainGroup)]
         self._flat.round()
         if len(norms) <= 1:
             return norms[0] if norms else 0.0

@@ -25,6 +25,7 @@ from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout, allowed_actions
 from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy
+from lockstep.models.renorm import RenormMLPs
 
 
 class Unchanged(nn.Module):
@@ -45,7 +46,14 @@ class Actor(nn.Module):
         masked: whether observations have an action mask.
     """
 
-    def __init__(self, encoder: nn.Module, layers: MLPs, distribution: Scaled | Categorical, *, masked: bool = False):
+    def __init__(
+        self,
+        encoder: nn.Module,
+        layers: MLPs | RenormMLPs,
+        distribution: Scaled | Categorical,
+        *,
+        masked: bool = False,
+    ):
         super().__init__()
         self.encoder, self.layers = encoder, layers
         self.bound = distribution.bound if isinstance(distribution, Scaled) else None
@@ -64,7 +72,7 @@ class Critics(nn.Module):
     """C estimates of the return: of one action or, if actions are discrete, of every action. They only share the
     encoder of images, if there is one."""
 
-    def __init__(self, encoder: nn.Module, layers: MLPs):
+    def __init__(self, encoder: nn.Module, layers: MLPs | RenormMLPs):
         super().__init__()
         self.encoder, self.layers = encoder, layers
 
@@ -105,6 +113,9 @@ class ActorCritic(PolicyModel):
         super().__init__()
         self.actor, self.critics, self.distribution = actor, critics, distribution
         self.policy_columns = policy_columns
+        if isinstance(actor.layers, RenormMLPs) and isinstance(critics.layers, RenormMLPs):
+            of_parts = {"actor": actor.layers.statistics, "critics": critics.layers.statistics}
+            self.statistics = nn.ModuleDict({name: nn.ParameterList(each) for name, each in of_parts.items()})
         self._encode = distribution.encode
         self.state_size = 0
 
@@ -161,10 +172,17 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
     cautious, and cost more."""
     layer_norm: bool = False
     """Normalise the first hidden layer of policy and critics. On is safer for large inputs."""
+    batch_renorm: bool = False
+    """Normalize the inputs of all layers of policy and critics by batch renormalization, which CrossQ needs."""
+    critic_sizes: tuple[int, ...] = ()
+    """Hidden layers of each critic, if they differ from hidden_sizes. Wider ones fit harder values, and cost time."""
+
+    later: ClassVar[frozenset[str]] = AsymmetricConfig.later | {"batch_renorm", "critic_sizes"}
 
     @property
     def has_kernels(self) -> bool:
-        return type(self) is ActorCriticConfig and not self.layer_norm and not self.critic_only
+        changed = self.layer_norm or self.critic_only or self.batch_renorm or self.critic_sizes
+        return type(self) is ActorCriticConfig and not changed
 
     def build_vector_encoder(self, size: int) -> nn.Module:
         return Unchanged(size)
@@ -190,18 +208,21 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
                 seen, dtype=PRECISIONS[precision], normalize=normalize_observations, clip=observation_clip
             )
 
-        def layers(count: int, into: int, out: int) -> MLPs:
-            return MLPs(count, (into, *self.hidden_sizes, out), self.activation, self.layer_norm)
+        def layers(count: int, into: int, hidden: tuple[int, ...], out: int) -> MLPs | RenormMLPs:
+            if self.batch_renorm:
+                return RenormMLPs(count, (into, *hidden, out), self.activation)
+            return MLPs(count, (into, *hidden, out), self.activation, self.layer_norm)
 
         with reproducible_initialization(seed):
             of_actor, of_critics = encoder(self.policy_space(observation_space)), encoder(observation_space)
-            of_policy = layers(1, int(of_actor.out_features), distribution.num_params)  # type: ignore[arg-type]
+            seen = int(of_actor.out_features)  # type: ignore[arg-type]
+            of_policy = layers(1, seen, self.hidden_sizes, distribution.num_params)
             actor = Actor(of_actor, of_policy, distribution, masked=layout.mask_size > 0)
-            if self.policy == "gaussian":
-                actor.layers.scale_outputs(0.01)  # otherwise deviations begin between half and twice initial_std
+            if isinstance(of_policy, MLPs) and self.policy == "gaussian":
+                of_policy.scale_outputs(0.01)  # otherwise deviations begin between half and twice initial_std
             features = int(of_critics.out_features)  # type: ignore[arg-type]
             into, out = (features, distribution.n) if discrete else (features + distribution.encoded_size, 1)
-            critics = Critics(of_critics, layers(self.critics, into, out))
+            critics = Critics(of_critics, layers(self.critics, into, self.critic_sizes or self.hidden_sizes, out))
             return ActorCritic(actor, critics, distribution, self.policy_columns(observation_space))
 
     def _distribution(self, space: gymnasium.Space[Any]) -> Scaled | Categorical:
@@ -222,6 +243,14 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
         if self.critics < 1:
             raise SettingsError(f"model.critics={self.critics} must be at least 1.")
         check_initial_std(self.initial_std)
+        if self.critic_sizes and min(self.critic_sizes) < 1:
+            raise SettingsError(f"model.critic_sizes={self.critic_sizes} needs numbers of at least 1.")
+        if self.batch_renorm and (self.layer_norm or self.policy != "squashed"):
+            raise SettingsError(
+                f"model.batch_renorm normalizes all layers of a squashed policy and its critics, but "
+                f"model.layer_norm={self.layer_norm} and model.policy={self.policy}. Use --model.no-layer-norm and "
+                "--model.policy squashed."
+            )
         if self.recurrent or self.previous_action_reward:
             raise SettingsError(
                 "This model has no memory: use --model.core none and --model.no-previous-action-reward."

@@ -73,10 +73,12 @@ class FlatParameters:
 
     def of_networks(self) -> Tensor:
         """bool [N]: which numbers are parameters of networks that learn. An algorithm's variables, such as a
-        temperature, are not, nor are networks that are fixed."""
+        temperature, are not, nor are running statistics and networks that are fixed."""
         chosen = torch.zeros_like(self.vector, dtype=torch.bool)
         for name, parameter in self._parameters.items():
-            self._view(chosen, name).fill_(parameter.requires_grad and not name.startswith("variables."))
+            self._view(chosen, name).fill_(
+                parameter.requires_grad and not name.startswith(("variables.", "statistics."))
+            )
         return chosen
 
     def round(self) -> None:
