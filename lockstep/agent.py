@@ -13,6 +13,7 @@ from lockstep import envs
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rnd import with_curiosity
 from lockstep.config.settings import SettingsError
+from lockstep.envs.curriculum import first_options, pack
 from lockstep.experiment import Experiment
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import Networks, PolicyModel
@@ -38,6 +39,7 @@ class Agent:
         spaces = envs.spaces(experiment.env) if like is None else (like.observation_space, like.action_space)
         self.observation_space, self.action_space = spaces
         self.algorithm: Algorithm[Any] = with_curiosity(experiment.algorithm.build())
+        self.algorithm.courses = experiment.courses(self.algorithm)
         self.model: PolicyModel = experiment.build_model(self.observation_space, self.action_space)
         portable = experiment.precision == "portable"
         self.has_kernels = portable and not self.model.portable_operations
@@ -63,6 +65,9 @@ class Agent:
             self.observation_space,
             portable=portable,
         )
+
+        self.options = pack(first_options(experiment.env) if experiment.curriculum else {})
+        """float64 [K]: options of training environments that a curriculum changes."""
 
     def check(self) -> None:
         """Raise SettingsError for settings that a new run must not begin with."""
@@ -110,7 +115,7 @@ class Agent:
 
     def version(self, number: int) -> Version:
         """A copy of the current state, for collectors."""
-        return Version(number, self.flat.vector.detach().clone(), self.normalizers)
+        return Version(number, self.flat.vector.detach().clone(), self.normalizers, self.options)
 
     def not_finite(self) -> list[str]:
         """Names of parameters and normalizing statistics that are NaN or infinite."""
@@ -120,8 +125,9 @@ class Agent:
         return [name for name, x in {**self.flat.named(), **statistics}.items() if not x.isfinite().all()]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Parameters and normalizers, by name."""
+        """Parameters, normalizers and a curriculum's options, by name."""
         return {
+            **({"curriculum": self.options} if len(self.options) else {}),
             **{f"parameter.{name}": tensor for name, tensor in self.flat.named().items()},
             **{f"target.{name}": tensor for name, tensor in self._target_named().items()},
             **{f"normalizer.{name}": tensor for name, tensor in self.normalizers.state().items()},
@@ -133,6 +139,7 @@ class Agent:
         if self._target_flat is not None:
             self._target_flat.load(below("target.", tensors))
         self.normalizers = self.normalizers.loaded(below("normalizer.", tensors))
+        self.options = tensors.get("curriculum", self.options)
 
     def _target_named(self) -> dict[str, torch.Tensor]:
         return {} if self._target_flat is None else self._target_flat.named()

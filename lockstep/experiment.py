@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from lockstep.algorithms.base import AlgorithmConfig, Setup
+from lockstep.algorithms.annealing import Course, courses
+from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Setup
+from lockstep.algorithms.rnd import with_curiosity
 from lockstep.config.serialization import from_json, identities_of, to_json
 from lockstep.config.settings import SettingsError, Steps, changed, check_values
 from lockstep.core.schedule import Schedule
@@ -76,11 +78,14 @@ class Experiment:
     torch_threads: int = 1
     """Torch threads of each worker. Bits depend on it, so use more workers to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)
+    curriculum: str = ""
+    """A function of metrics and options, file.py:NAME, that returns options for the next episodes of training
+    environments. They begin with the numbers of env.curriculum."""
     allow_nondeterministic: bool = False
     """On GPUs, only warn of an operation that has no deterministic kernel, instead of ending the run. Then equal bits
     are not promised there: verify, replay and resume may differ."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"warm_start", "allow_nondeterministic"})
+    later: ClassVar[frozenset[str]] = frozenset({"warm_start", "curriculum", "allow_nondeterministic"})
 
     def validate(self) -> None:
         """Raise SettingsError if two settings contradict each other."""
@@ -115,6 +120,8 @@ class Experiment:
             )
         self.algorithm.validate(self.envs_per_shard, recurrent=self.model.recurrent)
         self.algorithm.validate_with(self.setup)
+        self.courses(with_curiosity(self.algorithm.build()))
+        self._check_curriculum()
         collecting = self.algorithm.build().warm_iterations(self.samples_per_iteration)
         steps = (self.iterations - collecting) * self.gradient_steps[0]
         if self.scheme.gradient_lag != "async" and self.scheme.gradient_lag >= steps:
@@ -138,12 +145,29 @@ class Experiment:
             num_envs=self.env.num_envs,
             shards=self.scheme.shards,
             lag=self.scheme.lag,
+            gradient_lag=self.scheme.gradient_lag,
             max_lag=self.scheme.max_lag,
             preempt=self.scheme.preempt,
             total_steps=self.total_steps,
             iterations=self.iterations,
             samples_per_iteration=self.samples_per_iteration,
         )
+
+    def courses(self, algorithm: Algorithm[Any]) -> dict[str, Course]:
+        """The course of each hyperparameter that algorithm.anneal changes.
+
+        Raises:
+            SettingsError: there is no such hyperparameter, or its form is wrong.
+        """
+        anneal, each = self.algorithm.anneal, self.samples_per_iteration
+        return courses(anneal, algorithm.hyperparameters(0.0), self.iterations * each, each) if anneal else {}
+
+    def _check_curriculum(self) -> None:
+        if self.curriculum and getattr(getattr(self.algorithm, "replay", None), "hindsight", 0):
+            raise SettingsError(
+                f"curriculum={self.curriculum} changes environments, but algorithm.replay.hindsight computes rewards "
+                "with one that keeps its first options. Leave one of them out."
+            )
 
     def schedule(self) -> Schedule:
         """Which version collects what. If timing decides, it only counts iterations and bounds the lag."""

@@ -19,7 +19,7 @@ from lockstep.core.rollout import Rollout, RolloutInfo
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
-from lockstep.models.normalize import Normalizers
+from lockstep.models.normalize import NormalizeConfig, Normalizers
 from lockstep.models.rnd import RNDConfig
 from lockstep.scheme import Scheme
 
@@ -218,6 +218,44 @@ EXPERIMENTS["portable-minatar-ppo"] = lambda: compiled(cut(recipes.ppo_minatar))
 EXPERIMENTS["portable-minatar-dqn"] = lambda: compiled(replaying(recipes.dqn_minatar, replay={}))
 if importlib.util.find_spec("gymnasium_robotics"):
     EXPERIMENTS["fetch"] = lambda: single_steps(replaying(recipes.her_fetch, replay={}))
+
+
+def seeing_more() -> Experiment:
+    """SAC whose critics alone see which bits are to be flipped."""
+    full = recipes.sac_mujoco()
+    return full.replace(env=recipes.her_bitflip().env)
+
+
+EXPERIMENTS["critic-only-lstm"] = lambda: cut(
+    tuple_bandit, model={"core": "lstm", "critic_only": ("vector",)}, scheme={"lag": 1}
+).replace(normalize=NormalizeConfig(observations=True))
+EXPERIMENTS["critic-only-sac"] = lambda: replaying(seeing_more, replay={}, critic_only=("desired_goal",))
+
+
+def following_kl() -> Experiment:
+    """A learning rate that follows the divergence, weights that decay, and an annealed clip range."""
+    full = cut(recipes.ppo_cartpole, env={"adapter": "gymnasium"}, scheme={"lag": 1})
+    changes = {"desired_kl": 1e-4, "anneal": {"clip": "0:0.3,128:0.1"}, "optimizer.name": "adamw"}
+    return full.replace(**{f"algorithm.{name}": value for name, value in changes.items()})
+
+
+EXPERIMENTS["cartpole-desired-kl"] = following_kl
+
+
+def longer(metrics: dict[str, float], options: dict[str, Any]) -> dict[str, Any]:
+    """A curriculum that changes with every iteration and with what was learned in it."""
+    return {"length": 2 + (int(1e4 * metrics["policy/entropy"]) + int(metrics["iteration"])) % 4}
+
+
+def with_curriculum() -> Experiment:
+    full = cut(recipes.ppo_memory, rollout=16, scheme={"lag": 1})
+    return full.replace(curriculum="tiny:longer", **{"env.curriculum": {"length": 3}})
+
+
+EXPERIMENTS["curriculum-lag-1"] = with_curriculum
+
+
+EXPERIMENTS["crossq"] = lambda: replaying(recipes.crossq_mujoco, replay={}, critic_sizes=(24, 24))
 
 
 def squashed() -> Experiment:

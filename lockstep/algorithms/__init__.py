@@ -3,6 +3,7 @@
 from lockstep.algorithms.a2c import A2C, A2CConfig
 from lockstep.algorithms.appo import APPO, APPOConfig
 from lockstep.algorithms.base import Algorithm, AlgorithmConfig, LossOutput, OptimizerConfig, ParameterGroup
+from lockstep.algorithms.crossq import CrossQ, CrossQConfig
 from lockstep.algorithms.ddpg import DDPG, DDPGConfig
 from lockstep.algorithms.dqn import DQN, DQNConfig
 from lockstep.algorithms.impala import IMPALA, IMPALAConfig
@@ -31,6 +32,8 @@ __all__ = [
     "Algorithm",
     "AlgorithmConfig",
     "Batch",
+    "CrossQ",
+    "CrossQConfig",
     "DDPGConfig",
     "DQNConfig",
     "IMPALAConfig",

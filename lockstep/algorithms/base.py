@@ -6,14 +6,16 @@ Shape legend: T time, B environments; a minibatch is always time-major [T, B] (s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import gymnasium
 from torch import Tensor, nn
 
-from lockstep.config.settings import SettingsError
+from lockstep.algorithms.annealing import Course
+from lockstep.config.settings import SettingsError, Texts
 from lockstep.models.base import ModelConfig, PolicyModel
 from lockstep.models.normalize import NormalizeConfig
 
@@ -22,15 +24,20 @@ from lockstep.models.normalize import NormalizeConfig
 class OptimizerConfig:
     """Gradient descent on the reduced global gradient."""
 
-    name: Literal["adam", "rmsprop"] = "adam"
-    """adam also keeps a mean of gradients, and suits most tasks; rmsprop only scales by their squares, like A3C and
-    IMPALA."""
+    name: Literal["adam", "adamw", "rmsprop"] = "adam"
+    """adam also keeps a mean of gradients, and suits most tasks; adamw is adam with weight decay; rmsprop only scales
+    by the squares of gradients, like A3C and IMPALA."""
     eps: float = 1e-5
     """Added to the root of the second moment. Higher damps steps of parameters with small gradients."""
     decay: float = 0.99
     """Decay of RMSProp's mean of squared gradients. Higher smooths more."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decays of Adam's means of gradients and of squared gradients. Higher smooths more, and follows changes later."""
+    weight_decay: float = 0.01
+    """adamw's λ: each step first multiplies all weights, biases and gains of networks by 1 - learning rate × λ
+    (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101). Higher keeps parameters smaller."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"weight_decay"})
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
@@ -43,6 +50,10 @@ class OptimizerConfig:
                 f"algorithm.optimizer.betas={self.betas} must be two numbers of at least 0 and below 1, for example "
                 "0.9 0.999."
             )
+        if not self.weight_decay >= 0:
+            raise SettingsError(
+                f"algorithm.optimizer.weight_decay={self.weight_decay} must be at least 0, for example 0.01."
+            )
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class Setup:
     num_envs: int
     shards: int
     lag: int | Literal["async"]
+    gradient_lag: int | Literal["async"]
     max_lag: int
     preempt: float
     total_steps: int
@@ -77,12 +89,17 @@ class AlgorithmConfig(ABC):
     """Step size. Higher learns faster until it becomes unstable."""
     anneal_learning_rate: bool = True
     """Lower the learning rate linearly to zero over total_steps."""
+    anneal: Texts = field(default_factory=dict)
+    """How hyperparameters change over the run, as in learning_rate=warmup:10k,cosine entropy_coef=0:0.01,1M:0.001
+    clip=my_file.py:clip. Each replaces the anneal_… setting of its hyperparameter."""
     optimizer: OptimizerConfig = OptimizerConfig()
     max_grad_norm: float = 0.5
     """Scale gradients whose global norm exceeds this; a very large number leaves them unchanged. Lower is safer and
     slower."""
     discount: float = 0.99
     """γ: the weight of a reward one step later. Higher looks further ahead, with more variance."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"anneal"})
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -107,6 +124,11 @@ class AlgorithmConfig(ABC):
 
     def validate_with(self, setup: Setup) -> None:  # noqa: B027 - most have nothing to say
         """Raise SettingsError for settings that do not fit the rest of the experiment."""
+
+    @property
+    def keeps_policy(self) -> bool:
+        """Whether rollouts keep the parameters of the distributions that actions were drawn from."""
+        return False
 
     @property
     def resumes_exactly(self) -> bool:
@@ -155,6 +177,13 @@ class ParameterGroup(NamedTuple):
     learning_rate: float
 
 
+class PlainGroup(ParameterGroup):
+    """Parameters that a step moves by their gradient times the rate, without an optimizer, such as running
+    statistics."""
+
+    __slots__ = ()
+
+
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
 
@@ -173,6 +202,8 @@ class Algorithm(ABC, Generic[ConfigT]):
     """Whether there is a target network, an older copy of the model."""
     noise_theta: float = 1.0
     """θ: how fast the noise of actions returns to 0, see offpolicy.drifting; at 1 it is independent at every step."""
+    courses: Mapping[str, Course] = MappingProxyType({})
+    """By name: the values of hyperparameters that algorithm.anneal changes. They replace those of hyperparameters."""
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
@@ -248,6 +279,16 @@ class Algorithm(ABC, Generic[ConfigT]):
     def annealed(self, rate: float, progress: float) -> float:
         """A learning rate at this progress: it falls linearly to zero if the settings say so."""
         return rate * (1.0 - progress if self.config.anneal_learning_rate else 1.0)
+
+    def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
+        """Hyperparameters that change by what a gradient step found. The new values hold from this step on, also in
+        later iterations, and checkpoints keep them.
+
+        Args:
+            hyper: those of the step so far.
+            metrics: its global means.
+        """
+        return {}
 
     def stop_early(self, metrics: dict[str, float]) -> bool:
         """Whether to skip the iteration's remaining gradient steps, given the last step's global mean metrics."""

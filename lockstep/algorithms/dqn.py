@@ -187,7 +187,8 @@ class DQN(OffPolicy[DQNConfigT]):
         return {**super().hyperparameters(progress), "epsilon": self._epsilon(progress)}
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
-        epsilon = self._epsilon(progress)
+        annealed = self.courses.get("epsilon")
+        epsilon = self._epsilon(progress) if annealed is None else annealed(samples)
         place = torch.tensor(list(environments), dtype=torch.float64) / max(1, num_envs - 1)
         spread = self.config.epsilon_spread if epsilon == self.config.epsilon_end else 0.0
         numbers = torch.as_tensor(epsilon, dtype=torch.float64) ** (1 + spread * place)

@@ -118,6 +118,8 @@ class Batch(ArrayTuple):
     (V-trace): the intrinsic advantage to add, or None."""
     value_target: Tensor | None
     intrinsic: Intrinsic | None = None
+    policy: Tensor | None = None
+    """fp32 [T, B, P]: parameters of the collecting policy's distributions, if the algorithm keeps them."""
 
 
 class Targets(NamedTuple):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.base import LossOutput
+from lockstep.algorithms.base import LossOutput, Setup
 from lockstep.algorithms.losses import (
     VALUE_METRICS,
     approximate_kl,
@@ -20,7 +21,11 @@ from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Target
 from lockstep.algorithms.returns import gae
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
-from lockstep.models.base import PolicyModel
+from lockstep.models.base import Diverging, PolicyModel
+
+_FACTOR = 1.5
+_RATES = (1e-5, 1e-2)
+"""By how much desired_kl changes the learning rate in a step, and its bounds."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,12 @@ class PPOConfig(OnPolicyConfig):
     normalize_advantages: bool = True
     """Standardize advantages over each global minibatch, which makes the step size independent of the reward scale; if
     off, small advantages move the policy little."""
+    desired_kl: float = 0.0
+    """Let the learning rate follow the policy: before each gradient step, divide it by 1.5 if the minibatch's KL
+    divergence from the collecting policy is above twice this, and multiply it by 1.5 if it is below half of it, within
+    1e-5 and 1e-2. 0 switches it off. Higher allows larger steps (rsl_rl: 0.01). It replaces anneal_learning_rate."""
+
+    later: ClassVar[frozenset[str]] = OnPolicyConfig.later | {"desired_kl"}
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -54,13 +65,31 @@ class PPOConfig(OnPolicyConfig):
             raise SettingsError(f"algorithm.clip={self.clip} must be positive, for example 0.1 or 0.2.")
         if not 0 <= self.gae_lambda <= 1:
             raise SettingsError(f"algorithm.gae_lambda={self.gae_lambda} must be between 0 and 1.")
-        for setting in ("value_clip", "target_kl"):
+        for setting in ("value_clip", "target_kl", "desired_kl"):
             if getattr(self, setting) < 0:
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be positive, or 0 for off.")
 
+    def validate_with(self, setup: Setup) -> None:
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
+        super().validate_with(setup)
+        if self.desired_kl and "learning_rate" in self.anneal:
+            raise SettingsError(
+                f"algorithm.desired_kl={self.desired_kl} and algorithm.anneal learning_rate="
+                f"{self.anneal['learning_rate']} both set the learning rate. Leave one of them out."
+            )
+        if self.desired_kl and setup.gradient_lag != 0:
+            raise SettingsError(
+                f"algorithm.desired_kl={self.desired_kl} changes the learning rate by the gradient that is applied, "
+                f"but with scheme.gradient_lag={setup.gradient_lag} an older one is applied. Leave one of them out."
+            )
+
     @property
     def has_kernels(self) -> bool:
-        return type(self) is PPOConfig and not self.rnd.coef
+        return type(self) is PPOConfig and not self.rnd.coef and not self.desired_kl
+
+    @property
+    def keeps_policy(self) -> bool:
+        return self.desired_kl > 0
 
     def build(self) -> PPO:
         return PPO(self)
@@ -82,6 +111,8 @@ class PPO(OnPolicy[PPOConfig]):
     def __init__(self, config: PPOConfig) -> None:
         super().__init__(config)
         self.normalize_advantages = config.normalize_advantages
+        if config.desired_kl:
+            self.metric_names = (*PPO.metric_names, "policy/kl")
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """The base class's hyperparameters, and `clip`, annealed if the config says so."""
@@ -128,7 +159,36 @@ class PPO(OnPolicy[PPOConfig]):
                 "policy/clip_fraction": masked_sum(clipped_t, valid),
                 **value_metrics(output.value, batch.value_target, valid),
             }
+            if batch.policy is not None:
+                assert isinstance(model.distribution, Diverging)
+                metrics["policy/kl"] = masked_sum(model.distribution.kl(batch.policy, output.policy), valid)
         return LossOutput(total, metrics)
+
+    def variables(self, model: PolicyModel) -> dict[str, Tensor]:
+        """None.
+
+        Raises:
+            SettingsError: desired_kl needs a divergence that the model's distribution does not have.
+        """
+        if self.config.desired_kl and not isinstance(model.distribution, Diverging):
+            raise SettingsError(
+                f"algorithm.desired_kl={self.config.desired_kl} needs the KL divergence of policies, but "
+                f"{type(model.distribution).__name__} has no method kl(params, other). Write one, or leave desired_kl "
+                "out."
+            )
+        return super().variables(model)
+
+    def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
+        """The learning rate that follows the divergence, if desired_kl asks for it: the rule of rsl_rl (Schwarke et al.
+        2025, https://arxiv.org/abs/2509.10771)."""
+        rate, desired = hyper["learning_rate"], self.config.desired_kl
+        if not desired:
+            return {}
+        if metrics["policy/kl"] > 2 * desired:
+            rate = max(_RATES[0], rate / _FACTOR)
+        elif 0 < metrics["policy/kl"] < desired / 2:
+            rate = min(_RATES[1], rate * _FACTOR)
+        return {"learning_rate": rate}
 
     def stop_early(self, metrics: dict[str, float]) -> bool:
         """Whether the last minibatch's approximate KL exceeds target_kl."""

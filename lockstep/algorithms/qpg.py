@@ -32,6 +32,8 @@ class QPGConfig(OffPolicyConfig):
 
     policies: ClassVar[tuple[str, ...]] = ()
     """Values of model.policy that the algorithm supports."""
+    batch_renorm: ClassVar[bool] = False
+    """Whether the model's model.batch_renorm must be on. Other algorithms would never learn the statistics."""
 
     rollout: int = 16
     batch_size: int = 256
@@ -65,6 +67,12 @@ class QPGConfig(OffPolicyConfig):
             raise SettingsError(
                 f"algorithm={self.name} needs lockstep.models.ActorCriticConfig with policy "
                 f"{' or '.join(map(repr, self.policies))}, but the model is {model}."
+            )
+
+        if model.batch_renorm != self.batch_renorm:
+            raise SettingsError(
+                f"algorithm={self.name} needs model.batch_renorm {'on' if self.batch_renorm else 'off'}: use --model."
+                f"{'' if self.batch_renorm else 'no-'}batch-renorm."
             )
 
     @abstractmethod

@@ -90,6 +90,9 @@ class RND(OnPolicy[OnPolicyConfig]):
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         return self.inner.summarize(metrics)
 
+    def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
+        return self.inner.adapt(hyper, metrics)
+
     def stop_early(self, metrics: dict[str, float]) -> bool:
         return self.inner.stop_early(metrics)
 

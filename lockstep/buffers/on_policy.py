@@ -144,6 +144,7 @@ class FreshBatches:
             valid=rollout.valid,
             advantage=None if targets is None else targets.advantage,
             value_target=None if targets is None else targets.value_target,
+            policy=rollout.policy,
         )
 
     def _plan(self, slot: int, iteration: int) -> Tensor | None:

@@ -127,5 +127,6 @@ def allocate(
         truncated=arena.zeros((steps, size), torch.bool),
         valid=arena.zeros((steps, size), torch.bool),
         core_state=arena.zeros((size, state_size)),
+        policy=arena.zeros((steps, size, distribution.num_params)) if experiment.algorithm.keeps_policy else None,
     )
     return whole, actions, rewards

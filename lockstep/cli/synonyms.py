@@ -41,6 +41,9 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
         "learning_rate_scheduler",
         "If on, the rate falls to zero over total_steps.",
     ),
+    ("algorithm.anneal", "anneal schedule schedules lr_scheduler warmup_steps lr_warmup", "It takes NAME=FORM."),
+    ("algorithm.desired_kl", "desired_kl kl_threshold adaptive_kl adaptive_lr", ""),
+    ("algorithm.optimizer.weight_decay", "weight_decay wd l2", ""),
     ("algorithm.gae_lambda", "lam lambda gae td_lambda gae_lam lmbda"),
     ("algorithm.vtrace_lambda", "lam lambda gae td_lambda gae_lam lmbda"),
     ("algorithm.vtrace_lambda", "gae_lambda", "It is V-trace's counterpart of GAE's λ."),
@@ -211,6 +214,12 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
         "",
         "capture_video save_video video record_video render render_mode no_render",
         "Videos are recorded of trained policies: lockstep record RUN.",
+    ),
+    (
+        "model.critic_only",
+        "critic_only privileged_obs privileged_observations critic_obs critic_obs_keys critic_observations asymmetric "
+        "asymmetric_obs",
+        "It takes the keys of a Dict observation.",
     ),
     ("", "torch_deterministic cudnn_deterministic", "Leave it out: every run is repeatable, bit for bit."),
     ("", "algo algorithm policy trainer agent", "The recipe chooses it: lockstep recipes lists them."),

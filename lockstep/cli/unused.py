@@ -55,8 +55,13 @@ _NEEDS = (
     ),
     _Need(
         ("algorithm.optimizer.betas",),
-        "--algorithm.optimizer.name adam",
-        {"algorithm.optimizer.name": lambda name: name == "adam"},
+        "--algorithm.optimizer.name adam or adamw",
+        {"algorithm.optimizer.name": lambda name: name in ("adam", "adamw")},
+    ),
+    _Need(
+        ("algorithm.optimizer.weight_decay",),
+        "--algorithm.optimizer.name adamw",
+        {"algorithm.optimizer.name": lambda name: name == "adamw"},
     ),
     _Need(
         (*_replay("alpha", "beta", "beta_end"), "algorithm.priority_max"),

@@ -83,7 +83,14 @@ class ActingBatch:
         self._state = torch.zeros(size, agent.model.state_size, device=self._device)
         self._on_device = None
         if on_gpu or capture is not None:
-            self._on_device = DeviceActing(self._distribution, self._noise, self._state, self._choose, capture)
+            self._on_device = DeviceActing(
+                self._distribution,
+                self._noise,
+                self._state,
+                self._choose,
+                capture,
+                agent.experiment.algorithm.keeps_policy,
+            )
         self._policy = torch.zeros(0 if self._on_device else steps, size, self._distribution.num_params)
         self._raw_rewards = np.zeros((steps, size), np.float32)
         self.received = 0
@@ -222,7 +229,10 @@ class ActingBatch:
         inputs, rollout = self._inputs(slice(t, t + 1)), self._open.buffer.whole
         if self._on_device is not None:
             way = self._random, self._exploring is None
-            rollout.action[t], rollout.log_prob[t], rollout.value[t] = self._on_device.act(actor, inputs, way)
+            acted = self._on_device.act(actor, inputs, way)
+            rollout.action[t], rollout.log_prob[t], rollout.value[t] = acted.action, acted.log_prob, acted.value
+            if rollout.policy is not None:
+                rollout.policy[t] = acted.policy
         else:
             out, self._state = actor.evaluate(inputs)
             policy = out.policy[0]
@@ -297,6 +307,8 @@ class ActingBatch:
                 self._fill_up(member)
         if self._on_device is None and not self._compiled:
             rollout.log_prob.copy_(self._distribution.log_prob(self._policy, rollout.action))
+            if rollout.policy is not None:
+                rollout.policy.copy_(self._policy)
 
     def _fill_up(self, member: ActingShard) -> None:
         """Pad a cut rollout, so that its bits do not depend on what the buffer held before: repeat its last observation
@@ -307,7 +319,8 @@ class ActingBatch:
             leaf[last + 1 :, rows] = leaf[last, rows]
 
         map_structure(repeat, rollout.obs)
-        for leaf in (rollout.action, self._policy if self._on_device is None else rollout.log_prob):
+        of_policy = [self._policy] if self._on_device is None else [rollout.log_prob, rollout.policy]
+        for leaf in (rollout.action, *(x for x in of_policy if x is not None)):
             repeat(leaf)
         rollout.start[last + 1 :, rows] = False
         rollout.value[last + 1 :, rows] = 0

@@ -23,6 +23,7 @@ from lockstep.core.digests import structure_digests
 from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout, RolloutInfo
 from lockstep.core.schedule import Acting, LapId, RolloutId
+from lockstep.envs.curriculum import unpack
 from lockstep.envs.finite import FiniteCheck
 from lockstep.envs.pool.pool import SteppingPool
 from lockstep.experiment import Experiment
@@ -145,6 +146,8 @@ class Collector:
         if version.normalizers.observations is not None:
             self._actor.refresh()
         for batch in self._batches:
+            if len(version.options):
+                batch.envs.offer(unpack(self._experiment.env, version.options))
             batch.begin(lap)
         return version
 

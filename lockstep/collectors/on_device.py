@@ -30,6 +30,8 @@ class Acted(NamedTuple):
     """fp32 [A]"""
     value: Tensor
     """fp32 [A]"""
+    policy: Tensor
+    """fp32 [A, P]: the distribution's parameters; [A, 0] if they are not kept."""
 
 
 class DeviceActing:
@@ -41,6 +43,7 @@ class DeviceActing:
         state: fp32 [A, K] on the GPU: the core state, which every step updates in place.
         choose: makes actions of the policy's parameters [A, P] and noise [A, N].
         capture: makes CUDA graphs of steps. None: each kernel is launched by itself.
+        keeps_policy: whether the distribution's parameters come back, too.
     """
 
     def __init__(
@@ -50,14 +53,16 @@ class DeviceActing:
         state: Tensor,
         choose: Callable[[Tensor, Tensor], Tensor],
         capture: Capture | None,
+        keeps_policy: bool = False,
     ) -> None:
         self._distribution, self._choose, self._capture = distribution, choose, capture
         self._drawn, self._noise = noise, torch.zeros_like(noise, device=state.device)
         self._t = torch.zeros(1, dtype=torch.int64, device=state.device)
         self.state = state
-        self._there = _allocate(distribution, noise.shape[1], state.device)
+        kept = distribution.num_params if keeps_policy else 0
+        self._there = _allocate(distribution, noise.shape[1], state.device, kept=kept)
         """One piece of memory on the GPU, and what lies in it."""
-        self._here = _allocate(distribution, noise.shape[1], torch.device("cpu"), pinned=state.is_cuda)
+        self._here = _allocate(distribution, noise.shape[1], torch.device("cpu"), pinned=state.is_cuda, kept=kept)
         """The same in the host's memory."""
         self._held: Inputs | None = None
         """Where the inputs of a step are on the GPU."""
@@ -105,6 +110,8 @@ class DeviceActing:
         acted.action.copy_(action)
         acted.log_prob.copy_(self._distribution.log_prob(policy, acted.action))
         acted.value.copy_(output.value[0])
+        if acted.policy.numel():
+            acted.policy.copy_(policy)
         self.state.copy_(state)
         self._t.add_(1).remainder_(len(self._noise))
 
@@ -129,11 +136,13 @@ class DeviceActing:
 
 
 def _allocate(
-    distribution: ActionDistribution, size: int, device: torch.device, *, pinned: bool = False
+    distribution: ActionDistribution, size: int, device: torch.device, *, pinned: bool = False, kept: int = 0
 ) -> tuple[Tensor, Acted]:
     """uint8 memory for what a policy does in a step, and its parts."""
-    shapes = ((size, *distribution.action_shape), distribution.action_dtype), ((size,), torch.float32)
-    parts = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in (*shapes, shapes[1])]
+    number = ((size,), torch.float32)
+    shapes = (((size, *distribution.action_shape), distribution.action_dtype), number, number)
+    of_policy = ((size, kept), torch.float32)
+    parts = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in (*shapes, of_policy)]
     sizes = [-(-part.nbytes // _ALIGNMENT) * _ALIGNMENT for part in parts]
     memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=device, pin_memory=pinned)
     pieces = [piece[: part.nbytes] for piece, part in zip(memory.split(sizes), parts, strict=True)]

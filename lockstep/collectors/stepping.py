@@ -18,6 +18,7 @@ from lockstep import envs
 from lockstep.buffers.rollout_buffers import ActingGroup
 from lockstep.core.rollout import Episode
 from lockstep.envs.base import ShardEnv
+from lockstep.envs.curriculum import first_options
 from lockstep.envs.episodes import joined, part
 from lockstep.envs.pool.pool import SteppingPool
 from lockstep.experiment import Experiment
@@ -97,7 +98,14 @@ class BatchEnvs:
             threads=self._stepping.threads * len(members),
             pool=self._stepping.pool,
         )
+        if self._experiment.curriculum:
+            env.offer(first_options(self._experiment.env))
         return Stepped(env, members)
+
+    def offer(self, options: dict[str, Any]) -> None:
+        """Give episodes that begin from now on these options."""
+        for each in self.stepped:
+            each.env.offer(options)
 
     def _apart(self) -> list[Stepped]:
         return [self._made([member]) for member in self.members]

@@ -28,6 +28,7 @@ _CLASSES = {
     "SAC": "lockstep.algorithms.sac:SACConfig",
     "MPO": "lockstep.algorithms.mpo:MPOConfig",
     "MPC": "lockstep.algorithms.mpc:MPCConfig",
+    "CrossQ": "lockstep.algorithms.crossq:CrossQConfig",
 }
 """The current module of each class. Names are hashed into identities, so none may change."""
 FORMER = {

@@ -154,6 +154,27 @@ Options = Annotated[
 """Free keyword arguments. On the command line, `name=value` pairs replace all previous ones."""
 
 
+def _parse_texts(texts: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    for (name, _, value), text in zip(pairs, texts, strict=True):
+        if not name or not value:
+            raise ValueError(f"{text!r} is not of the form name=value")
+    return {name: value for name, _, value in pairs}
+
+
+Texts = Annotated[
+    dict[str, str],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=TEXT",
+        instance_from_str=_parse_texts,
+        is_instance=lambda instance: isinstance(instance, dict),
+        str_from_instance=lambda instance: [f"{name}={value}" for name, value in instance.items()],
+    ),
+]
+"""Texts by name. On the command line, `name=text` pairs replace all previous ones."""
+
+
 Names = Annotated[
     tuple[str, ...],
     tyro.constructors.PrimitiveConstructorSpec(

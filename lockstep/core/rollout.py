@@ -49,6 +49,8 @@ class Rollout(ArrayTuple):
     """bool [T, B]: False on reset steps and in padding, which no loss and no statistic counts."""
     core_state: Tensor
     """fp32 [B, K]: core state before obs_0."""
+    policy: Tensor | None = None
+    """fp32 [T, B, P]: parameters of the distributions that actions were drawn from, if the algorithm needs them."""
 
 
 class Episode(NamedTuple):

@@ -225,6 +225,10 @@ class ShardEnv(ABC):
         """
         return None
 
+    def offer(self, options: dict[str, Any]) -> None:
+        """Give episodes that begin from now on these options. The first call names those that the environments have."""
+        raise NotImplementedError(f"{type(self).__name__} cannot change the options of its environments")
+
     def reseed_due(self) -> bool:
         """Whether all environments must be restarted now (see EnvConfig.reseed_every). The collector asks between
         rollouts. It is always False if single environments can be reseeded."""
@@ -303,6 +307,11 @@ class Adapter(ABC):
 
     def reports(self, env_id: str) -> bool:
         """Whether the steps of an id return its metrics (env.metrics)."""
+        del env_id
+        return False
+
+    def changes_options(self, env_id: str) -> bool:
+        """Whether options of an id's environments can change between episodes (ShardEnv.offer)."""
         del env_id
         return False
 

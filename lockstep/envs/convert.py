@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import gymnasium
@@ -136,18 +136,24 @@ class ObservationWriter:
     becomes float32: numbers unchanged (or minus the middle of their bounds, if these are close together and far from
     0), Discrete and MultiDiscrete as one-hot vectors, scalars with shape [1]. Dict
     and Tuple spaces become one flat Dict; the keys of nested ones are joined by dots.
+
+    Args:
+        space: of the library's observations.
+        without: keys of that flat Dict that are left out; observations may lack them.
     """
 
     space: spaces.Space[Any]
     """Of the written observations, for a single environment: a Box, or a Dict of Boxes."""
 
-    def __init__(self, space: gymnasium.Space[Any]) -> None:
+    def __init__(self, space: gymnasium.Space[Any], *, without: Collection[str] = ()) -> None:
         self._entries: list[_Entry] = []
         self.looks = _LOOKS
         """How many more batches of single observations are compared with the bounds."""
         converted: dict[str, spaces.Space[Any]] = {}
         for path, leaf in _leaves(space, ()):
             key = ".".join(map(str, path))
+            if key and key in without:
+                continue
             if key in converted:
                 raise SettingsError(f"Two entries of the observation would be called {key!r}: rename one of them.")
             converted[key], write = _conversion(leaf, key)

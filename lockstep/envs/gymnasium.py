@@ -61,6 +61,9 @@ class Gymnasium(Adapter):
     def reports(self, env_id: str) -> bool:
         return not env_id.startswith(PREFIX)
 
+    def changes_options(self, env_id: str) -> bool:
+        return not env_id.startswith(PREFIX)
+
     def group_size(self, config: EnvConfig) -> int:
         return max(1, agents_of(config))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from lockstep.envs.convert import ObservationWriter, single_action
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
 from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
-from lockstep.system.output import tell
+from lockstep.system.output import reserve_streams, tell
 
 
 def _emulated(env: gymnasium.Env[Any, Any]) -> tuple[int, str]:
@@ -46,6 +47,10 @@ class GymShard(ShardEnv):
     def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool = False) -> None:
         self.num_envs = num_envs
         self._seeds = seeds
+        self._config, self._render = config, render
+        self._offered: dict[str, Any] = {}
+        self._given: list[dict[str, Any]] = []
+        """The options that a curriculum gave to the episode of each environment, if there is one."""
         self._agents = 1
         """Environments of the shard that one element of _envs makes up. They begin and end episodes together."""
         seen, self.action_space = self._construct(config, render)
@@ -99,6 +104,8 @@ class GymShard(ShardEnv):
 
     def _reset_one(self, j: int, seed: int) -> None:
         """Begin an episode of environment j and its group."""
+        if self._given and self._given[j] != self._offered:
+            self._rebuild(j, self._offered)
         try:
             answer = self._envs[j].reset(seed=seed)
         except TypeError as error:
@@ -114,6 +121,24 @@ class GymShard(ShardEnv):
         self._obs[j], _ = answer
         if self._numbers is not None:
             self._numbers.begin(j)
+
+    def offer(self, options: dict[str, Any]) -> None:
+        self._offered = options
+        self._given = self._given or [options] * self.num_envs
+
+    def _rebuild(self, j: int, options: dict[str, Any]) -> None:
+        """Replace environment j by one with these options."""
+        made = construct(dataclasses.replace(self._config, options={**self._config.options, **options}), self._render)
+        reserve_streams()
+        if (made.observation_space, made.action_space) != (self._envs[j].observation_space, self.action_space):
+            raise SettingsError(
+                f"The curriculum's options {options} change the observation or action space of env.id="
+                f"{self._config.id}. Return only options that leave these spaces as they are."
+            )
+        unregister(self._envs[j : j + 1])
+        close_all(self._envs[j : j + 1])
+        self._envs[j], self._given[j] = made, options
+        register(self._envs[j : j + 1], self._config.id)
 
     def _step_one(self, j: int, action: tuple[np.ndarray, ...], step: StepResult) -> None:
         """Play one step of environment j and its group; write rewards and ends into step."""
@@ -191,7 +216,10 @@ class GymShard(ShardEnv):
         return StepResult(np.zeros(self.num_envs, np.float32), no[0], no[1], self._ended, no[2])
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        return episode_state(self._episode, self._steps, self._ended, self._log)
+        state = episode_state(self._episode, self._steps, self._ended, self._log)
+        if self._given:
+            state["options"] = np.array([[float(x) for x in given.values()] for given in self._given])
+        return state
 
     def load_state_dict(
         self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
@@ -200,9 +228,14 @@ class GymShard(ShardEnv):
         steps = state["steps"].astype(np.int64)
         self._ended = state["ended"].astype(np.bool_)
         actions = self._log.load(state)
+        for j, row in enumerate(state["options"].tolist() if self._given else ()):
+            given = {name: type(x)(value) for (name, x), value in zip(self._offered.items(), row, strict=True)}
+            if given != self._given[j]:
+                self._rebuild(j, given)
         ignored = self._nothing_yet()
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
             for j in range(0, self.num_envs, self._agents):
+                self._offered = self._given[j] if self._given else {}
                 self._reset_one(j, self._seed(j))
                 for action in actions[len(actions) - int(steps[j]) :]:
                     self._step_one(j, action, ignored)

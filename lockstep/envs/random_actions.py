@@ -56,6 +56,9 @@ class RandomActions(ShardEnv):
     def recv(self, out: Observation) -> StepResult:
         return self._env.recv(out)
 
+    def offer(self, options: dict[str, Any]) -> None:
+        self._env.offer(options)
+
     def reseed_due(self) -> bool:
         return self._env.reseed_due()
 

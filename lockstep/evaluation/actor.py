@@ -29,7 +29,8 @@ class Actor:
 
     Args:
         policy: chooses the actions; it is copied to the CPU.
-        env: any environment with the spaces of training. Only its spaces are used; it is not stepped.
+        env: any environment with the spaces of training, but for what only a critic observed (model.critic_only). Only
+        its spaces are used; it is not stepped.
         greedy: take the most likely action instead of sampling.
         seed: of sampled actions. None takes the experiment's.
 
@@ -41,8 +42,9 @@ class Actor:
         self, policy: Policy, env: gymnasium.Env[Any, Any], *, greedy: bool = False, seed: int | None = None
     ) -> None:
         experiment, model = policy.experiment, policy.model
-        seen, actions = envs.spaces(experiment.env)
-        self._writer = ObservationWriter(env.observation_space)
+        whole, actions = envs.spaces(experiment.env)
+        seen = experiment.model.policy_space(whole)
+        self._writer = ObservationWriter(env.observation_space, without=_keys(whole) - _keys(seen))
         theirs, ours = env.action_space, actions
         fits = _form(self._writer.space) == _form(seen) and _form(theirs) == _form(ours)
         if not fits or not np.allclose(_bounds(theirs), _bounds(ours)):
@@ -52,12 +54,13 @@ class Actor:
                 f"env.id={experiment.env.id}."
             )
         self._space, self._distribution, self._greedy = env.action_space, model.distribution, greedy
-        self._actor = Inference(model.for_acting().cpu())
+        playing = model.for_playing().cpu()
+        self._actor = Inference(playing)
         self._noise = stream(experiment.seed if seed is None else seed, "action-actor")
         self._obs = envs.allocate_observation(seen, (1, 1))
         self._rows = map_structure(lambda leaf: leaf[0].numpy(), self._obs)
         self._start = torch.ones(1, 1, dtype=torch.bool)
-        self._state = torch.zeros(1, model.state_size)
+        self._state = torch.zeros(1, playing.state_size)
         previous = experiment.model.uses_previous
         shape, dtype = self._distribution.action_shape, self._distribution.action_dtype
         self._action = torch.zeros(1, 1, *shape, dtype=dtype) if previous else None
@@ -89,6 +92,11 @@ class Actor:
             self._action[0] = action
         parts = self._distribution.to_env(action.numpy())
         return single_action(self._space, parts if isinstance(parts, tuple) else (parts,), 0)
+
+
+def _keys(space: gymnasium.Space[Any]) -> set[str]:
+    """The entries of a Dict; none of another space."""
+    return set(space.spaces) if isinstance(space, spaces.Dict) else set()
 
 
 def _form(space: gymnasium.Space[Any]) -> Any:

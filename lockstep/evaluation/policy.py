@@ -131,7 +131,7 @@ class Player:
         self.env: ShardEnv = envs.make(
             config, seed=seed, first_index=0, num_envs=num_envs, threads=threads, purpose=purpose, render=render
         )
-        actor = model.for_acting().cpu()
+        actor = model.for_playing().cpu()
         if normalizers is not None:
             normalizers.apply(actor)
         self._actor = Inference(actor)
@@ -143,7 +143,7 @@ class Player:
         self._obs = envs.allocate_observation(self.env.observation_space, (1, num_envs))
         self._rows = map_structure(lambda leaf: leaf[0].numpy(), self._obs)
         self._start = torch.ones(1, num_envs, dtype=torch.bool)
-        self._state = torch.zeros(num_envs, model.state_size)
+        self._state = torch.zeros(num_envs, actor.state_size)
         previous = experiment.model.uses_previous
         shape, dtype = self._distribution.action_shape, self._distribution.action_dtype
         self._previous_action = torch.zeros(1, num_envs, *shape, dtype=dtype) if previous else None

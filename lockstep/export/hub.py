@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.algorithms.annealing import is_function
 from lockstep.config.names import is_registered
 from lockstep.config.options import check_episodes
 from lockstep.config.settings import SettingsError, require
@@ -220,6 +221,10 @@ def foreign_code(settings: Any) -> list[str]:
         found.append(str(settings["id"]))
     if isinstance(opponents := settings.get("opponents"), list):
         found += [str(name) for name in opponents if ":" in str(name)]
+    if ":" in (curriculum := str(settings.get("curriculum") or "")) and "env" in settings:
+        found.append(curriculum)
+    if isinstance(anneal := settings.get("anneal"), dict):
+        found += [str(form) for form in anneal.values() if is_function(str(form))]
     for options in (settings.get("options"), settings.get("curriculum")):
         if isinstance(options, dict):
             found += [f"{name}={value}" for name, value in options.items() if not _is_plain(name, value)]

@@ -164,7 +164,7 @@ def export(
             purpose="export",
         )
         try:
-            space = player.env.observation_space
+            space = plain.experiment.model.policy_space(player.env.observation_space)
             module = ExportedPolicy(plain.model, space, trained.experiment.model.uses_previous, sample)
             example = module.example(space, 2)
             with writing(out):
@@ -267,7 +267,7 @@ def _quiet() -> Iterator[None]:
 def _compare(player: Player, plain: Policy, names: list[str], exported: Run, observations: int) -> Check:
     """Let the trained policy play, and compare the actions that the fp32 model and the exported file would have taken.
     Each keeps its own core state."""
-    model, distribution = plain.model.for_acting(), plain.model.distribution
+    model, distribution = plain.model.for_playing(), plain.model.distribution
     random = stream(plain.experiment.seed, "action-export")
     count = equal = in_training = 0
     as_alone = True
@@ -383,7 +383,7 @@ def _describe(
         "versions": {"lockstep": lockstep.__version__, "torch": str(torch.__version__)},
         "run": {"name": folder.path.resolve().name, "experiment": experiment.identity(), "iteration": policy.iteration},
         "environment": {"id": env.id, "adapter": env.adapter, "protocol": env.protocol, "options": dict(env.options)},
-        "observation_space": str(player.env.observation_space),
+        "observation_space": str(policy.experiment.model.policy_space(player.env.observation_space)),
         "action_space": str(player.env.action_space),
         "inputs": table(example),
         "outputs": table(outputs),

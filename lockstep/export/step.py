@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from lockstep.config.settings import SettingsError
 from lockstep.models.action_spaces import Joint, composite
-from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import PolicyModel
 from lockstep.models.continuous import Scaled
 from lockstep.models.core import RecurrentCore
@@ -58,7 +57,7 @@ class ExportedPolicy(nn.Module):
 
     Args:
         model: computes in fp32; its parameters and statistics are loaded. It is copied.
-        observation_space: of a single environment, as the model sees it.
+        observation_space: of a single environment, as the policy sees it.
         uses_previous: whether the model sees the previous action and reward.
         sample: draw actions from the policy instead of taking the most likely one.
     """
@@ -67,10 +66,10 @@ class ExportedPolicy(nn.Module):
         self, model: PolicyModel, observation_space: gymnasium.Space[Any], uses_previous: bool, sample: bool = False
     ) -> None:
         super().__init__()
-        self.model = _plain(model.for_acting())
+        self.model = _plain(model.for_playing())
         self.keys = list(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else None
         self.uses_previous = uses_previous
-        self.has_value = not isinstance(model, ActorCritic)
+        self.has_value = self.model.has_value
         self.to_environment = EnvironmentAction(model.distribution)
         self.sample = sample
 

@@ -63,7 +63,7 @@ class AsyncLearner(Learner):
     def _learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         begin, waited = time.perf_counter(), self._tree.group.waited
         experiment, algorithm = self._agent.experiment, self._algorithm
-        hyper = algorithm.hyperparameters(iteration / experiment.iterations)
+        hyper = self._hyperparameters(iteration)
         steps = self._begin(iteration, rollouts, hyper)
         before = algorithm.updates_before(iteration, experiment.samples_per_iteration)
         digests: dict[int, str] = {}
@@ -86,7 +86,7 @@ class AsyncLearner(Learner):
             place, behind, norm = self._parameters.change(computed)
             applied[place] = Applied(slot, behind)
             sums[slot] += torch.cat([added.double(), torch.tensor([norm, 1.0], dtype=torch.float64)])
-            if self._stops(added):
+            if algorithm.stop_early(self._means(added)):
                 stopped.add(slot)
         *total, norms, updates = self._tree.sum(sums)  # after which all have applied their last gradient
         self._parameters.close()

@@ -103,6 +103,8 @@ class Learner:
                 period = agent.algorithm.update_period
                 self._replay_graphs = GraphedReplay(period, self._differentiate, capture)
         self._hyper = HyperTensors(agent.device)
+        self._adapted: dict[str, float] = {}
+        """By name: hyperparameters as Algorithm.adapt left them."""
         self._known_to_fit = False
         """Whether the first loss has been checked. Later ones are like it."""
         self._applied: Normalizers | None = None
@@ -116,7 +118,7 @@ class Learner:
     def _learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         begin, waited = time.perf_counter(), self._tree.group.waited
         agent, algorithm, names = self._agent, self._algorithm, self._algorithm.metric_names
-        hyper = algorithm.hyperparameters(iteration / agent.experiment.iterations)
+        hyper = self._hyperparameters(iteration) | self._adapted
         steps = self._begin(iteration, rollouts, hyper)
         before = algorithm.updates_before(iteration, agent.experiment.samples_per_iteration)
         digests: dict[int, str] = {}
@@ -129,16 +131,27 @@ class Learner:
             gradient, added = self._split(self.reduction.finish().to(agent.device))
             applied[updates] = Applied(None, len(self._in_flight))
             updates += 1
+            found = self._means(added)
+            if adapted := algorithm.adapt(hyper, found):
+                self._adapted |= adapted
+                hyper |= adapted
             groups = algorithm.groups(before + updates, hyper)
             self._in_flight.append(Computed(gradient, iteration, before + updates, groups))
             if len(self._in_flight) > self._lag:
                 norms, moved = norms + self._apply(self._in_flight.popleft()), moved + 1
             sums += added
-            if self._stops(added):
+            if algorithm.stop_early(found):
                 break
         metrics = self._metrics(hyper, sums, updates, float(norms), moved)
         seconds = time.perf_counter() - begin - (self._tree.group.waited - waited)
         return LearningReport(metrics, updates, digests, applied, seconds)
+
+    def _hyperparameters(self, iteration: int) -> dict[str, float]:
+        """The hyperparameters of an iteration, annealed."""
+        algorithm, experiment = self._algorithm, self._agent.experiment
+        samples = iteration * experiment.samples_per_iteration
+        annealed = {name: course(samples) for name, course in algorithm.courses.items()}
+        return algorithm.hyperparameters(iteration / experiment.iterations) | annealed
 
     def _begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         """Take an iteration's rollouts. Returns the number of its gradient steps."""
@@ -184,11 +197,11 @@ class Learner:
             gradient /= scale
         return gradient, tail[:count]
 
-    def _stops(self, sums: Tensor) -> bool:
-        """Whether the algorithm skips the remaining steps after one with these sums."""
+    def _means(self, sums: Tensor) -> dict[str, float]:
+        """The metrics of a step with these sums, by name."""
         valid, *values = sums.tolist()
         count, names = max(valid, 1.0), self._algorithm.metric_names
-        return self._algorithm.stop_early({name: value / count for name, value in zip(names, values, strict=True)})
+        return {name: value / count for name, value in zip(names, values, strict=True)}
 
     def _metrics(
         self, hyper: dict[str, float], sums: Tensor, updates: int, norms: float, moved: int
@@ -206,8 +219,10 @@ class Learner:
         return metrics | {f"hyper/{name}": value for name, value in hyper.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """The optimizer's tensors and the gradients in flight, by name."""
+        """The optimizer's tensors, hyperparameters that were adapted, and the gradients in flight, by name."""
         tensors = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
+        for name, value in self._adapted.items():
+            tensors[f"adapted.{name}"] = torch.tensor(value, dtype=torch.float64)
         for place, each in enumerate(self._in_flight):
             tensors[f"in_flight.{place}.gradient"] = each.gradient
             tensors[f"in_flight.{place}.of"] = torch.tensor([each.iteration, each.step])
@@ -216,12 +231,12 @@ class Learner:
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore what state returned. Other tensors are ignored."""
         self.optimizer.load(below("optimizer.", tensors))
+        self._adapted = {name: float(value) for name, value in below("adapted.", tensors).items()}
         self._in_flight.clear()
-        iterations = self._agent.experiment.iterations
         while f"in_flight.{len(self._in_flight)}.of" in tensors:
             saved = below(f"in_flight.{len(self._in_flight)}.", tensors)
             iteration, step = saved["of"].tolist()
-            groups = self._algorithm.groups(step, self._algorithm.hyperparameters(iteration / iterations))
+            groups = self._algorithm.groups(step, self._hyperparameters(iteration))
             self._in_flight.append(Computed(saved["gradient"].to(self._agent.device), iteration, step, groups))
 
     def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:

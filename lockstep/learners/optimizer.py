@@ -9,11 +9,15 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
-from lockstep.algorithms.base import ParameterGroup
+from lockstep.algorithms.base import ParameterGroup, PlainGroup
 from lockstep.experiment import Experiment
 from lockstep.models.parameters import FlatParameters
 
-MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
+MOMENTS = {
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "rmsprop": ("square_avg",),
+}
 """What optimizers remember of gradients."""
 
 
@@ -28,6 +32,8 @@ class Optimizer:
         self._max_norm = experiment.algorithm.max_grad_norm
         self._flat = flat
         self._vector = flat.vector.detach()
+        self._decays = flat.of_networks() if self._config.name == "adamw" and self._config.weight_decay else None
+        """bool [N]: which parameters decay."""
         self.moments = {name: torch.zeros_like(self._vector) for name in MOMENTS[self._config.name]}
         """fp32 [N] each: what is remembered of gradients."""
         self.counts: dict[str, Tensor] = {}
@@ -38,7 +44,11 @@ class Optimizer:
         """Go down the global gradient, each group's clipped to the largest norm; returns the norm before
         clipping, on a GPU as a tensor there. Parameters that are in no group stay where they are, and so does what is
         remembered of them."""
-        norms = [self._move(gradient, group) for group in groups]
+        for group in groups:
+            if isinstance(group, PlainGroup):
+                span = self._flat.span(group.prefix)
+                self._vector[span].sub_(gradient[span] * group.learning_rate)
+        norms = [self._move(gradient, group) for group in groups if not isinstance(group, PlainGroup)]
         self._flat.round()
         if len(norms) <= 1:
             return norms[0] if norms else 0.0
@@ -55,6 +65,9 @@ class Optimizer:
         if name not in self.counts:
             self.counts[name] = self._counter()
         moments = [of(moment) for moment in self.moments.values()]
+        if self._decays is not None:
+            kept = torch.ones_like(vector)
+            vector.mul_(kept.masked_fill_(of(self._decays), 1 - group.learning_rate * self._config.weight_decay))
         return self._descend(vector, gradient, moments, self.counts[name], group.learning_rate)
 
     def _descend(
@@ -63,7 +76,7 @@ class Optimizer:
         """Scale a gradient down to the largest norm, move parameters and what is remembered of their gradients, all in
         place, and count the step. Returns the norm before."""
         config, norm = self._config, self._clip(gradient)
-        if config.name == "adam":
+        if config.name != "rmsprop":
             first, second = moments
             adam(
                 [vector],
@@ -127,7 +140,7 @@ class Optimizer:
 
     def _counter(self) -> Tensor:
         # Fused Adam counts where it computes.
-        return torch.zeros((), device=self._vector.device if self._config.name == "adam" else "cpu")
+        return torch.zeros((), device="cpu" if self._config.name == "rmsprop" else self._vector.device)
 
 
 class PortableOptimizer(Optimizer):
@@ -143,7 +156,7 @@ class PortableOptimizer(Optimizer):
         config, x, g = self._config, vector.numpy(), gradient.numpy()
         count += 1
         remembered = [moment.numpy() for moment in moments]
-        if config.name == "adam":
+        if config.name != "rmsprop":
             return self._kernels.adam(x, g, self._max_norm, *remembered, int(count), rate, *config.betas, config.eps)
         return self._kernels.rmsprop(x, g, self._max_norm, *remembered, rate, config.decay, config.eps)
 

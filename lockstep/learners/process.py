@@ -104,7 +104,8 @@ class Worker:
         for number in meta["versions"]:
             state = below(f"version.{number}.normalizer.", tensors)
             vector = tensors[f"version.{number}.parameters"]
-            self.rollouts.versions.publish(Version(number, vector, self.agent.normalizers.loaded(state)))
+            options = tensors.get(f"version.{number}.curriculum", self.agent.options)
+            self.rollouts.versions.publish(Version(number, vector, self.agent.normalizers.loaded(state), options))
 
     def save(self, directory: Path, iterations: int) -> list[dict[str, Any]]:
         """Write this process's parts of a checkpoint: its shards and, for learner 0, the learner.
@@ -125,6 +126,8 @@ class Worker:
                 held = {iterations: held[iterations]}
             for number, version in held.items():
                 tensors[f"version.{number}.parameters"] = version.parameters
+                if len(version.options):
+                    tensors[f"version.{number}.curriculum"] = version.options
                 for name, tensor in version.normalizers.state().items():
                     tensors[f"version.{number}.normalizer.{name}"] = tensor
             parts.append(write_part(directory, iterations, "learner", tensors, {"versions": list(held)}))

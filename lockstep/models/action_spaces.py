@@ -15,6 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.config.settings import SettingsError
+from lockstep.models.base import Diverging
 from lockstep.models.distributions import Categorical, Distribution
 from lockstep.models.gaussian import Gaussian
 
@@ -62,6 +63,10 @@ class Joint(Distribution):
 
     def entropy(self, params: Tensor) -> Tensor:
         return torch.stack([d.entropy(p) for d, p in zip(self.parts, self._split(params), strict=True)]).sum(0)
+
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        triples = zip(self.parts, self._split(params), self._split(other), strict=True)
+        return torch.stack([d.kl(p, q) for d, p, q in triples if isinstance(d, Diverging)]).sum(0)
 
     def check_start(self, std: float) -> None:
         for part in self.parts:

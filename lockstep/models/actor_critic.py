@@ -15,14 +15,17 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.config.settings import SettingsError
+from lockstep.models.asymmetric import AsymmetricConfig
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, Scaled, SquashedGaussian
 from lockstep.models.distributions import Categorical
 from lockstep.models.encoders import take_observation_statistics
+from lockstep.models.gaussian import check_initial_std
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout, allowed_actions
-from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy, check_initial_std
+from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy
+from lockstep.models.renorm import RenormMLPs
 
 
 class Unchanged(nn.Module):
@@ -43,7 +46,14 @@ class Actor(nn.Module):
         masked: whether observations have an action mask.
     """
 
-    def __init__(self, encoder: nn.Module, layers: MLPs, distribution: Scaled | Categorical, *, masked: bool = False):
+    def __init__(
+        self,
+        encoder: nn.Module,
+        layers: MLPs | RenormMLPs,
+        distribution: Scaled | Categorical,
+        *,
+        masked: bool = False,
+    ):
         super().__init__()
         self.encoder, self.layers = encoder, layers
         self.bound = distribution.bound if isinstance(distribution, Scaled) else None
@@ -62,7 +72,7 @@ class Critics(nn.Module):
     """C estimates of the return: of one action or, if actions are discrete, of every action. They only share the
     encoder of images, if there is one."""
 
-    def __init__(self, encoder: nn.Module, layers: MLPs):
+    def __init__(self, encoder: nn.Module, layers: MLPs | RenormMLPs):
         super().__init__()
         self.encoder, self.layers = encoder, layers
 
@@ -85,11 +95,27 @@ class Critics(nn.Module):
 
 
 class ActorCritic(PolicyModel):
-    """A policy and critics, in separate networks."""
+    """A policy and critics, in separate networks.
 
-    def __init__(self, actor: Actor, critics: Critics, distribution: Scaled | Categorical):
+    Args:
+        policy_columns: which numbers of vectors the policy observes, if the critics observe more.
+    """
+
+    has_value = False
+
+    def __init__(
+        self,
+        actor: Actor,
+        critics: Critics,
+        distribution: Scaled | Categorical,
+        policy_columns: list[int] | None = None,
+    ):
         super().__init__()
         self.actor, self.critics, self.distribution = actor, critics, distribution
+        self.policy_columns = policy_columns
+        if isinstance(actor.layers, RenormMLPs) and isinstance(critics.layers, RenormMLPs):
+            of_parts = {"actor": actor.layers.statistics, "critics": critics.layers.statistics}
+            self.statistics = nn.ModuleDict({name: nn.ParameterList(each) for name, each in of_parts.items()})
         self._encode = distribution.encode
         self.state_size = 0
 
@@ -114,7 +140,9 @@ class ActorCritic(PolicyModel):
         return self.critics(obs, None, frozen=frozen)
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
-        take_observation_statistics(self, mean, std)
+        take_observation_statistics(self.actor, mean, std, self.policy_columns)
+        if hasattr(self, "critics"):
+            take_observation_statistics(self.critics, mean, std)
 
     def for_acting(self) -> ActorCritic:
         acting = acting_copy(self)
@@ -123,7 +151,7 @@ class ActorCritic(PolicyModel):
 
 
 @dataclass(frozen=True)
-class ActorCriticConfig(TrunkConfig):
+class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
     """A policy and critics, each a separate MLP over vectors (and features of images)."""
 
     has_policy_and_value: ClassVar[bool] = False
@@ -144,10 +172,17 @@ class ActorCriticConfig(TrunkConfig):
     cautious, and cost more."""
     layer_norm: bool = False
     """Normalise the first hidden layer of policy and critics. On is safer for large inputs."""
+    batch_renorm: bool = False
+    """Normalize the inputs of all layers of policy and critics by batch renormalization, which CrossQ needs."""
+    critic_sizes: tuple[int, ...] = ()
+    """Hidden layers of each critic, if they differ from hidden_sizes. Wider ones fit harder values, and cost time."""
+
+    later: ClassVar[frozenset[str]] = AsymmetricConfig.later | {"batch_renorm", "critic_sizes"}
 
     @property
     def has_kernels(self) -> bool:
-        return type(self) is ActorCriticConfig and not self.layer_norm
+        changed = self.layer_norm or self.critic_only or self.batch_renorm or self.critic_sizes
+        return type(self) is ActorCriticConfig and not changed
 
     def build_vector_encoder(self, size: int) -> nn.Module:
         return Unchanged(size)
@@ -168,23 +203,27 @@ class ActorCriticConfig(TrunkConfig):
         layout.check_mask(action_space, distribution.num_logits)
         discrete = isinstance(distribution, Categorical)
 
-        def encoder() -> nn.Module:
+        def encoder(seen: gymnasium.Space[Any]) -> nn.Module:
             return self.build_encoder(
-                observation_space, dtype=PRECISIONS[precision], normalize=normalize_observations, clip=observation_clip
+                seen, dtype=PRECISIONS[precision], normalize=normalize_observations, clip=observation_clip
             )
 
-        def layers(count: int, into: int, out: int) -> MLPs:
-            return MLPs(count, (into, *self.hidden_sizes, out), self.activation, self.layer_norm)
+        def layers(count: int, into: int, hidden: tuple[int, ...], out: int) -> MLPs | RenormMLPs:
+            if self.batch_renorm:
+                return RenormMLPs(count, (into, *hidden, out), self.activation)
+            return MLPs(count, (into, *hidden, out), self.activation, self.layer_norm)
 
         with reproducible_initialization(seed):
-            of_actor, of_critics = encoder(), encoder()
-            features = int(of_actor.out_features)  # type: ignore[arg-type]
-            of_policy = layers(1, features, distribution.num_params)
+            of_actor, of_critics = encoder(self.policy_space(observation_space)), encoder(observation_space)
+            seen = int(of_actor.out_features)  # type: ignore[arg-type]
+            of_policy = layers(1, seen, self.hidden_sizes, distribution.num_params)
             actor = Actor(of_actor, of_policy, distribution, masked=layout.mask_size > 0)
-            if self.policy == "gaussian":
-                actor.layers.scale_outputs(0.01)  # otherwise deviations begin between half and twice initial_std
+            if isinstance(of_policy, MLPs) and self.policy == "gaussian":
+                of_policy.scale_outputs(0.01)  # otherwise deviations begin between half and twice initial_std
+            features = int(of_critics.out_features)  # type: ignore[arg-type]
             into, out = (features, distribution.n) if discrete else (features + distribution.encoded_size, 1)
-            return ActorCritic(actor, Critics(of_critics, layers(self.critics, into, out)), distribution)
+            critics = Critics(of_critics, layers(self.critics, into, self.critic_sizes or self.hidden_sizes, out))
+            return ActorCritic(actor, critics, distribution, self.policy_columns(observation_space))
 
     def _distribution(self, space: gymnasium.Space[Any]) -> Scaled | Categorical:
         if isinstance(space, spaces.Box):
@@ -204,6 +243,14 @@ class ActorCriticConfig(TrunkConfig):
         if self.critics < 1:
             raise SettingsError(f"model.critics={self.critics} must be at least 1.")
         check_initial_std(self.initial_std)
+        if self.critic_sizes and min(self.critic_sizes) < 1:
+            raise SettingsError(f"model.critic_sizes={self.critic_sizes} needs numbers of at least 1.")
+        if self.batch_renorm and (self.layer_norm or self.policy != "squashed"):
+            raise SettingsError(
+                f"model.batch_renorm normalizes all layers of a squashed policy and its critics, but "
+                f"model.layer_norm={self.layer_norm} and model.policy={self.policy}. Use --model.no-layer-norm and "
+                "--model.policy squashed."
+            )
         if self.recurrent or self.previous_action_reward:
             raise SettingsError(
                 "This model has no memory: use --model.core none and --model.no-previous-action-reward."

@@ -72,6 +72,15 @@ class Exploring(Protocol):
         ...
 
 
+@runtime_checkable
+class Diverging(Protocol):
+    """A further method that a learning rate that follows the divergence needs from a distribution."""
+
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        """The divergence KL(params ‖ other) in nats: [..., P] each -> [...]"""
+        ...
+
+
 class PolicyModel(nn.Module, ABC):
     """Encoder, core and heads. Feed-forward models return the state unchanged."""
 
@@ -80,6 +89,8 @@ class PolicyModel(nn.Module, ABC):
     """Numbers of core state per environment (0 feed-forward, H for GRU, 2H for LSTM)."""
     portable_operations: bool = False
     """Whether it computes with torch's operations in portable arithmetic: see lockstep.models.arithmetic."""
+    has_value: bool = True
+    """Whether the values of forward are estimates."""
     variables: nn.ParameterDict
     """What an algorithm learns in addition to the model, if anything: see Algorithm.variables."""
 
@@ -133,6 +144,10 @@ class PolicyModel(nn.Module, ABC):
     def for_acting(self) -> PolicyModel:
         """A copy for inference only, with weights in the precision of its computation."""
 
+    def for_playing(self) -> PolicyModel:
+        """A copy like for_acting, which plays after training. It need not estimate values."""
+        return self.for_acting()
+
 
 class Networks(NamedTuple):
     """A model that learns, and its target network: an older copy."""
@@ -161,6 +176,11 @@ class ModelConfig(ABC):
     def uses_previous(self) -> bool:
         """Whether forward needs prev_action and prev_reward."""
         return False
+
+    def policy_space(self, observation_space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        """What the policy observes, of everything that environments return: all of it, unless a model says otherwise.
+        A policy that plays after training gets no more."""
+        return observation_space
 
     @property
     def has_kernels(self) -> bool:

@@ -120,6 +120,10 @@ class Categorical(Distribution):
         log_p = F.log_softmax(params, -1)
         return -(log_p.exp() * log_p).sum(-1)
 
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        log_p, log_q = F.log_softmax(params, -1), F.log_softmax(other, -1)
+        return (log_p.exp() * (log_p - log_q)).sum(-1)
+
     def to_env(self, action: np.ndarray) -> Any:
         return action + self.start if self.start else action
 

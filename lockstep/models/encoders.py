@@ -268,8 +268,11 @@ class ObservationEncoder(nn.Module):
         return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(self.dtype)
 
 
-def take_observation_statistics(model: nn.Module, mean: Tensor, std: Tensor) -> None:
-    """Set the observation statistics of every encoder in a model: see PolicyModel.set_observation_statistics."""
+def take_observation_statistics(model: nn.Module, mean: Tensor, std: Tensor, columns: list[int] | None = None) -> None:
+    """Set the observation statistics of every encoder in a model: see PolicyModel.set_observation_statistics. If they
+    only observe some of the numbers, columns are the places of these."""
+    if columns is not None:
+        mean, std = mean[columns], std[columns]
     for module in model.modules():
         if module is not model and hasattr(module, "set_observation_statistics"):
             module.set_observation_statistics(mean, std)  # type: ignore[operator]

@@ -85,6 +85,10 @@ class Gaussian(Distribution):
             return entropy
         return entropy + expected_log_slope(mean, log_std).sum(-1) + self.log_scale
 
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        """That of the normal distributions: squashing both does not change it."""
+        return normal_kl(*self._split(params), *self._split(other))
+
     def check_start(self, std: float) -> None:
         low, high = self.space.low, self.space.high
         far = (low > _REACH * std) | (high < -_REACH * std)
@@ -145,6 +149,12 @@ class Gaussian(Distribution):
         return mean, bounded_log_std(log_std)
 
 
+def check_initial_std(std: float) -> None:
+    """Raise SettingsError for a deviation that a policy cannot begin with."""
+    if not 0.01 <= std <= 5:
+        raise SettingsError(f"model.initial_std={std} must be between 0.01 and 5, for example 0.6.")
+
+
 def bounded_log_std(log_std: Tensor) -> Tensor:
     """Log deviations clamped to their bounds.
 
@@ -170,6 +180,13 @@ class _Bounded(torch.autograd.Function):
         low, high = LOG_STD_RANGE
         # A gradient step subtracts the gradient, so a positive one lowers x.
         return gradient.masked_fill(((x > high) & (gradient < 0)) | ((x < low) & (gradient > 0)), 0.0)
+
+
+def normal_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
+    """KL divergence of diagonal normal distributions in nats: [..., D] each -> [...]"""
+    ratio = (2 * (log_std - other_log_std)).exp()
+    distance = ((mean - other_mean) * (-other_log_std).exp()).square()
+    return (0.5 * (ratio + distance - 1) + other_log_std - log_std).sum(-1)
 
 
 def standard_normal(noise: Tensor) -> Tensor:

@@ -83,8 +83,9 @@ def q_layers(model: QModel, flat: FlatParameters) -> np.ndarray:
     return np.array(rows, np.int64)
 
 
-def mlp_layers(layers: MLPs, name: str, flat: FlatParameters) -> np.ndarray:
-    """The table of perceptrons' layers, one perceptron after the other: see lockstep.kernels.dense."""
+def mlp_layers(layers: nn.Module, name: str, flat: FlatParameters) -> np.ndarray:
+    """The table of perceptrons' layers (MLPs), one perceptron after the other: see lockstep.kernels.dense."""
+    assert isinstance(layers, MLPs)
     rows: list[list[int]] = []
     last = len(layers.weights) - 1
     for network in range(len(layers.weights[0])):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,11 @@ class ObservationLayout:
     def vector_size(self) -> int:
         """D: count of numbers that can be normalized."""
         return sum(size for _, size in self.vectors)
+
+    def columns(self, keys: Collection[str]) -> list[int]:
+        """The places of these vectors' numbers among all D."""
+        owners = [key for key, size in self.vectors for _ in range(size)]
+        return [place for place, key in enumerate(owners) if key in keys]
 
     def vector(self, obs: Any) -> Tensor:
         """The vectors in an observation [T, B, ...], concatenated in canonical order: fp32 [T, B, D]."""

@@ -71,6 +71,16 @@ class FlatParameters:
             self._spans[prefix] = slice(self._slices[names[within[0]]][0], end)
         return self._spans[prefix]
 
+    def of_networks(self) -> Tensor:
+        """bool [N]: which numbers are parameters of networks that learn. An algorithm's variables, such as a
+        temperature, are not, nor are running statistics and networks that are fixed."""
+        chosen = torch.zeros_like(self.vector, dtype=torch.bool)
+        for name, parameter in self._parameters.items():
+            self._view(chosen, name).fill_(
+                parameter.requires_grad and not name.startswith(("variables.", "statistics."))
+            )
+        return chosen
+
     def round(self) -> None:
         """Update the rounded copies of parameters that some layers keep."""
         for rounded in self._rounded.values():

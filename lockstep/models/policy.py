@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lockstep.config.settings import SettingsError
 from lockstep.models.action_spaces import make_distribution
+from lockstep.models.asymmetric import AsymmetricConfig
 from lockstep.models.base import ModelConfig, ModelOutput, PolicyModel
 from lockstep.models.core import GRU, LSTM, RecurrentCore
 from lockstep.models.distributions import Distribution
@@ -29,7 +30,7 @@ from lockstep.models.encoders import (
     SymbolNet,
     take_observation_statistics,
 )
-from lockstep.models.gaussian import bounded_log_std
+from lockstep.models.gaussian import bounded_log_std, check_initial_std
 from lockstep.models.layers import Conv2d, Linear, initialize_orthogonal, reproducible_initialization
 from lockstep.models.observations import ObservationLayout, allowed_actions
 
@@ -136,7 +137,10 @@ class StandardModel(PolicyModel):
         std, initial_std: see PolicyHead.
         uses_previous: whether the trunks take the previous action and reward as extra features.
         masked: whether observations have an action mask.
+        policy_columns: which numbers of vectors the policy observes, if the value observes more.
     """
+
+    policy_columns: list[int] | None = None
 
     def __init__(
         self,
@@ -148,16 +152,17 @@ class StandardModel(PolicyModel):
         initial_std: float = 1.0,
         uses_previous: bool = False,
         masked: bool = False,
+        policy_columns: list[int] | None = None,
     ):
         super().__init__()
-        self.distribution = distribution
+        self.distribution, self.policy_columns = distribution, policy_columns
         self._encode = distribution.encode
         self.uses_previous, self.masked = uses_previous, masked
         self.trunks = nn.ModuleList([policy_trunk] if value_trunk is None else [policy_trunk, value_trunk])
         self.state_sizes = [trunk.state_size for trunk in (policy_trunk, value_trunk) if trunk]
         self.state_size = sum(self.state_sizes)
         self.policy_head = PolicyHead(policy_trunk.out_features, distribution, std, initial_std)
-        self.value_head = ValueHead((value_trunk or policy_trunk).out_features)
+        self.value_head: ValueHead | None = ValueHead((value_trunk or policy_trunk).out_features)
 
     def forward(
         self,
@@ -171,16 +176,27 @@ class StandardModel(PolicyModel):
         allowed = allowed_actions(obs) if self.masked else None
         states = state.split(self.state_sizes, -1)
         results = [trunk(obs, start, s, extra) for trunk, s in zip(self.trunks, states, strict=True)]
-        output = ModelOutput(self.policy_head(results[0][0], allowed), self.value_head(results[-1][0]))
+        params = self.policy_head(results[0][0], allowed)
+        value = params.new_zeros(params.shape[:2]) if self.value_head is None else self.value_head(results[-1][0])
         if self.state_size:
             state = torch.cat([s for _, s in results], -1) if len(results) > 1 else results[0][1]
-        return output, state
+        return ModelOutput(params, value), state
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
-        take_observation_statistics(self, mean, std)
+        take_observation_statistics(self.trunks[0], mean, std, self.policy_columns)
+        take_observation_statistics(self.trunks[1:], mean, std)
 
     def for_acting(self) -> StandardModel:
         return acting_copy(self)
+
+    def for_playing(self) -> StandardModel:
+        """Without the value if that observes more than the policy."""
+        playing = self.for_acting()
+        if self.policy_columns is not None:
+            playing.trunks, playing.value_head, playing.has_value = playing.trunks[:1], None, False
+            playing.state_sizes = playing.state_sizes[:1]
+            playing.state_size = sum(playing.state_sizes)
+        return playing
 
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -302,14 +318,8 @@ class TrunkConfig(ModelConfig):
             raise SettingsError(f"model.dense_size={self.dense_size} must be 0 (the encoder's own size) or more.")
 
 
-def check_initial_std(std: float) -> None:
-    """Raise SettingsError for a deviation that a policy cannot begin with."""
-    if not 0.01 <= std <= 5:
-        raise SettingsError(f"model.initial_std={std} must be between 0.01 and 5, for example 0.6.")
-
-
 @dataclass(frozen=True)
-class StandardModelConfig(TrunkConfig):
+class StandardModelConfig(AsymmetricConfig, TrunkConfig):
     """A policy and a value: encoder and core chosen by name, and heads for the action space."""
 
     separate_value_network: bool = False
@@ -324,7 +334,7 @@ class StandardModelConfig(TrunkConfig):
     explores more. At 1, where the bounds are -1 and 1, they clip a third of all actions, so that larger ones seem as
     good."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"initial_std"})
+    later: ClassVar[frozenset[str]] = AsymmetricConfig.later | {"initial_std"}
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
@@ -334,6 +344,7 @@ class StandardModelConfig(TrunkConfig):
     @property
     def has_kernels(self) -> bool:
         plain = self.core == "none" and not self.previous_action_reward and not self.squash
+        plain = plain and not self.critic_only
         return type(self) is StandardModelConfig and plain and self.encoder in KERNEL_ENCODERS
 
     def check(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
@@ -369,19 +380,18 @@ class StandardModelConfig(TrunkConfig):
 
         dtype = PRECISIONS[precision]
 
-        def trunk() -> Trunk:
-            encoder = self.build_encoder(
-                observation_space, dtype=dtype, normalize=normalize_observations, clip=observation_clip
-            )
+        def trunk(seen: gymnasium.Space[Any]) -> Trunk:
+            encoder = self.build_encoder(seen, dtype=dtype, normalize=normalize_observations, clip=observation_clip)
             return Trunk(encoder, core, self.core_size, extra_features=extra, dtype=dtype)
 
         with reproducible_initialization(seed):
             return StandardModel(
-                trunk(),
-                trunk() if self.separate_value_network else None,
+                trunk(self.policy_space(observation_space)),
+                trunk(observation_space) if self.separate_value_network or self.critic_only else None,
                 distribution,
                 std=self.std,
                 initial_std=self.initial_std,
                 uses_previous=self.previous_action_reward,
                 masked=layout.mask_size > 0,
+                policy_columns=self.policy_columns(observation_space),
             )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from lockstep.core.schedule import Schedule
@@ -19,6 +20,8 @@ class Version:
     """fp32 [N], flat."""
     normalizers: Normalizers
     """The statistics that normalise observations and rewards of its rollouts."""
+    options: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    """float64 [K]: the options of environments whose episodes begin in its rollouts, if a curriculum changes them."""
 
 
 class Versions:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from lockstep.experiment import Experiment
 from lockstep.recipes.continuous import (
+    crossq_mujoco,
     ddpg_mujoco,
     her_fetch,
     mpc_pendulum,
@@ -77,5 +78,6 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "sac-mujoco": sac_mujoco,
     "sac-pybullet-style": sac_pybullet_style,
     "mpo-mujoco": mpo_mujoco,
+    "crossq-mujoco": crossq_mujoco,
 }
 """All recipes, by their names on the command line."""

@@ -195,5 +195,5 @@ def checkpoint_digest(path: Path) -> str | None:
     if not path.is_dir():
         return None
     tensors, _ = checkpoint.open_checkpoint(path, only=("learner",)).part("learner")
-    covered = ("parameter.", "target.", "optimizer.", "in_flight.", "normalizer.")
+    covered = ("parameter.", "target.", "optimizer.", "in_flight.", "adapted.", "normalizer.", "curriculum")
     return state_digest({name: tensor for name, tensor in tensors.items() if name.startswith(covered)})

@@ -100,6 +100,11 @@ class Population:
                 f"algorithm.{on[0]} would be annealed to 0 within each generation. The population finds a schedule "
                 f"itself: {flags}"
             )
+        if algorithm.anneal:
+            raise SettingsError(
+                f"algorithm.anneal changes {', '.join(algorithm.anneal)} within each generation. The population finds "
+                "a schedule itself: leave it out."
+            )
         for name, space in self.space.items():
             if not name.startswith("algorithm.") or name in _OF_WEIGHTS:
                 raise SettingsError(

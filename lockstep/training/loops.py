@@ -118,6 +118,8 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
             if writer is not None and reports is not None:
                 writer.record(iteration, counts, learned, reports, time.perf_counter() - begin, lost)
                 writer.evaluate(done)
+            if experiment.curriculum:
+                agent.options = group.broadcast(None if writer is None else writer.next_options())
             if followed:  # all learners end after the same iteration
                 halted = group.broadcast(writer is not None and writer.asked_to_stop(done))
             ended = stopped or halted or done == experiment.iterations or done == job.stop_after

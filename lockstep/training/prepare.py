@@ -17,6 +17,7 @@ from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError, check_values
 from lockstep.core.schedule import Recorded
 from lockstep.envs.checking.check import quick_check
+from lockstep.envs.curriculum import check_curriculum
 from lockstep.envs.goals import check_goals
 from lockstep.evaluation import opponents
 from lockstep.experiment import Experiment
@@ -25,6 +26,7 @@ from lockstep.system.machine import emulates_bf16
 from lockstep.system.numerics import settled
 from lockstep.system.output import tell
 from lockstep.training import warm_start
+from lockstep.training.curriculum import Curriculum
 
 _QUICK_SECONDS, _QUICK_LIMIT = 2.0, 10.0
 """Seconds after which the quick check of an environment is given up."""
@@ -61,6 +63,9 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     experiment = dataclasses.replace(experiment, env=env)
     experiment.validate()
     envs.check_matches(env, experiment.envs_per_shard)
+    if experiment.curriculum:
+        check_curriculum(env, experiment.curriculum)
+        Curriculum(experiment)
     layout.check(experiment.scheme.shards)
     if experiment.precision == "portable" and layout.uses_gpus:
         raise SettingsError(
@@ -180,6 +185,11 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
             f"--layout {layout}: env_processes cannot step {experiment.env.id} with env.adapter="
             f"{experiment.env.adapter}. {'Use env_threads=N' if adapter.threads else 'Leave it out'}, or use "
             "--env.adapter gymnasium if that serves the id (its results differ)."
+        )
+    if experiment.curriculum and layout.env_processes:
+        raise SettingsError(
+            f"--layout {layout}: env_processes cannot change options between episodes, as curriculum="
+            f"{experiment.curriculum} does. Leave it out, and use more collectors."
         )
     if adapter and layout.env_threads > 1 and not adapter.threads:
         raise SettingsError(

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.collectors.collectors import RolloutInfo
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.core.digests import fast_digest
+from lockstep.envs.curriculum import unpack
 from lockstep.evaluation.scores import evaluate_policy
 from lockstep.experiment import Experiment
 from lockstep.learners.learner import Applied, LearningReport
@@ -21,6 +24,7 @@ from lockstep.run import metrics as rows
 from lockstep.run.folder import RunFolder
 from lockstep.run.ledger import Ledger, ledger_head
 from lockstep.training.callbacks import Callback, Following
+from lockstep.training.curriculum import Curriculum
 from lockstep.training.display import PARTS
 from lockstep.training.divergence import Divergence
 from lockstep.training.lags import Lags
@@ -123,6 +127,9 @@ class RunWriter:
         self._fault = ""
         """Which non-finite values environments returned."""
         self._recorder = Recorder(folder, experiment, layout, options, resumed.recorder)
+        self._curriculum = Curriculum(experiment) if experiment.curriculum else None
+        self._line: dict[str, float] = {}
+        """The latest line of metrics."""
         self._following = None
         if callback is not None:
             self._following = Following(callback, folder.path, worker.agent, worker.rollouts.frames_per_step)
@@ -139,6 +146,11 @@ class RunWriter:
         if iterations < self._experiment.iterations:
             self._recorder.message(f"the callback ends the run after iteration {iterations}; lockstep resume continues")
         return True
+
+    def next_options(self) -> Tensor:
+        """The options of training environments that the curriculum decides on after the latest iteration."""
+        assert self._curriculum is not None
+        return self._curriculum.next(self._line, self._worker.agent.options)
 
     def score(self) -> float | None:
         """Mean raw score of the last 100 training episodes."""
@@ -162,6 +174,7 @@ class RunWriter:
             NotFinite: learning has diverged, and stops is on.
         """
         agent = self._worker.agent
+        options = unpack(self._experiment.env, agent.options) if len(agent.options) else {}
         infos: dict[int, list[RolloutInfo]] = {}
         gradients: dict[int, str] = {}
         applied: dict[int, Applied] = {}
@@ -189,18 +202,20 @@ class RunWriter:
                 "gradient": {str(slot): gradients[slot] for slot in slots if slot in gradients},
                 "parameters": {name: fast_digest(tensor) for name, tensor in agent.flat.named().items()},
                 "normalizer": {name: fast_digest(tensor) for name, tensor in agent.normalizers.state().items()},
+                **({"curriculum": options} if options else {}),
             }
         )
         self._fault = self._fault or next((each.not_finite for each in acted if each.not_finite), "")
         spent = [times for report in reports for times in report.times]
         times = {name: sum(entry.get(name, 0.0) for entry in spent) / len(spent) for name in PARTS}
-        line = self._recorder.record(
+        curriculum = {f"curriculum/{name}": float(value) for name, value in options.items()}
+        line = self._line = self._recorder.record(
             IterationReport(
                 iteration=iteration + 1,
                 samples=counts["samples"],
                 frames=counts["samples"] * self._worker.rollouts.frames_per_step,
                 updates=counts["updates"],
-                metrics={**learned.metrics, **_replay_ratio(self._experiment, counts)},
+                metrics={**learned.metrics, **_replay_ratio(self._experiment, counts), **curriculum},
                 episodes=[episode for info in acted for episode in info.episodes],
                 times=times,
                 seconds=seconds,

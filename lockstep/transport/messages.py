@@ -34,11 +34,14 @@ class VersionMessage:
     parameters: np.ndarray
     """fp32 [N], flat."""
     normalizers: State
+    options: np.ndarray
+    """float64 [K]"""
 
     @staticmethod
     def of(version: Version) -> VersionMessage:
         normalizers = {name: tensor.numpy() for name, tensor in version.normalizers.state().items()}
-        return VersionMessage(version.number, version.parameters.cpu().numpy(), normalizers)
+        parameters, options = version.parameters.cpu().numpy(), version.options.numpy()
+        return VersionMessage(version.number, parameters, normalizers, options)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ class CollectorService:
         begin = time.perf_counter()
         normalizers = {name: torch.from_numpy(array.copy()) for name, array in published.normalizers.items()}
         parameters = torch.from_numpy(published.parameters.copy())  # arrays of a message may be read-only
-        version = Version(published.number, parameters, self._initial.loaded(normalizers))
+        options = torch.from_numpy(published.options.copy())
+        version = Version(published.number, parameters, self._initial.loaded(normalizers), options)
         collected = self._collectors.collect(LapId(self._collectors.shards[0], lap), lambda _: version)
         states = self.states()
         packed = [_packed(each.rollout, compress=self._compress) for each in collected]

@@ -46,24 +46,28 @@ class VersionBoard:
     def __init__(self, agent: Agent, channels: Channels, count: int) -> None:
         self._initial = agent.normalizers
         self._names = {name: len(sums) for name, sums in agent.normalizers.state().items()}
-        size, sums = agent.flat.vector.numel(), sum(self._names.values())
+        size, sums, options = agent.flat.vector.numel(), sum(self._names.values()), len(agent.options)
 
-        def layout(arena: Arena) -> list[tuple[Tensor, Tensor]]:
-            return [(arena.zeros((size,)), arena.zeros((sums,), torch.float64)) for _ in range(count)]
+        def layout(arena: Arena) -> list[tuple[Tensor, Tensor, Tensor]]:
+            f64 = torch.float64
+            return [
+                (arena.zeros((size,)), arena.zeros((sums,), f64), arena.zeros((options,), f64)) for _ in range(count)
+            ]
 
         self._places = channels.versions.map(layout)
 
     def write(self, version: Version) -> None:
-        parameters, sums = self._places[version.number % len(self._places)]
+        parameters, sums, options = self._places[version.number % len(self._places)]
         parameters.copy_(version.parameters)
+        options.copy_(version.options)
         if self._names:
             sums.copy_(torch.cat([version.normalizers.state()[name] for name in self._names]))
 
     def read(self, number: int) -> Version:
         """A version, its parameters still in the shared memory."""
-        parameters, sums = self._places[number % len(self._places)]
+        parameters, sums, options = self._places[number % len(self._places)]
         state = dict(zip(self._names, sums.clone().split(list(self._names.values())), strict=True))
-        return Version(number, parameters, self._initial.loaded(state))
+        return Version(number, parameters, self._initial.loaded(state), options.clone())
 
 
 def collector_buffers(agent: Agent, channels: Channels, index: int, schedule: Schedule) -> list[RolloutBuffers]:

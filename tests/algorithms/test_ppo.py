@@ -5,12 +5,18 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
 from linear_actor import LinearActor
+from torch.distributions import Categorical, Normal
+from torch.distributions.kl import kl_divergence
 
+from lockstep import recipes
 from lockstep.algorithms import Batch, PPOConfig
 from lockstep.algorithms.base import OptimizerConfig
+from lockstep.algorithms.ppo import PPO
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
+from lockstep.models.action_spaces import make_distribution
 
 HYPER = {"discount": 0.9, "entropy_coef": 0.1, "value_coef": 0.5, "clip": 0.2}
 
@@ -140,3 +146,69 @@ def test_recurrent_minibatches_hold_whole_sequences() -> None:
     config.validate(2, recurrent=False)
     with pytest.raises(SettingsError, match="whole sequences"):
         config.validate(2, recurrent=True)
+
+
+@pytest.mark.parametrize(
+    ("kl", "before", "after"),
+    [
+        (0.0201, 3e-4, 2e-4),
+        (0.02, 3e-4, 3e-4),
+        (0.005, 3e-4, 3e-4),
+        (0.0049, 2e-4, 3e-4),
+        (0.0, 3e-4, 3e-4),  # an unchanged policy says nothing
+        (1.0, 1.2e-5, 1e-5),
+        (0.001, 9e-3, 1e-2),
+    ],
+)
+def test_the_learning_rate_follows_the_divergence(kl: float, before: float, after: float) -> None:
+    algorithm = PPOConfig(desired_kl=0.01).build()
+    assert algorithm.adapt({"learning_rate": before}, {"policy/kl": kl}) == {"learning_rate": pytest.approx(after)}
+    assert PPOConfig().build().adapt({"learning_rate": before}, {}) == {}
+    assert "policy/kl" in algorithm.metric_names and "policy/kl" not in PPO.metric_names
+
+
+def test_the_divergence_by_hand() -> None:
+    """KL((1/2, 1/4, 1/8, 1/8) ‖ uniform) is 2 - 1.75 bits, in each of the four valid samples."""
+    p = torch.tensor([0.5, 0.25, 0.125, 0.125], dtype=torch.float64)
+    batch = hand_batch(policy=p.log().expand(1, 5, 4))
+    model: Any = zero_model()
+    model.distribution = make_distribution(spaces.Discrete(4))
+    loss = PPOConfig(desired_kl=0.01).build().loss(model, batch, HYPER)
+    assert float(loss.metrics["policy/kl"]) == pytest.approx(4 * 0.25 * math.log(2))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(4),
+        spaces.MultiDiscrete([3, 2]),
+        spaces.Box(-1, 1, (2,)),
+        spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]),
+    ],
+)
+def test_divergences_are_torch_s(space: spaces.Space[Any]) -> None:
+    distribution: Any = make_distribution(space)
+    p, q = 0.5 * torch.randn(2, 6, distribution.num_params, generator=torch.Generator().manual_seed(1))
+
+    def of(params: torch.Tensor) -> list[Any]:
+        if isinstance(space, spaces.Box):
+            return [Normal(params[:, :2], params[:, 2:].exp())]
+        if isinstance(space, spaces.Discrete):
+            return [Categorical(logits=params)]
+        if isinstance(space, spaces.MultiDiscrete):
+            return [Categorical(logits=params[:, :3]), Categorical(logits=params[:, 3:])]
+        return [Categorical(logits=params[:, :3]), Normal(params[:, 3:5], params[:, 5:].exp())]
+
+    wanted = [kl_divergence(a, b) for a, b in zip(of(p), of(q), strict=True)]
+    total = sum(each.sum(-1) if each.dim() > 1 else each for each in wanted)
+    torch.testing.assert_close(distribution.kl(p, q), total)
+    assert not distribution.kl(p, p).abs().max() > 1e-6
+
+
+def test_what_does_not_go_with_desired_kl_is_refused() -> None:
+    experiment = recipes.ppo_cartpole().replace(**{"algorithm.desired_kl": 0.01})
+    assert experiment.replace(precision="portable").has_kernels is False
+    both = experiment.replace(**{"algorithm.anneal": {"learning_rate": "cosine"}})
+    for wrong, word in ((both, "anneal"), (experiment.replace(**{"scheme.gradient_lag": 1}), "gradient_lag")):
+        with pytest.raises(SettingsError, match=f"desired_kl=0.01.*{word}"):
+            wrong.validate()

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -73,6 +73,7 @@ class Pull:
 
     metric_names = ("error",)
     mean_loss, weighted, has_target = True, False, False
+    courses = MappingProxyType[str, Any]({})
 
     def __init__(self, steps: int, goals: list[float], stop_below: float = -1.0) -> None:
         self._steps, self._goals, self._stop_below = steps, goals, stop_below
@@ -97,6 +98,9 @@ class Pull:
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
         return (ParameterGroup("", hyper["learning_rate"] * (2 if updates == 3 else 1)),)
+
+    def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
+        return {}
 
     def stop_early(self, metrics: dict[str, float]) -> bool:
         return metrics["error"] < self._stop_below

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
 from lockstep import recipes
-from lockstep.learners.optimizer import Optimizer
+from lockstep.algorithms.base import OptimizerConfig, ParameterGroup
+from lockstep.config.serialization import to_json
+from lockstep.config.settings import SettingsError
+from lockstep.learners.optimizer import Optimizer, PortableOptimizer
 from lockstep.models.parameters import FlatParameters
 
 
@@ -16,3 +23,46 @@ def test_an_update_of_no_group_moves_nothing() -> None:
     optimizer = Optimizer(recipes.ppo_cartpole(), flat)
     assert optimizer.step(torch.ones_like(before), ()) == 0.0
     assert torch.equal(flat.vector.detach(), before)
+
+
+def test_adamw_is_torch_s() -> None:
+    """A step of networks that learn; a variable and a fixed network stay as they would with Adam."""
+    torch.manual_seed(0)
+    model: Any = nn.Module()
+    model.net, model.fixed = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)), nn.Linear(2, 1).requires_grad_(False)
+    model.variables = nn.ParameterDict({"log_temperature": torch.tensor(2.0)})
+    alone, kept = copy.deepcopy(model.net), model.fixed.weight.clone()
+    moved: list[torch.Tensor] = []
+    wanted = torch.optim.AdamW(alone.parameters(), lr=0.1, weight_decay=0.5, eps=1e-5)
+    flat = FlatParameters(model)
+    changes: dict[str, Any] = {"algorithm.optimizer.name": "adamw", "algorithm.optimizer.weight_decay": 0.5}
+    experiment = recipes.ppo_cartpole().replace(**changes | {"algorithm.max_grad_norm": 1e9})
+    for kind in (PortableOptimizer, Optimizer):
+        optimizer, before = kind(experiment, flat), flat.vector.detach().clone()
+        gradient = torch.zeros_like(flat.vector)
+        for name, parameter in alone.named_parameters():
+            parameter.grad = torch.ones_like(parameter).cumsum(0)
+            flat.named(gradient)[f"net.{name}"].copy_(parameter.grad)
+        optimizer.step(gradient.detach(), (ParameterGroup("", 0.1),))
+        moved.append(flat.vector.detach().clone())
+        flat.vector.detach().copy_(before)
+    wanted.step()
+    torch.testing.assert_close(*moved, rtol=1e-5, atol=1e-6)
+    flat.vector.detach().copy_(moved[1])
+    for name, parameter in alone.named_parameters():
+        torch.testing.assert_close(flat.named()[f"net.{name}"], parameter.detach(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(flat.named()["fixed.weight"], kept)
+    assert float(flat.named()["variables.log_temperature"]) == 2.0
+
+
+def test_weights_decay_by_hand() -> None:
+    """Without a gradient, a weight of 8 is 8 · (1 - 0.5 · 0.25) = 7 after a step."""
+    flat = FlatParameters(nn.Linear(1, 1))
+    flat.vector.detach().fill_(8.0)
+    changes = {"algorithm.optimizer.name": "adamw", "algorithm.optimizer.weight_decay": 0.25}
+    optimizer = Optimizer(recipes.ppo_cartpole().replace(**changes), flat)
+    optimizer.step(torch.zeros_like(flat.vector), (ParameterGroup("", 0.5),))
+    assert [float(x) for x in flat.named().values()] == [7.0, 7.0]
+    with pytest.raises(SettingsError, match=r"weight_decay=-1.*0\.01"):
+        OptimizerConfig("adamw", weight_decay=-1).validate()
+    assert to_json(OptimizerConfig()).keys().isdisjoint({"weight_decay"})

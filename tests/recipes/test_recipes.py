@@ -115,6 +115,7 @@ TABLES = {
     "ddpg-mujoco": ("ddpg", "Settings"),
     "td3-mujoco": ("ddpg", "Settings"),
     "mpo-mujoco": ("mpo", "Settings"),
+    "crossq-mujoco": ("crossq", "Settings"),
     "mpc-pendulum": ("mpc", "Settings"),
     "ppo-rnd-minigrid": ("rnd", "Settings"),
     "dqn-atari": ("dqn", "Recipes for Atari"),
@@ -228,6 +229,7 @@ def test_hindsight_has_the_settings_that_its_document_names() -> None:
         ("td3-mujoco", "deterministic", 2, (256, 256)),
         ("sac-mujoco", "squashed", 2, (256, 256)),
         ("mpo-mujoco", "gaussian", 1, (256, 256, 256)),
+        ("crossq-mujoco", "squashed", 2, (256, 256)),
     ],
 )
 def test_policies_and_critics_are_those_of_the_papers(
@@ -238,4 +240,4 @@ def test_policies_and_critics_are_those_of_the_papers(
     assert (model.policy, model.critics, model.hidden_sizes) == (policy, critics, hidden)
     assert (model.layer_norm, model.activation) == ((True, "elu") if name == "mpo-mujoco" else (False, "relu"))
     assert experiment.total_steps == 1_000_000
-    assert experiment.precision == ("fp32" if name == "mpo-mujoco" else "portable")
+    assert experiment.precision == ("fp32" if name in ("mpo-mujoco", "crossq-mujoco") else "portable")

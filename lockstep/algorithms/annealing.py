@@ -1,0 +1,155 @@
+"""How hyperparameters change over a run: the forms of algorithm.anneal."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.config.settings import SettingsError, parse_count
+from lockstep.config.user_code import load_object
+
+Course = Callable[[int], float]
+"""The value of a hyperparameter after this many samples."""
+
+FORMS = (
+    "constant, linear or cosine, the last two also with an end, as in cosine:1e-5, and all of them after a warm-up, as "
+    "in warmup:10k,linear; points, as in 0:3e-4,1M:1e-4; or a function, file.py:NAME"
+)
+_FIXED = ("discount",)
+"""Hyperparameters that replay and normalizers read from the settings, too."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A rise from 0 in the warm-up, then a way from start to end over the rest of the run."""
+
+    form: str
+    start: float
+    end: float
+    warmup: int
+    total: int
+    per_iteration: int
+
+    def __call__(self, samples: int) -> float:
+        # When learning begins, the samples of the present iteration have been collected, too.
+        risen = min(1.0, (samples + self.per_iteration) / self.warmup) if self.warmup else 1.0
+        progress = min(1.0, max(0, samples - self.warmup) / max(1, self.total - self.warmup))
+        share = {"constant": 0.0, "linear": progress, "cosine": (1 - math.cos(math.pi * progress)) / 2}[self.form]
+        return risen * (self.start + share * (self.end - self.start))
+
+
+@dataclass(frozen=True)
+class Points:
+    """Straight lines between values at given numbers of samples; constant before the first and after the last. Of two
+    values at one number, the second holds from there on."""
+
+    samples: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __call__(self, samples: int) -> float:
+        after = bisect_right(self.samples, samples)
+        if after in (0, len(self.samples)):
+            return self.values[max(0, after - 1)]
+        (x0, x1), (y0, y1) = self.samples[after - 1 : after + 1], self.values[after - 1 : after + 1]
+        return y0 + (y1 - y0) * (samples - x0) / (x1 - x0)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A user's function of `progress`, the share of the run from 0 to 1, of `samples`, or of both."""
+
+    name: str
+    reference: str
+    total: int
+
+    def __call__(self, samples: int) -> float:
+        function = load_object(self.reference)
+        given = {"progress": min(1.0, samples / self.total), "samples": samples}
+        found = function(**{name: given[name] for name in _parameters(self.name, self.reference, function)})
+        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < math.inf:
+            raise SettingsError(
+                f"{self.reference}, which algorithm.anneal names for {self.name}, returned {found!r} after {samples:,} "
+                "samples. It must return a finite number of at least 0."
+            )
+        return float(found)
+
+
+def courses(anneal: Mapping[str, str], first: Mapping[str, float], total: int, per_iteration: int) -> dict[str, Course]:
+    """The course of each hyperparameter that a run anneals.
+
+    Args:
+        anneal: forms by the hyperparameters' names.
+        first: the hyperparameters at the beginning.
+        total: samples of the whole run.
+        per_iteration: samples of an iteration.
+
+    Raises:
+        SettingsError: there is no such hyperparameter, or a form is wrong.
+    """
+    known = [name for name in first if name not in _FIXED]
+    for name in anneal:
+        if name not in known:
+            raise SettingsError(
+                f"algorithm.anneal cannot change {name!r}. Hyperparameters that it can change here are "
+                f"{', '.join(known)}."
+            )
+    return {name: _course(name, form, first[name], total, per_iteration) for name, form in anneal.items()}
+
+
+def _course(name: str, form: str, start: float, total: int, per_iteration: int) -> Course:
+    wrong = SettingsError(f"algorithm.anneal cannot read {name}={form}. It takes {FORMS}.")
+    if is_function(form):
+        computed = Computed(name, form, total)
+        computed(0)
+        return computed
+    try:
+        parts = [part.split(":") for part in form.split(",")]
+        if form[:1].isdigit():
+            points = Points(
+                tuple(parse_count(samples) for samples, _ in parts), tuple(_number(value) for _, value in parts)
+            )
+            if list(points.samples) != sorted(points.samples):
+                raise SettingsError(f"algorithm.anneal: the numbers of samples in {name}={form} must not fall.")
+            return points
+        warmup = parse_count(parts.pop(0)[1]) if parts[0][0] == "warmup" else 0
+        ((shape, *ends),) = parts or [["constant"]]
+        if shape not in ("constant", "linear", "cosine") or len(ends) > (shape != "constant"):
+            raise wrong
+        end = _number(ends[0]) if ends else 0.0
+    except (ValueError, IndexError) as error:
+        raise error if isinstance(error, SettingsError) else wrong from error
+    if warmup >= total:
+        raise SettingsError(
+            f"algorithm.anneal: the warm-up of {name}={form} takes {warmup:,} samples, but the run has only {total:,}. "
+            "Shorten it, or raise --total-steps."
+        )
+    return Shape(shape, start, end, warmup, total, per_iteration)
+
+
+def is_function(form: str) -> bool:
+    return ":" in form and "," not in form and not form[0].isdigit() and form.split(":")[0] not in _WORDS
+
+
+_WORDS = ("warmup", "constant", "linear", "cosine")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{text} is not a finite number of at least 0")
+    return value
+
+
+def _parameters(name: str, reference: str, function: Any) -> list[str]:
+    """Which of progress and samples a user's function takes."""
+    taken = list(inspect.signature(function).parameters) if callable(function) else []
+    if not taken or not {*taken} <= {"progress", "samples"}:
+        raise SettingsError(
+            f"{reference}, which algorithm.anneal names for {name}, must be a function with the parameter progress "
+            "(the share of the run, from 0 to 1), samples, or both."
+        )
+    return taken

@@ -1,0 +1,50 @@
+"""Curricula by metrics: options of training environments that a user's function changes over a run.
+
+Versions carry the present options to collectors, as numbers in the order of their names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.config.settings import SettingsError
+from lockstep.envs.base import EnvConfig
+from lockstep.envs.registry import adapter_of
+
+
+def first_options(config: EnvConfig) -> dict[str, Any]:
+    """The options that a curriculum begins with: the numbers among env.curriculum, sorted by name."""
+    return {name: x for name, x in sorted(config.curriculum.items()) if isinstance(x, (bool, int, float))}
+
+
+def pack(options: dict[str, Any]) -> Tensor:
+    """Options as numbers: float64 [K]."""
+    return torch.tensor([float(x) for x in options.values()], dtype=torch.float64)
+
+
+def unpack(config: EnvConfig, packed: Tensor) -> dict[str, Any]:
+    """The reverse of pack. Each option has the type that it began with."""
+    first = first_options(config)
+    return {name: type(x)(value) for (name, x), value in zip(first.items(), packed.tolist(), strict=True)}
+
+
+def check_curriculum(config: EnvConfig, name: str) -> None:
+    """Raise SettingsError if no curriculum can change the options of these environments.
+
+    Args:
+        config: resolved.
+        name: the setting `curriculum`.
+    """
+    if not first_options(config):
+        raise SettingsError(
+            f"curriculum={name} changes the options that --env.curriculum begins with, but that has no numbers. Add "
+            "them, as in --env.curriculum difficulty=0.1."
+        )
+    if not adapter_of(config).changes_options(config.id):
+        raise SettingsError(
+            f"curriculum={name} changes options between episodes, which env.adapter={config.adapter} cannot do for "
+            f"env.id={config.id}. Use --env.adapter gymnasium if that serves the id, and environments for one agent."
+        )

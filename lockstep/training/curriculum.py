@@ -1,0 +1,59 @@
+"""The function of a curriculum by metrics: learner 0 calls it after each iteration."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
+from lockstep.envs.curriculum import pack, unpack
+from lockstep.experiment import Experiment
+
+_OF_THIS_MACHINE = ("seconds", "speed/", "wait/", "time/", "lag/")
+"""Metrics that differ from layout to layout, by the beginnings of their names."""
+
+
+class Curriculum:
+    """Decides options of training environments.
+
+    Raises:
+        SettingsError: the setting names no function of metrics and options.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._config, self._name = experiment.env, experiment.curriculum
+        self._decide: Any = load_object(self._name)
+        taken = list(inspect.signature(self._decide).parameters) if callable(self._decide) else []
+        if len(taken) != 2:
+            raise SettingsError(
+                f"curriculum={self._name} must be a function of two arguments, metrics and options. It returns options."
+            )
+
+    def next(self, line: dict[str, float], packed: Tensor) -> Tensor:
+        """The options that follow.
+
+        Args:
+            line: the iteration's line in metrics.jsonl.
+            packed: the present options.
+
+        Raises:
+            SettingsError: the function did not return options.
+        """
+        metrics = {name: x for name, x in line.items() if not name.startswith(_OF_THIS_MACHINE)}
+        options = unpack(self._config, packed)
+        found = self._decide(metrics, dict(options))
+        if not isinstance(found, dict):
+            raise SettingsError(f"{self._name} returned {found!r}. It must return a dict of options.")
+        for name, value in found.items():
+            if name not in options:
+                raise SettingsError(
+                    f"{self._name} returned the option {name!r}, but --env.curriculum begins with "
+                    f"{', '.join(options)} alone. Add it there, or leave it out."
+                )
+            if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
+                raise SettingsError(f"{self._name} returned {name}={value!r}. Options must be finite numbers.")
+        return pack({**options, **found})
