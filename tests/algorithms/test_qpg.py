@@ -106,9 +106,14 @@ def run(layers: MLPs, member: int, x: Tensor) -> Tensor:
     return x
 
 
+def plain(layers: object) -> MLPs:
+    assert isinstance(layers, MLPs)
+    return layers
+
+
 def policy(model: ActorCritic, obs: dict[str, Tensor], item: int) -> Tensor:
     """What the actor's last layer gives out."""
-    return run(model.actor.layers, 0, vector(obs, item))
+    return run(plain(model.actor.layers), 0, vector(obs, item))
 
 
 def squashed(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,11 +127,11 @@ def squashed(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 def q(model: ActorCritic, obs: dict[str, Tensor], item: int, action: Tensor) -> list[Tensor]:
     x = torch.cat([vector(obs, item), action])
-    return [run(model.critics.layers, c, x)[0] for c in range(len(model.critics.layers.weights[0]))]
+    return [run(plain(model.critics.layers), c, x)[0] for c in range(len(plain(model.critics.layers).weights[0]))]
 
 
 def q_all(model: ActorCritic, obs: dict[str, Tensor], item: int) -> list[Tensor]:
-    return [run(model.critics.layers, c, vector(obs, item)) for c in range(2)]
+    return [run(plain(model.critics.layers), c, vector(obs, item)) for c in range(2)]
 
 
 Parts = tuple[Tensor, Tensor, Tensor]

@@ -86,6 +86,7 @@ def test_equal_seeds_give_equal_bits_and_leave_torch_alone() -> None:
 
 def test_head_gains() -> None:
     model = build(VECTOR, spaces.Box(-1, 1, (3,)))
+    assert model.value_head is not None
     policy, value = model.policy_head.linear.weight, model.value_head.linear.weight
     torch.testing.assert_close(torch.linalg.svdvals(policy), torch.full((3,), 0.01))
     torch.testing.assert_close(torch.linalg.svdvals(value), torch.ones(1))
