@@ -1,8 +1,8 @@
 """Products of matrices in float32, with equal bits on every CPU.
 
-Every number of a product adds its terms one by one, the first one first, and each term is rounded before it is added.
-Only sums of different numbers advance together: a tile of 6 rows and 16 columns stays in the CPU's vector registers
-while it goes through all terms. LLVM cuts vectors of 16 into what the CPU has, which changes no bit.
+Every number of a product adds its terms one by one, the first one first. Each is multiplied and added with a single
+rounding (`fma`). Only sums of different numbers advance together: a tile of rows and columns stays in the CPU's vector
+registers while it goes through all terms. Its size depends on how many registers there are, which changes no bit.
 
 Matrices are given by the address of their first number and by strides in numbers, so that a transposed matrix needs no
 copy and every layout shares one compiled function.
@@ -19,10 +19,10 @@ from llvmlite import ir
 from numba import types
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.math import instruction
+from lockstep.kernels.instructions import fused, has, instruction
 
 WIDTH = 16
-"""Columns of a tile."""
+"""Numbers of a vector. LLVM cuts it into what the CPU has."""
 _BYTES = 4
 _FLOAT, _INT, _INDEX = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _BYTE = ir.IntType(8).as_pointer()
@@ -128,15 +128,17 @@ def _turn(typingctx: Any, b: Any, b_row: Any, out: Any, out_row: Any) -> Any:
     return types.void(*[types.intp] * 4), generate
 
 
-def _tile(rows: int) -> Any:
-    """The function that adds a @ b to a tile of so many rows: a is rows × k, b is k × 16."""
+def _tile(rows: int, vectors: int) -> Any:
+    """The function that adds a @ b to a tile of so many rows: a is rows × k, b is k × 16 * vectors."""
 
     def tile(typingctx: Any, a: Any, a_row: Any, a_term: Any, b: Any, b_term: Any, c: Any, c_row: Any, k: Any) -> Any:
         """a, b and c are addresses, the rest are strides in numbers; k is at least 1."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             a, a_row, a_term, b, b_term, c, c_row, k = arguments
-            places = [_place(builder, c, builder.mul(c_row, _INT(r))) for r in range(rows)]
+            columns = [_INT(_BYTES * WIDTH * v) for v in range(vectors)]
+            starts = [_place(builder, c, builder.mul(c_row, _INT(r))) for r in range(rows)]
+            places = [builder.add(start, column) for start in starts for column in columns]
             before = [_load(builder, place, _ROW) for place in places]
             steps = [_place(builder, _INT(0), builder.mul(a_row, _INT(r))) for r in range(rows)]
             entry, loop, end = (
@@ -147,15 +149,16 @@ def _tile(rows: int) -> Any:
             builder.branch(loop)
             builder.position_at_end(loop)
             term, at_a, at_b = (builder.phi(_INT) for _ in range(3))
-            sums = [builder.phi(_ROW) for _ in range(rows)]
-            row_of_b = _load(builder, at_b, _ROW)
+            sums = [builder.phi(_ROW) for _ in places]
+            of_b = [_load(builder, builder.add(at_b, column), _ROW) for column in columns]
             after = []
-            for step, total in zip(steps, sums, strict=True):
+            for r, step in enumerate(steps):
                 number = _load(builder, builder.add(at_a, step), _FLOAT)
                 single = builder.insert_element(ir.Constant(_ROW, ir.Undefined), number, _INDEX(0))
                 mask = ir.Constant(ir.VectorType(_INDEX, WIDTH), [0] * WIDTH)
                 spread = builder.shuffle_vector(single, ir.Constant(_ROW, ir.Undefined), mask)
-                after.append(builder.fadd(total, builder.fmul(spread, row_of_b)))
+                totals = sums[r * vectors : (r + 1) * vectors]
+                after += [fused(context, builder, spread, x, total) for x, total in zip(of_b, totals, strict=True)]
             following = builder.add(term, _INT(1))
             advanced = (following, _place(builder, at_a, a_term), _place(builder, at_b, b_term), *after)
             for phi, first, then in zip((term, at_a, at_b, *sums), (_INT(0), a, b, *before), advanced, strict=True):
@@ -172,13 +175,48 @@ def _tile(rows: int) -> Any:
     return instruction(tile)
 
 
-_tile6, _tile4, _tile2, _tile1 = map(_tile, (6, 4, 2, 1))
+_tile6, _tile4, _tile2, _tile1 = (_tile(rows, 1) for rows in (6, 4, 2, 1))
+_wide8, _wide4, _wide2, _wide1 = (_tile(rows, 2) for rows in (8, 4, 2, 1))
+
+
+@instruction
+def _has_wide_registers(typingctx: Any) -> Any:
+    """Whether the CPU has 32 registers for vectors of 16 numbers: AVX-512."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return ir.Constant(ir.IntType(1), has(context, "avx512f"))
+
+    return types.boolean(), generate
 
 
 @compiled
-def _rows(a: int, a_row: int, a_term: int, b: int, b_term: int, c: int, c_row: int, n: int, k: int) -> None:
-    """Add a @ b to 16 columns of c."""
+def _columns(m: int) -> int:
+    """Columns of the tiles for a matrix of m columns, or for its last ones."""
+    return 2 * WIDTH if m > WIDTH and _has_wide_registers() else WIDTH
+
+
+@compiled
+def _rows(
+    a: int, a_row: int, a_term: int, b: int, b_term: int, c: int, c_row: int, n: int, k: int, columns: int
+) -> None:
+    """Add a @ b to 16 or 32 columns of c."""
     i = 0
+    if _has_wide_registers() and columns > WIDTH:
+        while i < n:
+            at_a, at_c, left = a + 4 * i * a_row, c + 4 * i * c_row, n - i
+            if left >= 8:
+                _wide8(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
+                i += 8
+            elif left >= 4:
+                _wide4(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
+                i += 4
+            elif left >= 2:
+                _wide2(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
+                i += 2
+            else:
+                _wide1(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
+                i += 1
+        return
     while i < n:
         at_a, at_c, left = a + 4 * i * a_row, c + 4 * i * c_row, n - i
         if left >= 6 and left != 8:
@@ -201,40 +239,44 @@ def _rows(a: int, a_row: int, a_term: int, b: int, b_term: int, c: int, c_row: i
 def _rows_with(
     a: int, a_row: int, a_term: int, panel: np.ndarray, c: int, c_row: int, sums: np.ndarray, n: int, k: int
 ) -> None:
-    """Add a @ panel [k, 16] to 16 columns of c or, if there are any, to sums [n, 16]. As an argument, an array lives
-    until the call ends; its address alone would not keep it alive."""
+    """Add a @ panel [k, columns] to columns of c or, if there are any, to sums [n, columns]. As an argument, an array
+    lives until the call ends; its address alone would not keep it alive."""
+    columns = panel.shape[1]
     if len(sums):
-        _rows(a, a_row, a_term, address(panel), WIDTH, address(sums), WIDTH, n, k)
+        _rows(a, a_row, a_term, address(panel), columns, address(sums), columns, n, k, columns)
     else:
-        _rows(a, a_row, a_term, address(panel), WIDTH, c, c_row, n, k)
+        _rows(a, a_row, a_term, address(panel), columns, c, c_row, n, k, columns)
 
 
 @compiled
 def _copy(b: int, b_term: int, b_column: int, k: int, columns: int, panel: np.ndarray) -> None:
-    """Copy some columns of b into panel [k, 16], whose other columns are 0."""
-    if columns < WIDTH:
+    """Copy some columns of b into panel [k, its columns], whose other columns are 0."""
+    width = panel.shape[1]
+    if columns < width:
         panel[:] = 0
-    if b_column == 1 and columns == WIDTH:
+    if b_column == 1 and columns == width:
         for p in range(k):
-            _move(b + 4 * p * b_term, address(panel) + 4 * p * WIDTH)
+            for j in range(0, width, WIDTH):
+                _move(b + 4 * (p * b_term + j), address(panel) + 4 * (p * width + j))
         return
-    squares = k - k % _EDGE if b_term == 1 and columns == WIDTH else 0
+    squares = k - k % _EDGE if b_term == 1 and columns == width else 0
     for p in range(0, squares, _EDGE):
-        for j in range(0, WIDTH, _EDGE):
-            _turn(b + 4 * (p + j * b_column), b_column, address(panel) + 4 * (p * WIDTH + j), WIDTH)
+        for j in range(0, width, _EDGE):
+            _turn(b + 4 * (p + j * b_column), b_column, address(panel) + 4 * (p * width + j), width)
     for p in range(squares, k):
         for j in range(columns):
             panel[p, j] = load(b + 4 * (p * b_term + j * b_column))
 
 
 @compiled
-def _fetch_panel(b: int, b_term: int, b_column: int, k: int) -> None:
-    """Begin to move 16 columns of b [k, 16] into the cache."""
+def _fetch_panel(b: int, b_term: int, b_column: int, k: int, columns: int) -> None:
+    """Begin to move columns of b [k, columns] into the cache."""
     if b_column == 1:
         for p in range(k):
-            _fetch(b + 4 * p * b_term)
+            for j in range(0, columns, WIDTH):
+                _fetch(b + 4 * (p * b_term + j))
     else:
-        for j in range(WIDTH):
+        for j in range(columns):
             for p in range(0, k, WIDTH):
                 _fetch(b + 4 * (j * b_column + p * b_term))
 
@@ -263,22 +305,24 @@ def product(
     """
     if k == 0:
         return
-    direct = b_column == 1 and k * m <= _COPIED
-    panel = np.empty((k, WIDTH), np.float32)
-    whole = m - m % WIDTH
-    for j in range(0, whole, WIDTH):
+    direct, width = b_column == 1 and k * m <= _COPIED, _columns(m)
+    panel = np.empty((k, width), np.float32)
+    whole = m - m % width
+    for j in range(0, whole, width):
         if direct:
-            _rows(a, a_row, a_term, b + 4 * j, b_term, c + 4 * j, c_row, n, k)
+            _rows(a, a_row, a_term, b + 4 * j, b_term, c + 4 * j, c_row, n, k, width)
         else:
-            _copy(b + 4 * j * b_column, b_term, b_column, k, WIDTH, panel)
-            _fetch_panel(b + 4 * (j + WIDTH) * b_column, b_term, b_column, k)
+            _copy(b + 4 * j * b_column, b_term, b_column, k, width, panel)
+            _fetch_panel(b + 4 * (j + width) * b_column, b_term, b_column, k, width)
             _rows_with(a, a_row, a_term, panel, c + 4 * j, c_row, panel[:0], n, k)
     if whole < m:
         rest = m - whole
+        width = _columns(rest)
+        panel = np.empty((k, width), np.float32)
         _copy(b + 4 * whole * b_column, b_term, b_column, k, rest, panel)
-        sums = np.empty((n, WIDTH), np.float32)
+        sums = np.empty((n, width), np.float32)
         for i in range(n):
-            for j in range(WIDTH):
+            for j in range(width):
                 sums[i, j] = load(c + 4 * (i * c_row + whole + j)) if j < rest else np.float32(0)
         _rows_with(a, a_row, a_term, panel, c, c_row, sums, n, k)
         for i in range(n):

@@ -1,4 +1,4 @@
-"""Products add their terms in order, whatever the shapes and strides."""
+"""Products add their terms in order, each with a single rounding, whatever the shapes and strides."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ import pytest
 
 from lockstep.kernels.products import product, products
 
-SHAPES = [(1, 1, 1), (2, 3, 5), (6, 9, 16), (7, 64, 17), (8, 8, 32), (13, 70, 48), (20, 300, 33), (5, 0, 4)]
+SHAPES = [
+    (1, 1, 1),
+    (2, 3, 5),
+    (6, 9, 16),
+    (7, 64, 17),
+    (8, 8, 32),
+    (13, 70, 48),
+    (20, 300, 33),
+    (27, 70, 75),
+    (5, 0, 4),
+]
 
 
 def in_order(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """c + a @ b, one term after the other."""
+    """c + a @ b, one term after the other. Long doubles hold these products and sums before they are rounded."""
     total = c.copy()
     for p in range(a.shape[1]):
-        total = total + a[:, p : p + 1] * b[p]
+        total = (total + a[:, p : p + 1].astype(np.longdouble) * b[p]).astype(np.float32)
     return total
 
 
