@@ -97,7 +97,7 @@ def differentiate(
             to_head[i, j] = _led_back(head[i, j], by_policy[i, j]) if led_back else by_policy[i, j]
         for j in range(emitted, size):
             gradient[free_std + j - emitted] += by_policy[i, j]
-    backward(parameters, layers, x, scratch, gradients, gradient, x[:0])
+    backward(parameters, layers, x, scratch, gradients, gradient.reshape((1, -1)), False, x[:0])
 
 
 @compiled

@@ -128,55 +128,81 @@ def _turn(typingctx: Any, b: Any, b_row: Any, out: Any, out_row: Any) -> Any:
     return types.void(*[types.intp] * 4), generate
 
 
-def _tile(rows: int, vectors: int) -> Any:
-    """The function that adds a @ b to a tile of so many rows: a is rows × k, b is k × 16 * vectors."""
+def _terms(context: Any, builder: Any, rows: int, vectors: int, arguments: Any) -> None:
+    """Write the loop over the terms of a tile of rows × 16 * vectors numbers: c = start + a @ b."""
+    a, a_row, a_term, b, b_term, start, start_row, c, c_row, k = arguments
+    columns = [_INT(_BYTES * WIDTH * v) for v in range(vectors)]
 
-    def tile(typingctx: Any, a: Any, a_row: Any, a_term: Any, b: Any, b_term: Any, c: Any, c_row: Any, k: Any) -> Any:
-        """a, b and c are addresses, the rest are strides in numbers; k is at least 1."""
+    def places(first: Any, row: Any) -> list[Any]:
+        begins = [_place(builder, first, builder.mul(row, _INT(r))) for r in range(rows)]
+        return [builder.add(begin, column) for begin in begins for column in columns]
+
+    before, to = [_load(builder, place, _ROW) for place in places(start, start_row)], places(c, c_row)
+    steps = [_place(builder, _INT(0), builder.mul(a_row, _INT(r))) for r in range(rows)]
+    entry, loop, end = (builder.block, builder.append_basic_block("terms"), builder.append_basic_block("stored"))
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    term, at_a, at_b = (builder.phi(_INT) for _ in range(3))
+    sums = [builder.phi(_ROW) for _ in to]
+    of_b = [_load(builder, builder.add(at_b, column), _ROW) for column in columns]
+    after = []
+    for r, step in enumerate(steps):
+        number = _load(builder, builder.add(at_a, step), _FLOAT)
+        single = builder.insert_element(ir.Constant(_ROW, ir.Undefined), number, _INDEX(0))
+        mask = ir.Constant(ir.VectorType(_INDEX, WIDTH), [0] * WIDTH)
+        spread = builder.shuffle_vector(single, ir.Constant(_ROW, ir.Undefined), mask)
+        totals = sums[r * vectors : (r + 1) * vectors]
+        after += [fused(context, builder, spread, x, total) for x, total in zip(of_b, totals, strict=True)]
+    following = builder.add(term, _INT(1))
+    advanced = (following, _place(builder, at_a, a_term), _place(builder, at_b, b_term), *after)
+    for phi, first, then in zip((term, at_a, at_b, *sums), (_INT(0), a, b, *before), advanced, strict=True):
+        phi.add_incoming(first, entry)
+        phi.add_incoming(then, loop)
+    builder.cbranch(builder.icmp_signed("<", following, k), loop, end)
+    builder.position_at_end(end)
+    for total, place in zip(after, to, strict=True):
+        _store(builder, total, place)
+
+
+def _tile(tallest: int, vectors: int) -> Any:
+    """The function that writes start + a @ b to a tile of up to so many rows: a is rows × k, b is k × 16 * vectors."""
+
+    def tile(
+        typingctx: Any,
+        rows: Any,
+        a: Any,
+        a_row: Any,
+        a_term: Any,
+        b: Any,
+        b_term: Any,
+        start: Any,
+        start_row: Any,
+        c: Any,
+        c_row: Any,
+        k: Any,
+    ) -> Any:
+        """a, b, start and c are addresses, the rest are strides in numbers; k is at least 1."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            a, a_row, a_term, b, b_term, c, c_row, k = arguments
-            columns = [_INT(_BYTES * WIDTH * v) for v in range(vectors)]
-            starts = [_place(builder, c, builder.mul(c_row, _INT(r))) for r in range(rows)]
-            places = [builder.add(start, column) for start in starts for column in columns]
-            before = [_load(builder, place, _ROW) for place in places]
-            steps = [_place(builder, _INT(0), builder.mul(a_row, _INT(r))) for r in range(rows)]
-            entry, loop, end = (
-                builder.block,
-                builder.append_basic_block("terms"),
-                builder.append_basic_block("stored"),
-            )
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            term, at_a, at_b = (builder.phi(_INT) for _ in range(3))
-            sums = [builder.phi(_ROW) for _ in places]
-            of_b = [_load(builder, builder.add(at_b, column), _ROW) for column in columns]
-            after = []
-            for r, step in enumerate(steps):
-                number = _load(builder, builder.add(at_a, step), _FLOAT)
-                single = builder.insert_element(ir.Constant(_ROW, ir.Undefined), number, _INDEX(0))
-                mask = ir.Constant(ir.VectorType(_INDEX, WIDTH), [0] * WIDTH)
-                spread = builder.shuffle_vector(single, ir.Constant(_ROW, ir.Undefined), mask)
-                totals = sums[r * vectors : (r + 1) * vectors]
-                after += [fused(context, builder, spread, x, total) for x, total in zip(of_b, totals, strict=True)]
-            following = builder.add(term, _INT(1))
-            advanced = (following, _place(builder, at_a, a_term), _place(builder, at_b, b_term), *after)
-            for phi, first, then in zip((term, at_a, at_b, *sums), (_INT(0), a, b, *before), advanced, strict=True):
-                phi.add_incoming(first, entry)
-                phi.add_incoming(then, loop)
-            builder.cbranch(builder.icmp_signed("<", following, k), loop, end)
-            builder.position_at_end(end)
-            for total, place in zip(after, places, strict=True):
-                _store(builder, total, place)
+            done = builder.append_basic_block("done")
+            switch = builder.switch(arguments[0], done)
+            for height in range(1, tallest + 1):
+                block = builder.append_basic_block(f"rows{height}")
+                switch.add_case(_INT(height), block)
+                builder.position_at_end(block)
+                _terms(context, builder, height, vectors, arguments[1:])
+                builder.branch(done)
+            builder.position_at_end(done)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 8), generate
+        return types.void(*[types.intp] * 11), generate
 
     return instruction(tile)
 
 
-_tile6, _tile4, _tile2, _tile1 = (_tile(rows, 1) for rows in (6, 4, 2, 1))
-_wide8, _wide4, _wide2, _wide1 = (_tile(rows, 2) for rows in (8, 4, 2, 1))
+_HEIGHT, _WIDE_HEIGHT = 6, 8
+"""Rows of the tallest tiles of 16 and of 32 columns."""
+_narrow, _wide = _tile(_HEIGHT, 1), _tile(_WIDE_HEIGHT, 2)
 
 
 @instruction
@@ -197,55 +223,55 @@ def _columns(m: int) -> int:
 
 @compiled
 def _rows(
-    a: int, a_row: int, a_term: int, b: int, b_term: int, c: int, c_row: int, n: int, k: int, columns: int
+    a: int,
+    a_row: int,
+    a_term: int,
+    b: int,
+    b_term: int,
+    start: int,
+    start_row: int,
+    c: int,
+    c_row: int,
+    n: int,
+    k: int,
+    columns: int,
 ) -> None:
-    """Add a @ b to 16 or 32 columns of c."""
-    i = 0
-    if _has_wide_registers() and columns > WIDTH:
-        while i < n:
-            at_a, at_c, left = a + 4 * i * a_row, c + 4 * i * c_row, n - i
-            if left >= 8:
-                _wide8(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
-                i += 8
-            elif left >= 4:
-                _wide4(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
-                i += 4
-            elif left >= 2:
-                _wide2(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
-                i += 2
-            else:
-                _wide1(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
-                i += 1
-        return
-    while i < n:
-        at_a, at_c, left = a + 4 * i * a_row, c + 4 * i * c_row, n - i
-        if left >= 6 and left != 8:
-            for r in range(6, 12):
-                _fetch(at_c + 4 * r * c_row)
-            _tile6(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
-            i += 6
-        elif left >= 4:
-            _tile4(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
-            i += 4
-        elif left >= 2:
-            _tile2(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
-            i += 2
+    """Write start + a @ b to 16 or 32 columns of c, in tiles of nearly equal heights."""
+    tallest = _WIDE_HEIGHT if columns > WIDTH else _HEIGHT
+    tiles, i = (n + tallest - 1) // tallest, 0
+    while tiles:
+        rows = (n - i + tiles - 1) // tiles
+        at_a, at_start, at_c = a + 4 * i * a_row, start + 4 * i * start_row, c + 4 * i * c_row
+        if _has_wide_registers() and columns > WIDTH:
+            _wide(rows, at_a, a_row, a_term, b, b_term, at_start, start_row, at_c, c_row, k)
         else:
-            _tile1(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
-            i += 1
+            for r in range(rows, 2 * rows):
+                _fetch(at_c + 4 * r * c_row)
+            _narrow(rows, at_a, a_row, a_term, b, b_term, at_start, start_row, at_c, c_row, k)
+        i, tiles = i + rows, tiles - 1
 
 
 @compiled
 def _rows_with(
-    a: int, a_row: int, a_term: int, panel: np.ndarray, c: int, c_row: int, sums: np.ndarray, n: int, k: int
+    a: int,
+    a_row: int,
+    a_term: int,
+    panel: np.ndarray,
+    start: int,
+    start_row: int,
+    c: int,
+    c_row: int,
+    sums: np.ndarray,
+    n: int,
+    k: int,
 ) -> None:
-    """Add a @ panel [k, columns] to columns of c or, if there are any, to sums [n, columns]. As an argument, an array
-    lives until the call ends; its address alone would not keep it alive."""
+    """Write start + a @ panel [k, columns] to columns of c or, if there are any, add a @ panel to sums [n, columns]. As
+    an argument, an array lives until the call ends; its address alone would not keep it alive."""
     columns = panel.shape[1]
     if len(sums):
-        _rows(a, a_row, a_term, address(panel), columns, address(sums), columns, n, k, columns)
-    else:
-        _rows(a, a_row, a_term, address(panel), columns, c, c_row, n, k, columns)
+        start = c = address(sums)
+        start_row = c_row = columns
+    _rows(a, a_row, a_term, address(panel), columns, start, start_row, c, c_row, n, k, columns)
 
 
 @compiled
@@ -282,6 +308,48 @@ def _fetch_panel(b: int, b_term: int, b_column: int, k: int, columns: int) -> No
 
 
 @compiled
+def _in_tiles(
+    a: int,
+    a_row: int,
+    a_term: int,
+    b: int,
+    b_term: int,
+    b_column: int,
+    start: int,
+    start_row: int,
+    c: int,
+    c_row: int,
+    n: int,
+    k: int,
+    m: int,
+) -> None:
+    """product, for k of at least 1."""
+    direct, width = b_column == 1 and k * m <= _COPIED, _columns(m)
+    panel = np.empty((k, width), np.float32)
+    whole = m - m % width
+    for j in range(0, whole, width):
+        if direct:
+            _rows(a, a_row, a_term, b + 4 * j, b_term, start + 4 * j, start_row, c + 4 * j, c_row, n, k, width)
+        else:
+            _copy(b + 4 * j * b_column, b_term, b_column, k, width, panel)
+            _fetch_panel(b + 4 * (j + width) * b_column, b_term, b_column, k, width)
+            _rows_with(a, a_row, a_term, panel, start + 4 * j, start_row, c + 4 * j, c_row, panel[:0], n, k)
+    if whole < m:
+        rest = m - whole
+        width = _columns(rest)
+        panel = np.empty((k, width), np.float32)
+        _copy(b + 4 * whole * b_column, b_term, b_column, k, rest, panel)
+        sums = np.zeros((n, width), np.float32)
+        for i in range(n):
+            for j in range(rest):
+                sums[i, j] = load(start + 4 * (i * start_row + whole + j))
+        _rows_with(a, a_row, a_term, panel, start, start_row, c, c_row, sums, n, k)
+        for i in range(n):
+            for j in range(rest):
+                store(c + 4 * (i * c_row + whole + j), sums[i, j])
+
+
+@compiled
 def product(
     a: int,
     a_row: int,
@@ -289,45 +357,31 @@ def product(
     b: int,
     b_term: int,
     b_column: int,
+    start: int,
+    start_row: int,
     c: int,
     c_row: int,
     n: int,
     k: int,
     m: int,
 ) -> None:
-    """Add a [n, k] @ b [k, m] to c [n, m], term by term.
+    """Write start [n, m] + a [n, k] @ b [k, m] to c [n, m], term by term.
 
     Args:
-        a, b, c: addresses of float32 matrices.
+        a, b, start, c: addresses of float32 matrices. start may be c, or lie elsewhere.
         a_row, a_term: the strides of a.
         b_term, b_column: the strides of b.
-        c_row: the stride between rows of c, whose columns lie together.
+        start_row, c_row: the strides between rows of start and c, whose columns lie together. A start_row of 0 begins
+            every row with the same numbers, such as biases.
     """
-    if k == 0:
+    if k and (m > 1 or c_row != 1):
+        _in_tiles(a, a_row, a_term, b, b_term, b_column, start, start_row, c, c_row, n, k, m)
         return
-    direct, width = b_column == 1 and k * m <= _COPIED, _columns(m)
-    panel = np.empty((k, width), np.float32)
-    whole = m - m % width
-    for j in range(0, whole, width):
-        if direct:
-            _rows(a, a_row, a_term, b + 4 * j, b_term, c + 4 * j, c_row, n, k, width)
-        else:
-            _copy(b + 4 * j * b_column, b_term, b_column, k, width, panel)
-            _fetch_panel(b + 4 * (j + width) * b_column, b_term, b_column, k, width)
-            _rows_with(a, a_row, a_term, panel, c + 4 * j, c_row, panel[:0], n, k)
-    if whole < m:
-        rest = m - whole
-        width = _columns(rest)
-        panel = np.empty((k, width), np.float32)
-        _copy(b + 4 * whole * b_column, b_term, b_column, k, rest, panel)
-        sums = np.empty((n, width), np.float32)
-        for i in range(n):
-            for j in range(width):
-                sums[i, j] = load(c + 4 * (i * c_row + whole + j)) if j < rest else np.float32(0)
-        _rows_with(a, a_row, a_term, panel, c, c_row, sums, n, k)
-        for i in range(n):
-            for j in range(rest):
-                store(c + 4 * (i * c_row + whole + j), sums[i, j])
+    for i in range(n):
+        for j in range(m):
+            store(c + 4 * (i * c_row + j), load(start + 4 * (i * start_row + j)))
+    if k:  # a column is computed as a row, which fills the tile
+        _in_tiles(b, b_column, b_term, a, a_term, a_row, c, n, c, n, 1, k, n)
 
 
 @compiled
@@ -348,7 +402,7 @@ def products(
     k: int,
     m: int,
 ) -> None:
-    """product for each of several matrices; a_next, b_next and c_next are the strides between them."""
+    """Add a @ b to c, for each of several matrices; a_next, b_next and c_next are the strides between them."""
     for i in range(count):
         product(
             a + 4 * i * a_next,
@@ -357,6 +411,8 @@ def products(
             b + 4 * i * b_next,
             b_term,
             b_column,
+            c + 4 * i * c_next,
+            c_row,
             c + 4 * i * c_next,
             c_row,
             n,
