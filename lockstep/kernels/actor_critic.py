@@ -109,7 +109,7 @@ def _learn_critics(
     n, last, size = len(obs), len(layers) // critics, len(obs) // len(gradient)
     x = _joined(obs, action)
     scratch = evaluate(layers, parameters, x)
-    gradients = np.zeros_like(scratch)
+    gradients = np.empty_like(scratch)
     priority[:], sums[:] = 0, 0
     for c in range(critics):
         q = activations(scratch, layers, n, (c + 1) * last - 1)
@@ -186,9 +186,9 @@ def _climb(
         for layer in range(last):
             every = activations(scratch, layers, n, c * last + layer)
             _take(every, chosen, activations(numbers, table, len(chosen), layer))
-        gradients = np.zeros_like(numbers)
+        gradients = np.empty_like(numbers)
         activations(gradients, table, len(chosen), last - 1)[:, 0] = -weight[chosen]
-        by_x = np.zeros((len(chosen), x.shape[1]), np.float32)
+        by_x = np.empty((len(chosen), x.shape[1]), np.float32)
         seen = np.empty_like(by_x)
         _take(x, chosen, seen)
         backward(parameters, table, seen, numbers, gradients, x[:0], False, by_x)
@@ -249,7 +249,7 @@ def sac_gradients(
     _sample(output, now, chosen, scaled, log_prob)
     by_action, values = np.empty((n, size), np.float32), np.empty(n, np.float32)
     _climb(layers, critics, parameters, obs, chosen, weight, by_action, values)
-    gradients = np.zeros_like(scratch)
+    gradients = np.empty_like(scratch)
     by_output = activations(gradients, policy, n, last)
     for s in range(slices):
         of_temperature = _ZERO
@@ -324,7 +324,7 @@ def td3_gradients(
         chosen = _squashed(activations(scratch, policy, n, last))
         by_action, values = np.empty((n, size), np.float32), np.empty(n, np.float32)
         _climb(layers[: len(layers) // critics], 1, parameters, obs, chosen, weight, by_action, values)
-        gradients = np.zeros_like(scratch)
+        gradients = np.empty_like(scratch)
         by_output = activations(gradients, policy, n, last)
         for i in range(n):
             for d in range(size):

@@ -113,7 +113,10 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
             convolve(below, channels, height, width, kernel, weight, bias, y)
         else:
             n, k, m = len(x), below.shape[1], y.shape[1]
-            product(address(below), k, 1, weight, between_inputs, between_outputs, bias, 0, address(y), m, n, k, m)
+            of_weights, rectify = (weight, between_inputs, between_outputs), layers[layer, ACTIVATION] == RELU
+            product(address(below), k, 1, *of_weights, bias, 0, address(y), m, n, k, m, rectify)
+            if rectify:
+                continue
         activate(y, layers[layer, ACTIVATION])
 
 
@@ -135,14 +138,14 @@ def _by_parameters(
         below, grad: the layer's inputs [n, K], and the gradient by its outputs before the activation [n, M].
         zeros: at least K and M of them, to write the gradients instead of adding them; else none.
     """
-    fresh, (n, k), m = len(zeros) > 0, below.shape, grad.shape[1]
+    (n, k), m, fresh = below.shape, grad.shape[1], len(zeros) > 0
     begin, to = layers[layer, BIAS], weights(gradient, layers, layer)[0]
     kernel, channels, height, width = layers[layer, KERNEL:]
-    rows = grad.reshape((n * _places(layers, layer), -1))
-    by_bias = gradient[begin : begin + rows.shape[1]]
+    shared = _places(layers, layer)
+    by_bias = gradient[begin : begin + m // shared]
     if fresh:
         by_bias[:] = 0
-    _gather(rows, by_bias)
+    _gather(grad.reshape((n * shared, m // shared)), by_bias)
     start = address(zeros) if fresh else to
     if kernel:
         convolve_back(below, channels, height, width, kernel, grad, fresh, to)
@@ -150,6 +153,18 @@ def _by_parameters(
         product(address(below), 1, k, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m)
     else:
         product(address(grad), 1, m, address(below), k, 1, start, 0 if fresh else k, to, k, m, n, k)
+
+
+@compiled
+def _back(
+    grad: np.ndarray, weight: int, between_outputs: int, between_inputs: int, zeros: np.ndarray, by_inputs: np.ndarray
+) -> None:
+    """Add the gradient by a layer's inputs to by_inputs [n, K] or, if there are zeros [K], write it: given that by its
+    outputs, [n, M], and its weights as their transpose."""
+    (n, m), k = grad.shape, by_inputs.shape[1]
+    to = address(by_inputs)
+    start, row = (address(zeros), 0) if len(zeros) else (to, k)
+    product(address(grad), m, 1, weight, between_outputs, between_inputs, start, row, to, k, n, m, k)
 
 
 @compiled
@@ -174,33 +189,33 @@ def backward(
     fresh: bool,
     by_x: np.ndarray,
 ) -> None:
-    """Add the gradients by the parameters of all layers and by x, the last layer first.
+    """Compute the gradients by the parameters of all layers and by x, the last layer first.
 
     Args:
         parameters: float32 [P].
         layers: the table, int64 [L, 11].
         x: observations, float32 [n, K].
         scratch: what forward wrote.
-        gradients: as scratch: the gradient by the outputs that the loss depends on, and 0 elsewhere. It is overwritten.
+        gradients: as scratch: the gradient by the outputs of layers that no other layer takes. The rest is overwritten.
         gradient: float32 [S, P or more], to which each slice's gradients by weights and biases are added; [0, …] to
             leave them out.
         fresh: write these gradients instead of adding them.
-        by_x: float32 [n, K], to which the gradient by x is added; [0, K] to leave it out.
+        by_x: float32 [n, K], to which the gradient by x is written; [0, K] to leave it out.
     """
     samples = len(x)
-    zeros = np.zeros(max(layers[:, INPUTS].max(), layers[:, OUTPUTS].max()) if fresh else 0, np.float32)
+    zeros = np.zeros(max(layers[:, INPUTS].max(), layers[:, OUTPUTS].max()), np.float32)
+    none = zeros if fresh else zeros[:0]
     for layer in range(len(layers) - 1, -1, -1):
         source = layers[layer, SOURCE]
         y, grad = activations(scratch, layers, samples, layer), activations(gradients, layers, samples, layer)
         deactivate(grad, y, layers[layer, ACTIVATION])
         below = x if source < 0 else activations(scratch, layers, samples, source)
-        k, m = below.shape[1], grad.shape[1]
         for s in range(len(gradient)):
             n = samples // len(gradient)
-            _by_parameters(layers, layer, below[s * n : (s + 1) * n], grad[s * n : (s + 1) * n], zeros, gradient[s])
+            _by_parameters(layers, layer, below[s * n : (s + 1) * n], grad[s * n : (s + 1) * n], none, gradient[s])
         of_below = activations(gradients, layers, samples, source) if source >= 0 else by_x
         if len(of_below):
             assert not layers[layer, KERNEL]
             weight, between_inputs, between_outputs = weights(parameters, layers, layer)
-            to = address(of_below)
-            product(address(grad), m, 1, weight, between_outputs, between_inputs, to, k, to, k, samples, m, k)
+            added = np.any(layers[layer + 1 :, SOURCE] == source)
+            _back(grad, weight, between_outputs, between_inputs, zeros[: 0 if added else below.shape[1]], of_below)

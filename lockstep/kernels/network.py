@@ -86,7 +86,7 @@ def differentiate(
     observation, call lead_back after the last samples.
     """
     n, last = len(x), len(layers) - 1
-    gradients = np.zeros_like(scratch)
+    gradients = np.empty_like(scratch)
     head, to_head = activations(scratch, layers, n, last - 1), activations(gradients, layers, n, last - 1)
     to_value = activations(gradients, layers, n, last)
     emitted, size = head.shape[1], by_policy.shape[1]

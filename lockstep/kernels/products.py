@@ -129,8 +129,8 @@ def _turn(typingctx: Any, b: Any, b_row: Any, out: Any, out_row: Any) -> Any:
 
 
 def _terms(context: Any, builder: Any, rows: int, vectors: int, arguments: Any) -> None:
-    """Write the loop over the terms of a tile of rows × 16 * vectors numbers: c = start + a @ b."""
-    a, a_row, a_term, b, b_term, start, start_row, c, c_row, k = arguments
+    """Write the loop over the terms of a tile of rows × 16 * vectors numbers: c = start + a @ b, perhaps rectified."""
+    a, a_row, a_term, b, b_term, start, start_row, c, c_row, k, rectify = arguments
     columns = [_INT(_BYTES * WIDTH * v) for v in range(vectors)]
 
     def places(first: Any, row: Any) -> list[Any]:
@@ -160,65 +160,71 @@ def _terms(context: Any, builder: Any, rows: int, vectors: int, arguments: Any) 
         phi.add_incoming(then, loop)
     builder.cbranch(builder.icmp_signed("<", following, k), loop, end)
     builder.position_at_end(end)
+    zero = ir.Constant(_ROW, [0.0] * WIDTH)
     for total, place in zip(after, to, strict=True):
-        _store(builder, total, place)
+        above = builder.fcmp_unordered(">=", total, zero)  # or NaN, which stays
+        rectified = builder.fadd(builder.select(above, total, zero), zero)  # without -0
+        _store(builder, builder.select(rectify, rectified, total), place)
 
 
-def _tile(tallest: int, vectors: int) -> Any:
-    """The function that writes start + a @ b to a tile of up to so many rows: a is rows × k, b is k × 16 * vectors."""
-
-    def tile(
-        typingctx: Any,
-        rows: Any,
-        a: Any,
-        a_row: Any,
-        a_term: Any,
-        b: Any,
-        b_term: Any,
-        start: Any,
-        start_row: Any,
-        c: Any,
-        c_row: Any,
-        k: Any,
-    ) -> Any:
-        """a, b, start and c are addresses, the rest are strides in numbers; k is at least 1."""
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            done = builder.append_basic_block("done")
-            switch = builder.switch(arguments[0], done)
-            for height in range(1, tallest + 1):
-                block = builder.append_basic_block(f"rows{height}")
-                switch.add_case(_INT(height), block)
-                builder.position_at_end(block)
-                _terms(context, builder, height, vectors, arguments[1:])
-                builder.branch(done)
-            builder.position_at_end(done)
-            return context.get_dummy_value()
-
-        return types.void(*[types.intp] * 11), generate
-
-    return instruction(tile)
-
-
-_HEIGHT, _WIDE_HEIGHT = 6, 8
-"""Rows of the tallest tiles of 16 and of 32 columns."""
-_narrow, _wide = _tile(_HEIGHT, 1), _tile(_WIDE_HEIGHT, 2)
+def _size(context: Any) -> tuple[int, int]:
+    """Rows and vectors of the tallest tile: with AVX-512, a CPU has 32 registers for vectors of 16 numbers."""
+    return (8, 2) if has(context, "avx512f") else (6, 1)
 
 
 @instruction
-def _has_wide_registers(typingctx: Any) -> Any:
-    """Whether the CPU has 32 registers for vectors of 16 numbers: AVX-512."""
+def _tile(
+    typingctx: Any,
+    rows: Any,
+    a: Any,
+    a_row: Any,
+    a_term: Any,
+    b: Any,
+    b_term: Any,
+    start: Any,
+    start_row: Any,
+    c: Any,
+    c_row: Any,
+    k: Any,
+    rectify: Any,
+) -> Any:
+    """Write start + a @ b to a tile of the tallest kind's rows or of 4, 2 or 1: a is rows × k, b is k × its columns.
+    a, b, start and c are addresses, a_row to c_row strides in numbers; k is at least 1, rectify a bool."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return ir.Constant(ir.IntType(1), has(context, "avx512f"))
+        tallest, vectors = _size(context)
+        done = builder.append_basic_block("done")
+        switch = builder.switch(arguments[0], done)
+        for height in (tallest, 4, 2, 1):
+            block = builder.append_basic_block(f"rows{height}")
+            switch.add_case(_INT(height), block)
+            builder.position_at_end(block)
+            _terms(context, builder, height, vectors, arguments[1:])
+            builder.branch(done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
 
-    return types.boolean(), generate
+    return types.void(*[types.intp] * 11, types.boolean), generate
 
 
-@compiled
-def _columns(m: int) -> int:
-    """Columns of the tiles for a matrix of m columns, or for its last ones."""
-    return 2 * WIDTH if m > WIDTH and _has_wide_registers() else WIDTH
+@instruction
+def _tallest(typingctx: Any) -> Any:
+    """Rows of the tallest tile."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _INT(_size(context)[0])
+
+    return types.intp(), generate
+
+
+@instruction
+def _columns(typingctx: Any) -> Any:
+    """Columns of a tile."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _INT(WIDTH * _size(context)[1])
+
+    return types.intp(), generate
 
 
 @compiled
@@ -234,44 +240,23 @@ def _rows(
     c_row: int,
     n: int,
     k: int,
-    columns: int,
+    rectify: bool,
+    panel: np.ndarray,
+    sums: np.ndarray,
 ) -> None:
-    """Write start + a @ b to 16 or 32 columns of c, in tiles of nearly equal heights."""
-    tallest = _WIDE_HEIGHT if columns > WIDTH else _HEIGHT
-    tiles, i = (n + tallest - 1) // tallest, 0
-    while tiles:
-        rows = (n - i + tiles - 1) // tiles
+    """Write start + a @ b to a tile's columns of c. panel and sums, where some of them may lie, are arguments because
+    an array lives until the call ends; its address alone would not keep it alive."""
+    i = 0
+    while i < n:
+        left, rows = n - i, _tallest()
         at_a, at_start, at_c = a + 4 * i * a_row, start + 4 * i * start_row, c + 4 * i * c_row
-        if _has_wide_registers() and columns > WIDTH:
-            _wide(rows, at_a, a_row, a_term, b, b_term, at_start, start_row, at_c, c_row, k)
+        if left < rows or (left == 8 and rows == 6):
+            rows = 4 if left >= 4 else (2 if left >= 2 else 1)
         else:
             for r in range(rows, 2 * rows):
                 _fetch(at_c + 4 * r * c_row)
-            _narrow(rows, at_a, a_row, a_term, b, b_term, at_start, start_row, at_c, c_row, k)
-        i, tiles = i + rows, tiles - 1
-
-
-@compiled
-def _rows_with(
-    a: int,
-    a_row: int,
-    a_term: int,
-    panel: np.ndarray,
-    start: int,
-    start_row: int,
-    c: int,
-    c_row: int,
-    sums: np.ndarray,
-    n: int,
-    k: int,
-) -> None:
-    """Write start + a @ panel [k, columns] to columns of c or, if there are any, add a @ panel to sums [n, columns]. As
-    an argument, an array lives until the call ends; its address alone would not keep it alive."""
-    columns = panel.shape[1]
-    if len(sums):
-        start = c = address(sums)
-        start_row = c_row = columns
-    _rows(a, a_row, a_term, address(panel), columns, start, start_row, c, c_row, n, k, columns)
+        _tile(rows, at_a, a_row, a_term, b, b_term, at_start, start_row, at_c, c_row, k, rectify)
+        i += rows
 
 
 @compiled
@@ -308,48 +293,6 @@ def _fetch_panel(b: int, b_term: int, b_column: int, k: int, columns: int) -> No
 
 
 @compiled
-def _in_tiles(
-    a: int,
-    a_row: int,
-    a_term: int,
-    b: int,
-    b_term: int,
-    b_column: int,
-    start: int,
-    start_row: int,
-    c: int,
-    c_row: int,
-    n: int,
-    k: int,
-    m: int,
-) -> None:
-    """product, for k of at least 1."""
-    direct, width = b_column == 1 and k * m <= _COPIED, _columns(m)
-    panel = np.empty((k, width), np.float32)
-    whole = m - m % width
-    for j in range(0, whole, width):
-        if direct:
-            _rows(a, a_row, a_term, b + 4 * j, b_term, start + 4 * j, start_row, c + 4 * j, c_row, n, k, width)
-        else:
-            _copy(b + 4 * j * b_column, b_term, b_column, k, width, panel)
-            _fetch_panel(b + 4 * (j + width) * b_column, b_term, b_column, k, width)
-            _rows_with(a, a_row, a_term, panel, start + 4 * j, start_row, c + 4 * j, c_row, panel[:0], n, k)
-    if whole < m:
-        rest = m - whole
-        width = _columns(rest)
-        panel = np.empty((k, width), np.float32)
-        _copy(b + 4 * whole * b_column, b_term, b_column, k, rest, panel)
-        sums = np.zeros((n, width), np.float32)
-        for i in range(n):
-            for j in range(rest):
-                sums[i, j] = load(start + 4 * (i * start_row + whole + j))
-        _rows_with(a, a_row, a_term, panel, start, start_row, c, c_row, sums, n, k)
-        for i in range(n):
-            for j in range(rest):
-                store(c + 4 * (i * c_row + whole + j), sums[i, j])
-
-
-@compiled
 def product(
     a: int,
     a_row: int,
@@ -364,6 +307,7 @@ def product(
     n: int,
     k: int,
     m: int,
+    rectify: bool = False,
 ) -> None:
     """Write start [n, m] + a [n, k] @ b [k, m] to c [n, m], term by term.
 
@@ -373,15 +317,39 @@ def product(
         b_term, b_column: the strides of b.
         start_row, c_row: the strides between rows of start and c, whose columns lie together. A start_row of 0 begins
             every row with the same numbers, such as biases.
+        rectify: write 0 for negative results, if k is not 0.
     """
-    if k and (m > 1 or c_row != 1):
-        _in_tiles(a, a_row, a_term, b, b_term, b_column, start, start_row, c, c_row, n, k, m)
+    turns = m == 1 and c_row == 1
+    if k == 0 or turns:
+        for i in range(n):
+            for j in range(m):
+                store(c + 4 * (i * c_row + j), load(start + 4 * (i * start_row + j)))
+    if k == 0:
         return
-    for i in range(n):
-        for j in range(m):
-            store(c + 4 * (i * c_row + j), load(start + 4 * (i * start_row + j)))
-    if k:  # a column is computed as a row, which fills the tile
-        _in_tiles(b, b_column, b_term, a, a_term, a_row, c, n, c, n, 1, k, n)
+    if turns:  # a column is computed as a row, which fills the tile
+        a, a_row, a_term, b, b_term, b_column = b, b_column, b_term, a, a_term, a_row
+        start, start_row, c_row, n, m = c, n, n, 1, n
+    width, direct = _columns(), b_column == 1 and k * m <= _COPIED
+    panel = np.empty((k, width), np.float32)
+    sums = np.zeros((n if m % width else 0, width), np.float32)  # for columns that fill no tile
+    for j in range(0, m, width):
+        columns = min(width, m - j)
+        at_b, between, first, first_row, to, to_row = b + 4 * j, b_term, start + 4 * j, start_row, c + 4 * j, c_row
+        if columns < width or not direct:
+            _copy(b + 4 * j * b_column, b_term, b_column, k, columns, panel)
+            at_b, between = address(panel), width
+        if j + 2 * width <= m and not direct:
+            _fetch_panel(b + 4 * (j + width) * b_column, b_term, b_column, k, width)
+        if columns < width:
+            for i in range(n):
+                for rest in range(columns):
+                    sums[i, rest] = load(first + 4 * (i * first_row + rest))
+            first, first_row, to, to_row = address(sums), width, address(sums), width
+        _rows(a, a_row, a_term, at_b, between, first, first_row, to, to_row, n, k, rectify, panel, sums)
+        if columns < width:
+            for i in range(n):
+                for rest in range(columns):
+                    store(c + 4 * (i * c_row + j + rest), sums[i, rest])
 
 
 @compiled

@@ -61,8 +61,9 @@ def dqn_gradients(
     selector = activations(evaluate(layers, parameters, next_obs), layers, n, last) if double else q_t
     scratch = evaluate(layers, parameters, obs)
     q_tm1 = activations(scratch, layers, n, last)
-    gradients = np.zeros_like(scratch)
+    gradients = np.empty_like(scratch)
     by_q = activations(gradients, layers, n, last)
+    by_q[:] = 0
     for i in range(n):
         wanted = reward[i] + discount[i] * q_t[i, _best(selector[i])]
         value = q_tm1[i, action[i]]
