@@ -37,7 +37,8 @@ def by_kernel(agent: Agent, batch: Transitions, hyper: dict[str, float]) -> tupl
     learner, priorities = kind(agent, range(_SLOTS), TreeSum(_SLOTS, Group())), dict[int, Tensor]()
     learner.batches.learned = priorities.__setitem__  # type: ignore[method-assign]
     learner.batches.taken = lambda slot, step: (Taken(batch, [(None, None)]), 0)  # type: ignore
-    out = np.full_like(learner._out, np.nan)
-    learner.compute(0, hyper, out)
+    out = np.zeros_like(learner._out)
+    for update in (2, hyper["update"]):  # nothing of an earlier gradient step remains, even if it moved more
+        learner.compute(0, {**hyper, "update": update}, out)
     assert list(priorities) == list(range(_SLOTS))
     return torch.from_numpy(out[_SLOT]), priorities[_SLOT]

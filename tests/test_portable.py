@@ -18,10 +18,13 @@ import pytest
 import torch
 from tiny import options, portable
 
-from lockstep import train
+from lockstep import replay, resume, train, verify
 from lockstep.algorithms.base import LossOutput
 from lockstep.algorithms.ppo import PPO, PPOConfig
 from lockstep.config.settings import SettingsError
+from lockstep.run import ledger, platform
+from lockstep.run.consistency import require_same_arithmetic
+from lockstep.run.folder import RunFolder
 
 FILE = Path(__file__).with_name("portable.json")
 EXPECTED: dict[str, str] = json.loads(FILE.read_text()) if FILE.exists() else {}
@@ -66,6 +69,21 @@ def test_digests_are_those_of_a_cpu_without_vectors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ppo-lstm", "sac-prioritized-lag-1"])
 def test_layouts_do_not_change_digests(name: str, layout: str, tmp_path: Path) -> None:
     assert digest(name, tmp_path, f"cpu:{layout}" if "-" in layout else layout) == EXPECTED[name]
+
+
+def test_a_run_in_another_version_of_the_arithmetic_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(platform, "PORTABLE", 3)
+        run = Path(train(portable("portable-pendulum"), options=options(tmp_path / "run"), stop_after=2).run)
+    for repeat in (verify, replay, resume):
+        with pytest.raises(SettingsError, match="in version 3 of portable arithmetic, and this lockstep has version 2"):
+            repeat(run)
+    head, _ = ledger.read(run / "ledger.jsonl")
+    del head["platform"]["portable"]
+    with pytest.raises(SettingsError, match="in version 1"):
+        require_same_arithmetic(RunFolder.open(run), head)
+    head["settings"]["precision"] = "fp32"
+    require_same_arithmetic(RunFolder.open(run), head)
 
 
 class Rounded(PPO):

@@ -59,7 +59,7 @@ class ReplayBatches:
         self._began = 0 if config.replay.checkpoint else None
         """The iteration at which the replay memory began. None: not known yet, since checkpoints do not hold replay."""
         self._taken: dict[int, Taken] = {}
-        self._drawn: tuple[np.ndarray, np.ndarray] | None = None
+        self._drawn: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         """Store an iteration's rollouts, and return the number of its gradient steps. The first call needs at least one
@@ -101,7 +101,7 @@ class ReplayBatches:
         if index == 0:
             self._taken[slot] = self._take(slot, range(step, max(step + 1, min(step + at_once, self._steps))))
         taken = self._taken[slot]
-        self._drawn = taken.drawn[index]
+        self._drawn[slot] = taken.drawn[index]
         return taken, index
 
     def _take(self, slot: int, steps: range) -> Taken:
@@ -143,7 +143,7 @@ class ReplayBatches:
         self._saved[slot] = saved
 
     def learned(self, slot: int, priorities: Tensor | None) -> None:
-        """Set the priorities of the last drawn items."""
+        """Set the priorities of the items that were drawn last from a slot's replay."""
         if self._algorithm.weighted:
-            assert priorities is not None and self._drawn is not None
-            self._replays[slot].prioritize(*self._drawn, priorities.cpu().numpy())
+            assert priorities is not None
+            self._replays[slot].prioritize(*self._drawn[slot], priorities.cpu().numpy())

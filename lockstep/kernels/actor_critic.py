@@ -1,9 +1,10 @@
-"""Gradients of SAC, TD3 and DDPG in portable arithmetic: the losses of lockstep.algorithms for one shard's slice.
+"""Gradients of SAC, TD3 and DDPG in portable arithmetic: the losses of lockstep.algorithms for several shards' slices.
 
 The policy and the critics are tables of layers (lockstep.kernels.dense). The critics' table holds C networks of equal
-shape, one after the other.
+shape, one after the other. Networks are evaluated for all slices at once, since every product copies its weights.
 
-Shape legend: P parameters, L layers of a network, C critics, n items, D numbers of an observation, A of an action.
+Shape legend: P parameters, L layers of a network, C critics, S slices, N items of all slices, one slice after the
+other, n of them in each, D numbers of an observation, A of an action.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import math
 import numpy as np
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.dense import SOURCE, activations, backward, evaluate
+from lockstep.kernels.dense import SOURCE, activations, backward, clear, evaluate
 from lockstep.kernels.math import exp, ndtri, softplus, tanh
+from lockstep.kernels.sums import write_sums
 
 _LOG_STD_LOW, _LOG_STD_HIGH = np.float32(-20), np.float32(2)
 _TINY, _ZERO, _HALF, _ONE, _TWO = map(np.float32, (1e-7, 0, 0.5, 1, 2))
@@ -24,14 +26,18 @@ SAC_SUMS, TD3_SUMS = 8, 5
 
 
 @compiled
-def _normal(noise: np.float32) -> np.float32:
-    """The normal quantile of uniform noise."""
-    return ndtri(min(max(noise, _TINY), _ONE - _TINY))
+def _normal(noise: np.ndarray) -> np.ndarray:
+    """The normal quantiles of uniform noise: [..., A] -> [..., A] as a matrix"""
+    flat = noise.reshape(noise.size)
+    out = np.empty(flat.size, np.float32)
+    for i in range(flat.size):
+        out[i] = ndtri(min(max(flat[i], _TINY), _ONE - _TINY))
+    return out.reshape((-1, noise.shape[-1]))
 
 
 @compiled
 def _joined(obs: np.ndarray, action: np.ndarray) -> np.ndarray:
-    """What critics see: [n, D] and [n, A] -> [n, D + A]; actions are cut to their bounds."""
+    """What critics see: [N, D] and [N, A] -> [N, D + A]; actions are cut to their bounds."""
     (n, size), more = obs.shape, action.shape[1]
     x = np.empty((n, size + more), np.float32)
     for i in range(n):
@@ -43,27 +49,45 @@ def _joined(obs: np.ndarray, action: np.ndarray) -> np.ndarray:
 
 
 @compiled
+def _squashed(output: np.ndarray) -> np.ndarray:
+    """tanh of each number, [N, A]"""
+    flat = output.reshape(output.size)
+    action = np.empty(flat.size, np.float32)
+    for i in range(flat.size):
+        action[i] = tanh(flat[i])
+    return action.reshape(output.shape)
+
+
+@compiled
 def _sample(
-    output: np.ndarray, noise: np.ndarray, action: np.ndarray, scaled: np.ndarray, log_prob: np.ndarray
+    output: np.ndarray, normal: np.ndarray, action: np.ndarray, scaled: np.ndarray, log_prob: np.ndarray
 ) -> None:
-    """Actions of a squashed normal distribution, [n, A], and their log-probabilities [n].
+    """Actions of a squashed normal distribution, [N, A], and their log-probabilities [N].
 
     Args:
-        output: of the policy: means and log deviations, [n, 2A].
-        noise: uniform, [n, A].
-        scaled: is set to deviation times normal noise, [n, A].
+        output: of the policy: means and log deviations, [N, 2A].
+        normal: noise, [N, A].
+        scaled: is set to deviation times noise, [N, A].
     """
     n, size = action.shape
+    log_std, term = np.empty((n, size), np.float32), np.empty(n * size, np.float32)
+    for i in range(n):
+        for d in range(size):
+            log_std[i, d] = min(max(output[i, size + d], _LOG_STD_LOW), _LOG_STD_HIGH)
+            action[i, d] = output[i, d]
+    z, log, shift, u = normal.reshape(-1), log_std.reshape(-1), scaled.reshape(-1), action.reshape(-1)
+    for i in range(n * size):  # these loops are vectorized
+        shift[i] = exp(log[i]) * z[i]
+        u[i] = u[i] + shift[i]
+    for i in range(n * size):
+        slope = _TWO * (_LOG_2 - u[i] - softplus(-_TWO * u[i]))
+        term[i] = -_HALF * (z[i] * z[i] + _LOG_TAU) - log[i] - slope
+    for i in range(n * size):
+        u[i] = tanh(u[i])
     for i in range(n):
         total = _ZERO
         for d in range(size):
-            log_std = min(max(output[i, size + d], _LOG_STD_LOW), _LOG_STD_HIGH)
-            normal = _normal(noise[i, d])
-            scaled[i, d] = exp(log_std) * normal
-            u = output[i, d] + scaled[i, d]
-            action[i, d] = tanh(u)
-            slope = _TWO * (_LOG_2 - u - softplus(-_TWO * u))
-            total += -_HALF * (normal * normal + _LOG_TAU) - log_std - slope
+            total += term[i * size + d]
         log_prob[i] = total
 
 
@@ -80,13 +104,13 @@ def _learn_critics(
     priority: np.ndarray,
     sums: np.ndarray,
 ) -> None:
-    """Add the gradient of the critics' squared errors, and set priorities and the sums of loss, value, target and
-    error."""
-    n, last = len(obs), len(layers) // critics
+    """Write the gradients of the critics' squared errors, [S, P or more], and set priorities [N] and each slice's sums
+    of loss, value, target and error, [S, 4]."""
+    n, last, size = len(obs), len(layers) // critics, len(obs) // len(gradient)
     x = _joined(obs, action)
     scratch = evaluate(layers, parameters, x)
-    gradients = np.zeros_like(scratch)
-    priority[:] = 0
+    gradients = np.empty_like(scratch)
+    priority[:], sums[:] = 0, 0
     for c in range(critics):
         q = activations(scratch, layers, n, (c + 1) * last - 1)
         by_q = activations(gradients, layers, n, (c + 1) * last - 1)
@@ -94,17 +118,17 @@ def _learn_critics(
             error = q[i, 0] - target[i]
             by_q[i, 0] = _TWO * weight[i] * error
             priority[i] += abs(error) / np.float32(critics)
-            sums[0] += weight[i] * (error * error)
-            sums[1] += q[i, 0] / np.float32(critics)
+            sums[i // size, 0] += weight[i] * (error * error)
+            sums[i // size, 1] += q[i, 0] / np.float32(critics)
     for i in range(n):
-        sums[2] += target[i]
-        sums[3] += priority[i]
-    backward(parameters, layers, x, scratch, gradients, gradient, x[:0])
+        sums[i // size, 2] += target[i]
+        sums[i // size, 3] += priority[i]
+    backward(parameters, layers, x, scratch, gradients, gradient, True, x[:0])
 
 
 @compiled
 def _smallest(layers: np.ndarray, critics: int, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """The smallest of the critics' values, [n]."""
+    """The smallest of the critics' values, [N]."""
     n, last = len(x), len(layers) // critics
     scratch = evaluate(layers, parameters, x)
     smallest = activations(scratch, layers, n, last - 1)[:, 0].copy()
@@ -125,6 +149,15 @@ def _of_critic(layers: np.ndarray, critics: int, critic: int) -> np.ndarray:
 
 
 @compiled
+def _take(rows: np.ndarray, index: np.ndarray, out: np.ndarray) -> None:
+    """Copy the rows [N, M] at index [n] to out [n, M]."""
+    for i in range(len(index)):
+        of, to = rows[index[i]], out[i]
+        for j in range(len(of)):
+            to[j] = of[j]
+
+
+@compiled
 def _climb(
     layers: np.ndarray,
     critics: int,
@@ -135,7 +168,7 @@ def _climb(
     by_action: np.ndarray,
     values: np.ndarray,
 ) -> None:
-    """The smallest of the critics' values of actions [n, A], and the gradient of its negative, weighted, by actions.
+    """The smallest of the critics' values of actions [N, A], and the gradient of its negative, weighted, by actions.
     Each item is differentiated through its smallest critic alone."""
     n, size, last = len(obs), obs.shape[1], len(layers) // critics
     x = _joined(obs, action)
@@ -152,17 +185,19 @@ def _climb(
         numbers = np.empty(len(chosen) * (len(scratch) // n // critics), np.float32)
         for layer in range(last):
             every = activations(scratch, layers, n, c * last + layer)
-            activations(numbers, table, len(chosen), layer)[:] = every[chosen]
-        gradients = np.zeros_like(numbers)
+            _take(every, chosen, activations(numbers, table, len(chosen), layer))
+        gradients = np.empty_like(numbers)
         activations(gradients, table, len(chosen), last - 1)[:, 0] = -weight[chosen]
-        by_x = np.zeros((len(chosen), x.shape[1]), np.float32)
-        backward(parameters, table, x[chosen], numbers, gradients, parameters[:0], by_x)
+        by_x = np.empty((len(chosen), x.shape[1]), np.float32)
+        seen = np.empty_like(by_x)
+        _take(x, chosen, seen)
+        backward(parameters, table, seen, numbers, gradients, x[:0], False, by_x)
         for i in range(len(chosen)):
             by_action[chosen[i]] = by_x[i, size:]
 
 
 @compiled
-def sac_gradient(
+def sac_gradients(
     policy: np.ndarray,
     layers: np.ndarray,
     critics: int,
@@ -180,7 +215,7 @@ def sac_gradient(
     out: np.ndarray,
     priority: np.ndarray,
 ) -> None:
-    """The gradient of SAC's losses.
+    """The gradients of SAC's losses.
 
     Args:
         policy: the policy's table, int64 [L, 11].
@@ -189,59 +224,60 @@ def sac_gradient(
         parameters, target: of the model and of the target model, float32 [P].
         log_temperature: the place of log α among the parameters.
         target_entropy: in nats.
-        obs, action, reward, discount, next_obs, weight: the items, float32 [n, D], [n, A], [n], [n], [n, D], [n].
-        noise: uniform, float32 [2, n, A].
-        out: float32 [P + 1 + SAC_SUMS]: the gradient, n, and the sums of metrics.
-        priority: is set to the mean error of each item, float32 [n].
+        obs, action, reward, discount, next_obs, weight: the items, float32 [N, D], [N, A], [N], [N], [N, D], [N].
+        noise: uniform, float32 [S, 2, n, A].
+        out: float32 [S, P + 1 + SAC_SUMS or more]: each slice's gradient by what the tables name and by log α, n, and
+            the sums of metrics. The rest of it stays as it is.
+        priority: is set to the mean error of each item, float32 [N].
     """
-    n, size = action.shape
-    last = len(policy) - 1
-    gradient, sums = out[: len(parameters)], np.zeros(SAC_SUMS)
-    gradient[:] = 0
+    (n, size), slices = action.shape, len(out)
+    last, each = len(policy) - 1, n // slices
+    sums = np.zeros((slices, SAC_SUMS))
     alpha = exp(parameters[log_temperature])
+    normal = _normal(noise).reshape((slices, 2, each, size))
+    now, later = normal[:, 0].copy().reshape((n, size)), normal[:, 1].copy().reshape((n, size))
     chosen, scaled, log_prob = np.empty((n, size), np.float32), np.empty((n, size), np.float32), np.empty(n, np.float32)
 
     scratch = evaluate(policy, parameters, next_obs)
-    _sample(activations(scratch, policy, n, last), noise[1], chosen, scaled, log_prob)
+    _sample(activations(scratch, policy, n, last), later, chosen, scaled, log_prob)
     wanted = _smallest(layers, critics, target, _joined(next_obs, chosen))
     for i in range(n):
         wanted[i] = reward[i] + discount[i] * (wanted[i] - alpha * log_prob[i])
 
     scratch = evaluate(policy, parameters, obs)
     output = activations(scratch, policy, n, last)
-    _sample(output, noise[0], chosen, scaled, log_prob)
+    _sample(output, now, chosen, scaled, log_prob)
     by_action, values = np.empty((n, size), np.float32), np.empty(n, np.float32)
     _climb(layers, critics, parameters, obs, chosen, weight, by_action, values)
-    gradients = np.zeros_like(scratch)
+    gradients = np.empty_like(scratch)
     by_output = activations(gradients, policy, n, last)
-    of_temperature = _ZERO
-    for i in range(n):
-        by_log_prob = alpha * weight[i]
-        entropy = -log_prob[i]
-        for d in range(size):
-            a = chosen[i, d]
-            by_mean = by_action[i, d] * (_ONE - a * a) + _TWO * (a * by_log_prob)
-            inside = _LOG_STD_LOW <= output[i, size + d] <= _LOG_STD_HIGH
-            by_output[i, d] = by_mean
-            by_output[i, size + d] = by_mean * scaled[i, d] - by_log_prob if inside else _ZERO
-        of_temperature += weight[i] * (entropy - target_entropy)
-        sums[1] += weight[i] * (alpha * log_prob[i] - values[i])
-        sums[6] += entropy
-    backward(parameters, policy, obs, scratch, gradients, gradient, obs[:0])
-    gradient[log_temperature] = alpha * of_temperature
-    sums[2] = alpha * of_temperature
-    sums[7] = alpha * np.float32(n)
+    for s in range(slices):
+        of_temperature = _ZERO
+        for i in range(s * each, (s + 1) * each):
+            by_log_prob = alpha * weight[i]
+            entropy = -log_prob[i]
+            for d in range(size):
+                a = chosen[i, d]
+                by_mean = by_action[i, d] * (_ONE - a * a) + _TWO * (a * by_log_prob)
+                inside = _LOG_STD_LOW <= output[i, size + d] <= _LOG_STD_HIGH
+                by_output[i, d] = by_mean
+                by_output[i, size + d] = by_mean * scaled[i, d] - by_log_prob if inside else _ZERO
+            of_temperature += weight[i] * (entropy - target_entropy)
+            sums[s, 1] += weight[i] * (alpha * log_prob[i] - values[i])
+            sums[s, 6] += entropy
+        out[s, log_temperature] = alpha * of_temperature
+        sums[s, 2] = alpha * of_temperature
+        sums[s, 7] = alpha * np.float32(each)
+    backward(parameters, policy, obs, scratch, gradients, out, True, obs[:0])
 
-    of_critics = np.zeros(4)
-    _learn_critics(layers, critics, parameters, obs, action, wanted, weight, gradient, priority, of_critics)
-    sums[0], sums[3], sums[4], sums[5] = of_critics[0], of_critics[1], of_critics[2], of_critics[3]
-    out[len(parameters)] = np.float32(n)
-    for j in range(SAC_SUMS):
-        out[len(parameters) + 1 + j] = np.float32(sums[j])
+    of_critics = np.empty((slices, 4))
+    _learn_critics(layers, critics, parameters, obs, action, wanted, weight, out, priority, of_critics)
+    sums[:, 0], sums[:, 3:6] = of_critics[:, 0], of_critics[:, 1:]
+    write_sums(each, sums, out, len(parameters))
 
 
 @compiled
-def td3_gradient(
+def td3_gradients(
     policy: np.ndarray,
     layers: np.ndarray,
     critics: int,
@@ -261,50 +297,45 @@ def td3_gradient(
     out: np.ndarray,
     priority: np.ndarray,
 ) -> None:
-    """The gradient of TD3's losses, or of DDPG's if there is no noise. Other arguments are those of sac_gradient.
+    """The gradients of TD3's losses, or of DDPG's if there is no noise. Other arguments are those of sac_gradients.
 
     Args:
         smoothing_std, smoothing_clip: of the noise on the target policy's actions.
         period: gradient steps of the critics per step of the policy.
         moves: whether the policy moves in this step.
-        noise: uniform, float32 [n, A], or [0, A].
-        out: float32 [P + 1 + TD3_SUMS].
+        noise: uniform, float32 [N, A], or [0, A].
+        out: float32 [S, P + 1 + TD3_SUMS or more], as for sac_gradients.
     """
-    n, size = action.shape
-    last = len(policy) - 1
-    gradient, sums = out[: len(parameters)], np.zeros(TD3_SUMS)
-    gradient[:] = 0
-    chosen = np.empty((n, size), np.float32)
+    (n, size), slices = action.shape, len(out)
+    last, each = len(policy) - 1, n // slices
+    sums = np.zeros((slices, TD3_SUMS))
 
     output = activations(evaluate(policy, target, next_obs), policy, n, last)
-    for i in range(n):
+    chosen, normal = _squashed(output), _normal(noise)
+    for i in range(len(noise)):
         for d in range(size):
-            chosen[i, d] = tanh(output[i, d])
-            if len(noise):
-                shift = smoothing_std * _normal(noise[i, d])
-                chosen[i, d] = chosen[i, d] + min(max(shift, -smoothing_clip), smoothing_clip)
+            shift = smoothing_std * normal[i, d]
+            chosen[i, d] = chosen[i, d] + min(max(shift, -smoothing_clip), smoothing_clip)
     wanted = _smallest(layers, critics, target, _joined(next_obs, chosen))
     for i in range(n):
         wanted[i] = reward[i] + discount[i] * wanted[i]
     if moves:
         scratch = evaluate(policy, parameters, obs)
-        output = activations(scratch, policy, n, last)
-        for i in range(n):
-            for d in range(size):
-                chosen[i, d] = tanh(output[i, d])
+        chosen = _squashed(activations(scratch, policy, n, last))
         by_action, values = np.empty((n, size), np.float32), np.empty(n, np.float32)
         _climb(layers[: len(layers) // critics], 1, parameters, obs, chosen, weight, by_action, values)
-        gradients = np.zeros_like(scratch)
+        gradients = np.empty_like(scratch)
         by_output = activations(gradients, policy, n, last)
         for i in range(n):
             for d in range(size):
                 by_output[i, d] = by_action[i, d] * (_ONE - chosen[i, d] * chosen[i, d])
-            sums[1] -= np.float32(period) * (weight[i] * values[i])
-        backward(parameters, policy, obs, scratch, gradients, gradient, obs[:0])
+            sums[i // each, 1] -= np.float32(period) * (weight[i] * values[i])
+        backward(parameters, policy, obs, scratch, gradients, out, True, obs[:0])
+    else:
+        for s in range(slices):
+            clear(policy, out[s])
 
-    of_critics = np.zeros(4)
-    _learn_critics(layers, critics, parameters, obs, action, wanted, weight, gradient, priority, of_critics)
-    sums[0], sums[2], sums[3], sums[4] = of_critics[0], of_critics[1], of_critics[2], of_critics[3]
-    out[len(parameters)] = np.float32(n)
-    for j in range(TD3_SUMS):
-        out[len(parameters) + 1 + j] = np.float32(sums[j])
+    of_critics = np.empty((slices, 4))
+    _learn_critics(layers, critics, parameters, obs, action, wanted, weight, out, priority, of_critics)
+    sums[:, 0], sums[:, 2:5] = of_critics[:, 0], of_critics[:, 1:]
+    write_sums(each, sums, out, len(parameters))

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -108,15 +108,22 @@ def _digest(file: str) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
+def _names(code: CodeType) -> tuple[str, ...]:
+    """The names that code refers to, and the functions in it: those that write LLVM's code call each other."""
+    inner = (_names(each) for each in code.co_consts if isinstance(each, CodeType))
+    return (*code.co_names, *(name for names in inner for name in names))
+
+
 def _collect(function: FunctionType, names: Mapping[str, Any], found: dict[str, str]) -> None:
     """Add the digest of everything that a function refers to by name: of the files of functions, and of constants."""
     code = function.__code__
     cells = (cell.cell_contents for cell in function.__closure__ or ())
     names = {**names, **dict(zip(code.co_freevars, cells, strict=True))}
-    for name in (*code.co_names, *code.co_freevars):
+    used = _names(code)
+    for name in (*used, *code.co_freevars):
         value = names.get(name)
         of_module = isinstance(value, ModuleType)
-        for each in [getattr(value, attribute, None) for attribute in code.co_names] if of_module else [value]:
+        for each in [getattr(value, attribute, None) for attribute in used] if of_module else [value]:
             called = getattr(each, "py_func", getattr(each, "_defn", None))  # of a Dispatcher, or an intrinsic
             if isinstance(called, FunctionType):
                 key = f"{inspect.getfile(called)}:{called.__qualname__}"

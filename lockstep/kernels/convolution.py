@@ -43,12 +43,14 @@ def _write_patches(x: np.ndarray, channels: int, height: int, width: int, kernel
 
 
 @compiled
-def convolve(x: np.ndarray, channels: int, height: int, width: int, kernel: int, weight: int, y: np.ndarray) -> None:
-    """Add the convolution of images to y.
+def convolve(
+    x: np.ndarray, channels: int, height: int, width: int, kernel: int, weight: int, bias: int, y: np.ndarray
+) -> None:
+    """Write the convolution of images to y.
 
     Args:
         x: images, float32 [n, CHW].
-        weight: the address of weights [M, K].
+        weight, bias: the addresses of weights [M, K] and biases [M].
         y: float32 [n, QM].
     """
     terms, rows = channels * kernel * kernel, places(height, width, kernel)
@@ -58,26 +60,28 @@ def convolve(x: np.ndarray, channels: int, height: int, width: int, kernel: int,
         few = x[begin : begin + _TOGETHER]
         _write_patches(few, channels, height, width, kernel, patches)
         to = address(y) + 4 * begin * y.shape[1]
-        product(address(patches), terms, 1, weight, 1, terms, to, m, len(few) * rows, terms, m)
+        product(address(patches), terms, 1, weight, 1, terms, bias, 0, to, m, len(few) * rows, terms, m)
 
 
 @compiled
 def convolve_back(
-    x: np.ndarray, channels: int, height: int, width: int, kernel: int, by_y: np.ndarray, by_weight: int
+    x: np.ndarray, channels: int, height: int, width: int, kernel: int, by_y: np.ndarray, fresh: bool, by_weight: int
 ) -> None:
-    """Add the gradient by weights, sample by sample, given that by y. Arguments as for convolve."""
+    """Add the gradient by weights to by_weight or, if it is to be fresh, write it: sample by sample, given the one by
+    y. Arguments as for convolve."""
     terms, rows = channels * kernel * kernel, places(height, width, kernel)
     m = by_y.shape[1] // rows
     patches = np.empty((_TOGETHER * rows, terms), np.float32)
     turned = np.empty((terms, m), np.float32)  # as wide as a tile, which makes the product twice as fast
+    sums = address(turned)
     for j in range(m):
         for k in range(terms):
-            turned[k, j] = load(by_weight + 4 * (j * terms + k))
+            turned[k, j] = np.float32(0) if fresh else load(by_weight + 4 * (j * terms + k))
     for begin in range(0, len(x), _TOGETHER):
         few = x[begin : begin + _TOGETHER]
         _write_patches(few, channels, height, width, kernel, patches)
         given = address(by_y) + 4 * begin * by_y.shape[1]
-        product(address(patches), 1, terms, given, m, 1, address(turned), m, terms, len(few) * rows, m)
+        product(address(patches), 1, terms, given, m, 1, sums, m, sums, m, terms, len(few) * rows, m)
     for j in range(m):
         for k in range(terms):
             store(by_weight + 4 * (j * terms + k), turned[k, j])

@@ -1,9 +1,9 @@
 """Networks of layers, forwards and backwards, in float32 arithmetic that is the same on every CPU.
 
 Every sum is written in one order: a layer's output begins with its bias and adds the inputs one by one; a gradient adds
-the samples one by one. Products are rounded before they are added. Layers are dense, or the first one convolves images.
+the samples one by one. Layers are dense, or the first one convolves images.
 
-Shape legend: P parameters, L layers, n samples, K inputs and M outputs of a layer.
+Shape legend: P parameters, L layers, n samples, S equal slices of them, K inputs and M outputs of a layer.
 """
 
 from __future__ import annotations
@@ -40,15 +40,6 @@ def _places(layers: np.ndarray, layer: int) -> int:
     """How many outputs of a layer share a weight."""
     kernel, _, height, width = layers[layer, KERNEL:]
     return places(height, width, kernel) if kernel else 1
-
-
-@compiled
-def _spread(bias: np.ndarray, rows: np.ndarray) -> None:
-    """Set each row [M] to a bias [M]."""
-    for i in range(len(rows)):
-        row = rows[i]
-        for j in range(len(row)):
-            row[j] = bias[j]
 
 
 @compiled
@@ -115,15 +106,17 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
         source, begin = layers[layer, SOURCE], layers[layer, BIAS]
         below = x if source < 0 else activations(scratch, layers, len(x), source)
         y = activations(scratch, layers, len(x), layer)
-        rows = y.reshape((len(x) * _places(layers, layer), -1))
-        _spread(parameters[begin : begin + rows.shape[1]], rows)
+        bias = address(parameters) + 4 * begin
         weight, between_inputs, between_outputs = weights(parameters, layers, layer)
         kernel, channels, height, width = layers[layer, KERNEL:]
         if kernel:
-            convolve(below, channels, height, width, kernel, weight, y)
+            convolve(below, channels, height, width, kernel, weight, bias, y)
         else:
             n, k, m = len(x), below.shape[1], y.shape[1]
-            product(address(below), k, 1, weight, between_inputs, between_outputs, address(y), m, n, k, m)
+            of_weights, rectify = (weight, between_inputs, between_outputs), layers[layer, ACTIVATION] == RELU
+            product(address(below), k, 1, *of_weights, bias, 0, address(y), m, n, k, m, rectify)
+            if rectify:
+                continue
         activate(y, layers[layer, ACTIVATION])
 
 
@@ -136,6 +129,56 @@ def evaluate(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> np.nd
 
 
 @compiled
+def _by_parameters(
+    layers: np.ndarray, layer: int, below: np.ndarray, grad: np.ndarray, zeros: np.ndarray, gradient: np.ndarray
+) -> None:
+    """Add a layer's gradients by weights and bias to gradient [P or more].
+
+    Args:
+        below, grad: the layer's inputs [n, K], and the gradient by its outputs before the activation [n, M].
+        zeros: at least K and M of them, to write the gradients instead of adding them; else none.
+    """
+    (n, k), m, fresh = below.shape, grad.shape[1], len(zeros) > 0
+    begin, to = layers[layer, BIAS], weights(gradient, layers, layer)[0]
+    kernel, channels, height, width = layers[layer, KERNEL:]
+    shared = _places(layers, layer)
+    by_bias = gradient[begin : begin + m // shared]
+    if fresh:
+        by_bias[:] = 0
+    _gather(grad.reshape((n * shared, m // shared)), by_bias)
+    start = address(zeros) if fresh else to
+    if kernel:
+        convolve_back(below, channels, height, width, kernel, grad, fresh, to)
+    elif layers[layer, TURNED]:
+        product(address(below), 1, k, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m)
+    else:
+        product(address(grad), 1, m, address(below), k, 1, start, 0 if fresh else k, to, k, m, n, k)
+
+
+@compiled
+def _back(
+    grad: np.ndarray, weight: int, between_outputs: int, between_inputs: int, zeros: np.ndarray, by_inputs: np.ndarray
+) -> None:
+    """Add the gradient by a layer's inputs to by_inputs [n, K] or, if there are zeros [K], write it: given that by its
+    outputs, [n, M], and its weights as their transpose."""
+    (n, m), k = grad.shape, by_inputs.shape[1]
+    to = address(by_inputs)
+    start, row = (address(zeros), 0) if len(zeros) else (to, k)
+    product(address(grad), m, 1, weight, between_outputs, between_inputs, start, row, to, k, n, m, k)
+
+
+@compiled
+def clear(layers: np.ndarray, gradient: np.ndarray) -> None:
+    """Set the gradients by all weights and biases to 0 in gradient [P or more]."""
+    for layer in range(len(layers)):
+        weight, bias = layers[layer, WEIGHT], layers[layer, BIAS]
+        places = _places(layers, layer)
+        outputs = layers[layer, OUTPUTS] // places
+        gradient[weight : weight + layers[layer, INPUTS] * outputs] = 0
+        gradient[bias : bias + outputs] = 0
+
+
+@compiled
 def backward(
     parameters: np.ndarray,
     layers: np.ndarray,
@@ -143,39 +186,36 @@ def backward(
     scratch: np.ndarray,
     gradients: np.ndarray,
     gradient: np.ndarray,
+    fresh: bool,
     by_x: np.ndarray,
 ) -> None:
-    """Add the gradients by the parameters of all layers and by x, the last layer first.
+    """Compute the gradients by the parameters of all layers and by x, the last layer first.
 
     Args:
         parameters: float32 [P].
         layers: the table, int64 [L, 11].
         x: observations, float32 [n, K].
         scratch: what forward wrote.
-        gradients: as scratch: the gradient by the outputs that the loss depends on, and 0 elsewhere. It is overwritten.
-        gradient: float32 [P], to which gradients by weights and biases are added; [0] to leave them out.
-        by_x: float32 [n, K], to which the gradient by x is added; [0, K] to leave it out.
+        gradients: as scratch: the gradient by the outputs of layers that no other layer takes. The rest is overwritten.
+        gradient: float32 [S, P or more], to which each slice's gradients by weights and biases are added; [0, …] to
+            leave them out.
+        fresh: write these gradients instead of adding them.
+        by_x: float32 [n, K], to which the gradient by x is written; [0, K] to leave it out.
     """
     samples = len(x)
+    zeros = np.zeros(max(layers[:, INPUTS].max(), layers[:, OUTPUTS].max()), np.float32)
+    none = zeros if fresh else zeros[:0]
     for layer in range(len(layers) - 1, -1, -1):
-        source, begin = layers[layer, SOURCE], layers[layer, BIAS]
+        source = layers[layer, SOURCE]
         y, grad = activations(scratch, layers, samples, layer), activations(gradients, layers, samples, layer)
         deactivate(grad, y, layers[layer, ACTIVATION])
         below = x if source < 0 else activations(scratch, layers, samples, source)
-        k, m = below.shape[1], grad.shape[1]
-        kernel, channels, height, width = layers[layer, KERNEL:]
-        if len(gradient):
-            rows = grad.reshape((samples * _places(layers, layer), -1))
-            _gather(rows, gradient[begin : begin + rows.shape[1]])
-            to_weights = weights(gradient, layers, layer)[0]
-            if kernel:
-                convolve_back(below, channels, height, width, kernel, grad, to_weights)
-            elif layers[layer, TURNED]:
-                product(address(below), 1, k, address(grad), m, 1, to_weights, m, k, samples, m)
-            else:
-                product(address(grad), 1, m, address(below), k, 1, to_weights, k, m, samples, k)
+        for s in range(len(gradient)):
+            n = samples // len(gradient)
+            _by_parameters(layers, layer, below[s * n : (s + 1) * n], grad[s * n : (s + 1) * n], none, gradient[s])
         of_below = activations(gradients, layers, samples, source) if source >= 0 else by_x
         if len(of_below):
-            assert not kernel
+            assert not layers[layer, KERNEL]
             weight, between_inputs, between_outputs = weights(parameters, layers, layer)
-            product(address(grad), m, 1, weight, between_outputs, between_inputs, address(of_below), k, samples, m, k)
+            added = np.any(layers[layer + 1 :, SOURCE] == source)
+            _back(grad, weight, between_outputs, between_inputs, zeros[: 0 if added else below.shape[1]], of_below)

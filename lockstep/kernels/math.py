@@ -14,82 +14,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import types
+
+from lockstep.kernels.instructions import bitcast, copysign, instruction, scalar, select, sqrt
 
 _f = np.float32
-
-
-def scalar(function: Any) -> Any:
-    """Compile a function of single numbers that its callers inline."""
-    return njit(error_model="numpy", forceinline=True, nogil=True)(function)
-
-
-def instruction(function: Any) -> Any:
-    """Let kernels call a function that types its arguments and returns the generator of LLVM's code for them."""
-    return intrinsic(function)
-
-
-_OTHER = {
-    types.float32: types.int32,
-    types.float64: types.int64,
-    types.int32: types.float32,
-    types.int64: types.float64,
-}
-
-
-@instruction
-def bitcast(typingctx: Any, x: Any) -> Any:
-    """The number with the same bits: float32 and int32, or float64 and int64, into each other."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
-
-    return _OTHER[x](x), generate
-
-
-@instruction
-def sqrt(typingctx: Any, x: Any) -> Any:
-    """The square root, correctly rounded: always the CPU's instruction."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        function = builder.module.declare_intrinsic("llvm.sqrt", [arguments[0].type])
-        return builder.call(function, arguments)
-
-    return x(x), generate
-
-
-@instruction
-def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c with a single rounding. All must have the same type. Without the CPU's instruction it is slow, but the
-    bits are the same."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fma(*arguments)
-
-    return a(a, b, c), generate
-
-
-@instruction
-def copysign(typingctx: Any, x: Any, sign: Any) -> Any:
-    """x with the sign of another number of the same type."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number = arguments[0].type
-        function = builder.module.declare_intrinsic("llvm.copysign", [number], ir.FunctionType(number, [number] * 2))
-        return builder.call(function, arguments)
-
-    return x(x, sign), generate
-
-
-@instruction
-def select(typingctx: Any, condition: Any, x: Any, y: Any) -> Any:
-    """x where a bool holds, else y, without a branch. Both have the same type, and both are computed."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.select(*arguments)
-
-    return x(types.boolean, x, x), generate
 
 
 # Numba computes with int64 wherever it sees int32, which would halve the width of vectors. So what needs integers of

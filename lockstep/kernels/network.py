@@ -86,7 +86,7 @@ def differentiate(
     observation, call lead_back after the last samples.
     """
     n, last = len(x), len(layers) - 1
-    gradients = np.zeros_like(scratch)
+    gradients = np.empty_like(scratch)
     head, to_head = activations(scratch, layers, n, last - 1), activations(gradients, layers, n, last - 1)
     to_value = activations(gradients, layers, n, last)
     emitted, size = head.shape[1], by_policy.shape[1]
@@ -97,7 +97,7 @@ def differentiate(
             to_head[i, j] = _led_back(head[i, j], by_policy[i, j]) if led_back else by_policy[i, j]
         for j in range(emitted, size):
             gradient[free_std + j - emitted] += by_policy[i, j]
-    backward(parameters, layers, x, scratch, gradients, gradient, x[:0])
+    backward(parameters, layers, x, scratch, gradients, gradient.reshape((1, -1)), False, x[:0])
 
 
 @compiled

@@ -7,12 +7,13 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import sqrt
 
-_LANES = 8
+_LANES = 64
+"""Parts of a sum: so many that LLVM computes with vectors."""
 
 
 @compiled
 def norm(gradient: np.ndarray) -> float:
-    """The Euclidean norm, summed in float64: number i belongs to sum i mod 8, and these are added in order."""
+    """The Euclidean norm, summed in float64: number i belongs to part i mod 64, and the parts are added in order."""
     sums = np.zeros(_LANES)
     for i in range(0, len(gradient) - len(gradient) % _LANES, _LANES):
         for lane in range(_LANES):

@@ -13,7 +13,8 @@ import math
 import numpy as np
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.math import exp, log, ndtri, scalar
+from lockstep.kernels.instructions import scalar
+from lockstep.kernels.math import exp, log, ndtri
 
 CATEGORICAL, GAUSSIAN = range(2)
 """Kinds of distributions."""

@@ -1,8 +1,8 @@
 """Products of matrices in float32, with equal bits on every CPU.
 
-Every number of a product adds its terms one by one, the first one first, and each term is rounded before it is added.
-Only sums of different numbers advance together: a tile of 6 rows and 16 columns stays in the CPU's vector registers
-while it goes through all terms. LLVM cuts vectors of 16 into what the CPU has, which changes no bit.
+Every number of a product adds its terms one by one, the first one first. Each is multiplied and added with a single
+rounding (`fma`). Only sums of different numbers advance together: a tile of rows and columns stays in the CPU's vector
+registers while it goes through all terms. Its size depends on how many registers there are, which changes no bit.
 
 Matrices are given by the address of their first number and by strides in numbers, so that a transposed matrix needs no
 copy and every layout shares one compiled function.
@@ -19,10 +19,10 @@ from llvmlite import ir
 from numba import types
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.math import instruction
+from lockstep.kernels.instructions import fused, has, instruction
 
 WIDTH = 16
-"""Columns of a tile."""
+"""Numbers of a vector. LLVM cuts it into what the CPU has."""
 _BYTES = 4
 _FLOAT, _INT, _INDEX = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _BYTE = ir.IntType(8).as_pointer()
@@ -128,113 +128,166 @@ def _turn(typingctx: Any, b: Any, b_row: Any, out: Any, out_row: Any) -> Any:
     return types.void(*[types.intp] * 4), generate
 
 
-def _tile(rows: int) -> Any:
-    """The function that adds a @ b to a tile of so many rows: a is rows × k, b is k × 16."""
+def _terms(context: Any, builder: Any, rows: int, vectors: int, arguments: Any) -> None:
+    """Write the loop over the terms of a tile of rows × 16 * vectors numbers: c = start + a @ b, perhaps rectified."""
+    a, a_row, a_term, b, b_term, start, start_row, c, c_row, k, rectify = arguments
+    columns = [_INT(_BYTES * WIDTH * v) for v in range(vectors)]
 
-    def tile(typingctx: Any, a: Any, a_row: Any, a_term: Any, b: Any, b_term: Any, c: Any, c_row: Any, k: Any) -> Any:
-        """a, b and c are addresses, the rest are strides in numbers; k is at least 1."""
+    def places(first: Any, row: Any) -> list[Any]:
+        begins = [_place(builder, first, builder.mul(row, _INT(r))) for r in range(rows)]
+        return [builder.add(begin, column) for begin in begins for column in columns]
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            a, a_row, a_term, b, b_term, c, c_row, k = arguments
-            places = [_place(builder, c, builder.mul(c_row, _INT(r))) for r in range(rows)]
-            before = [_load(builder, place, _ROW) for place in places]
-            steps = [_place(builder, _INT(0), builder.mul(a_row, _INT(r))) for r in range(rows)]
-            entry, loop, end = (
-                builder.block,
-                builder.append_basic_block("terms"),
-                builder.append_basic_block("stored"),
-            )
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            term, at_a, at_b = (builder.phi(_INT) for _ in range(3))
-            sums = [builder.phi(_ROW) for _ in range(rows)]
-            row_of_b = _load(builder, at_b, _ROW)
-            after = []
-            for step, total in zip(steps, sums, strict=True):
-                number = _load(builder, builder.add(at_a, step), _FLOAT)
-                single = builder.insert_element(ir.Constant(_ROW, ir.Undefined), number, _INDEX(0))
-                mask = ir.Constant(ir.VectorType(_INDEX, WIDTH), [0] * WIDTH)
-                spread = builder.shuffle_vector(single, ir.Constant(_ROW, ir.Undefined), mask)
-                after.append(builder.fadd(total, builder.fmul(spread, row_of_b)))
-            following = builder.add(term, _INT(1))
-            advanced = (following, _place(builder, at_a, a_term), _place(builder, at_b, b_term), *after)
-            for phi, first, then in zip((term, at_a, at_b, *sums), (_INT(0), a, b, *before), advanced, strict=True):
-                phi.add_incoming(first, entry)
-                phi.add_incoming(then, loop)
-            builder.cbranch(builder.icmp_signed("<", following, k), loop, end)
-            builder.position_at_end(end)
-            for total, place in zip(after, places, strict=True):
-                _store(builder, total, place)
-            return context.get_dummy_value()
-
-        return types.void(*[types.intp] * 8), generate
-
-    return instruction(tile)
+    before, to = [_load(builder, place, _ROW) for place in places(start, start_row)], places(c, c_row)
+    steps = [_place(builder, _INT(0), builder.mul(a_row, _INT(r))) for r in range(rows)]
+    entry, loop, end = (builder.block, builder.append_basic_block("terms"), builder.append_basic_block("stored"))
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    term, at_a, at_b = (builder.phi(_INT) for _ in range(3))
+    sums = [builder.phi(_ROW) for _ in to]
+    of_b = [_load(builder, builder.add(at_b, column), _ROW) for column in columns]
+    after = []
+    for r, step in enumerate(steps):
+        number = _load(builder, builder.add(at_a, step), _FLOAT)
+        single = builder.insert_element(ir.Constant(_ROW, ir.Undefined), number, _INDEX(0))
+        mask = ir.Constant(ir.VectorType(_INDEX, WIDTH), [0] * WIDTH)
+        spread = builder.shuffle_vector(single, ir.Constant(_ROW, ir.Undefined), mask)
+        totals = sums[r * vectors : (r + 1) * vectors]
+        after += [fused(context, builder, spread, x, total) for x, total in zip(of_b, totals, strict=True)]
+    following = builder.add(term, _INT(1))
+    advanced = (following, _place(builder, at_a, a_term), _place(builder, at_b, b_term), *after)
+    for phi, first, then in zip((term, at_a, at_b, *sums), (_INT(0), a, b, *before), advanced, strict=True):
+        phi.add_incoming(first, entry)
+        phi.add_incoming(then, loop)
+    builder.cbranch(builder.icmp_signed("<", following, k), loop, end)
+    builder.position_at_end(end)
+    zero = ir.Constant(_ROW, [0.0] * WIDTH)
+    for total, place in zip(after, to, strict=True):
+        above = builder.fcmp_unordered(">=", total, zero)  # or NaN, which stays
+        rectified = builder.fadd(builder.select(above, total, zero), zero)  # without -0
+        _store(builder, builder.select(rectify, rectified, total), place)
 
 
-_tile6, _tile4, _tile2, _tile1 = map(_tile, (6, 4, 2, 1))
+def _size(context: Any) -> tuple[int, int]:
+    """Rows and vectors of the tallest tile: with AVX-512, a CPU has 32 registers for vectors of 16 numbers."""
+    return (8, 2) if has(context, "avx512f") else (6, 1)
+
+
+@instruction
+def _tile(
+    typingctx: Any,
+    rows: Any,
+    a: Any,
+    a_row: Any,
+    a_term: Any,
+    b: Any,
+    b_term: Any,
+    start: Any,
+    start_row: Any,
+    c: Any,
+    c_row: Any,
+    k: Any,
+    rectify: Any,
+) -> Any:
+    """Write start + a @ b to a tile of the tallest kind's rows or of 4, 2 or 1: a is rows × k, b is k × its columns.
+    a, b, start and c are addresses, a_row to c_row strides in numbers; k is at least 1, rectify a bool."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        tallest, vectors = _size(context)
+        done = builder.append_basic_block("done")
+        switch = builder.switch(arguments[0], done)
+        for height in (tallest, 4, 2, 1):
+            block = builder.append_basic_block(f"rows{height}")
+            switch.add_case(_INT(height), block)
+            builder.position_at_end(block)
+            _terms(context, builder, height, vectors, arguments[1:])
+            builder.branch(done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 11, types.boolean), generate
+
+
+@instruction
+def _tallest(typingctx: Any) -> Any:
+    """Rows of the tallest tile."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _INT(_size(context)[0])
+
+    return types.intp(), generate
+
+
+@instruction
+def _columns(typingctx: Any) -> Any:
+    """Columns of a tile."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _INT(WIDTH * _size(context)[1])
+
+    return types.intp(), generate
 
 
 @compiled
-def _rows(a: int, a_row: int, a_term: int, b: int, b_term: int, c: int, c_row: int, n: int, k: int) -> None:
-    """Add a @ b to 16 columns of c."""
+def _rows(
+    a: int,
+    a_row: int,
+    a_term: int,
+    b: int,
+    b_term: int,
+    start: int,
+    start_row: int,
+    c: int,
+    c_row: int,
+    n: int,
+    k: int,
+    rectify: bool,
+    panel: np.ndarray,
+    sums: np.ndarray,
+) -> None:
+    """Write start + a @ b to a tile's columns of c. panel and sums, where some of them may lie, are arguments because
+    an array lives until the call ends; its address alone would not keep it alive."""
     i = 0
     while i < n:
-        at_a, at_c, left = a + 4 * i * a_row, c + 4 * i * c_row, n - i
-        if left >= 6 and left != 8:
-            for r in range(6, 12):
-                _fetch(at_c + 4 * r * c_row)
-            _tile6(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
-            i += 6
-        elif left >= 4:
-            _tile4(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
-            i += 4
-        elif left >= 2:
-            _tile2(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
-            i += 2
+        left, rows = n - i, _tallest()
+        at_a, at_start, at_c = a + 4 * i * a_row, start + 4 * i * start_row, c + 4 * i * c_row
+        if left < rows or (left == 8 and rows == 6):
+            rows = 4 if left >= 4 else (2 if left >= 2 else 1)
         else:
-            _tile1(at_a, a_row, a_term, b, b_term, at_c, c_row, k)
-            i += 1
-
-
-@compiled
-def _rows_with(
-    a: int, a_row: int, a_term: int, panel: np.ndarray, c: int, c_row: int, sums: np.ndarray, n: int, k: int
-) -> None:
-    """Add a @ panel [k, 16] to 16 columns of c or, if there are any, to sums [n, 16]. As an argument, an array lives
-    until the call ends; its address alone would not keep it alive."""
-    if len(sums):
-        _rows(a, a_row, a_term, address(panel), WIDTH, address(sums), WIDTH, n, k)
-    else:
-        _rows(a, a_row, a_term, address(panel), WIDTH, c, c_row, n, k)
+            for r in range(rows, 2 * rows):
+                _fetch(at_c + 4 * r * c_row)
+        _tile(rows, at_a, a_row, a_term, b, b_term, at_start, start_row, at_c, c_row, k, rectify)
+        i += rows
 
 
 @compiled
 def _copy(b: int, b_term: int, b_column: int, k: int, columns: int, panel: np.ndarray) -> None:
-    """Copy some columns of b into panel [k, 16], whose other columns are 0."""
-    if columns < WIDTH:
+    """Copy some columns of b into panel [k, its columns], whose other columns are 0."""
+    width = panel.shape[1]
+    if columns < width:
         panel[:] = 0
-    if b_column == 1 and columns == WIDTH:
+    if b_column == 1 and columns == width:
         for p in range(k):
-            _move(b + 4 * p * b_term, address(panel) + 4 * p * WIDTH)
+            for j in range(0, width, WIDTH):
+                _move(b + 4 * (p * b_term + j), address(panel) + 4 * (p * width + j))
         return
-    squares = k - k % _EDGE if b_term == 1 and columns == WIDTH else 0
+    squares = k - k % _EDGE if b_term == 1 and columns == width else 0
     for p in range(0, squares, _EDGE):
-        for j in range(0, WIDTH, _EDGE):
-            _turn(b + 4 * (p + j * b_column), b_column, address(panel) + 4 * (p * WIDTH + j), WIDTH)
+        for j in range(0, width, _EDGE):
+            _turn(b + 4 * (p + j * b_column), b_column, address(panel) + 4 * (p * width + j), width)
     for p in range(squares, k):
         for j in range(columns):
             panel[p, j] = load(b + 4 * (p * b_term + j * b_column))
 
 
 @compiled
-def _fetch_panel(b: int, b_term: int, b_column: int, k: int) -> None:
-    """Begin to move 16 columns of b [k, 16] into the cache."""
+def _fetch_panel(b: int, b_term: int, b_column: int, k: int, columns: int) -> None:
+    """Begin to move columns of b [k, columns] into the cache."""
     if b_column == 1:
         for p in range(k):
-            _fetch(b + 4 * p * b_term)
+            for j in range(0, columns, WIDTH):
+                _fetch(b + 4 * (p * b_term + j))
     else:
-        for j in range(WIDTH):
+        for j in range(columns):
             for p in range(0, k, WIDTH):
                 _fetch(b + 4 * (j * b_column + p * b_term))
 
@@ -247,43 +300,56 @@ def product(
     b: int,
     b_term: int,
     b_column: int,
+    start: int,
+    start_row: int,
     c: int,
     c_row: int,
     n: int,
     k: int,
     m: int,
+    rectify: bool = False,
 ) -> None:
-    """Add a [n, k] @ b [k, m] to c [n, m], term by term.
+    """Write start [n, m] + a [n, k] @ b [k, m] to c [n, m], term by term.
 
     Args:
-        a, b, c: addresses of float32 matrices.
+        a, b, start, c: addresses of float32 matrices. start may be c, or lie elsewhere.
         a_row, a_term: the strides of a.
         b_term, b_column: the strides of b.
-        c_row: the stride between rows of c, whose columns lie together.
+        start_row, c_row: the strides between rows of start and c, whose columns lie together. A start_row of 0 begins
+            every row with the same numbers, such as biases.
+        rectify: write 0 for negative results, if k is not 0.
     """
+    turns = m == 1 and c_row == 1
+    if k == 0 or turns:
+        for i in range(n):
+            for j in range(m):
+                store(c + 4 * (i * c_row + j), load(start + 4 * (i * start_row + j)))
     if k == 0:
         return
-    direct = b_column == 1 and k * m <= _COPIED
-    panel = np.empty((k, WIDTH), np.float32)
-    whole = m - m % WIDTH
-    for j in range(0, whole, WIDTH):
-        if direct:
-            _rows(a, a_row, a_term, b + 4 * j, b_term, c + 4 * j, c_row, n, k)
-        else:
-            _copy(b + 4 * j * b_column, b_term, b_column, k, WIDTH, panel)
-            _fetch_panel(b + 4 * (j + WIDTH) * b_column, b_term, b_column, k)
-            _rows_with(a, a_row, a_term, panel, c + 4 * j, c_row, panel[:0], n, k)
-    if whole < m:
-        rest = m - whole
-        _copy(b + 4 * whole * b_column, b_term, b_column, k, rest, panel)
-        sums = np.empty((n, WIDTH), np.float32)
-        for i in range(n):
-            for j in range(WIDTH):
-                sums[i, j] = load(c + 4 * (i * c_row + whole + j)) if j < rest else np.float32(0)
-        _rows_with(a, a_row, a_term, panel, c, c_row, sums, n, k)
-        for i in range(n):
-            for j in range(rest):
-                store(c + 4 * (i * c_row + whole + j), sums[i, j])
+    if turns:  # a column is computed as a row, which fills the tile
+        a, a_row, a_term, b, b_term, b_column = b, b_column, b_term, a, a_term, a_row
+        start, start_row, c_row, n, m = c, n, n, 1, n
+    width, direct = _columns(), b_column == 1 and k * m <= _COPIED
+    panel = np.empty((k, width), np.float32)
+    sums = np.zeros((n if m % width else 0, width), np.float32)  # for columns that fill no tile
+    for j in range(0, m, width):
+        columns = min(width, m - j)
+        at_b, between, first, first_row, to, to_row = b + 4 * j, b_term, start + 4 * j, start_row, c + 4 * j, c_row
+        if columns < width or not direct:
+            _copy(b + 4 * j * b_column, b_term, b_column, k, columns, panel)
+            at_b, between = address(panel), width
+        if j + 2 * width <= m and not direct:
+            _fetch_panel(b + 4 * (j + width) * b_column, b_term, b_column, k, width)
+        if columns < width:
+            for i in range(n):
+                for rest in range(columns):
+                    sums[i, rest] = load(first + 4 * (i * first_row + rest))
+            first, first_row, to, to_row = address(sums), width, address(sums), width
+        _rows(a, a_row, a_term, at_b, between, first, first_row, to, to_row, n, k, rectify, panel, sums)
+        if columns < width:
+            for i in range(n):
+                for rest in range(columns):
+                    store(c + 4 * (i * c_row + j + rest), sums[i, rest])
 
 
 @compiled
@@ -304,7 +370,7 @@ def products(
     k: int,
     m: int,
 ) -> None:
-    """product for each of several matrices; a_next, b_next and c_next are the strides between them."""
+    """Add a @ b to c, for each of several matrices; a_next, b_next and c_next are the strides between them."""
     for i in range(count):
         product(
             a + 4 * i * a_next,
@@ -313,6 +379,8 @@ def products(
             b + 4 * i * b_next,
             b_term,
             b_column,
+            c + 4 * i * c_next,
+            c_row,
             c + 4 * i * c_next,
             c_row,
             n,

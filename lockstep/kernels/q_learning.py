@@ -1,6 +1,7 @@
-"""The gradient of DQN in portable arithmetic: the loss of lockstep.algorithms.dqn for one shard's slice.
+"""Gradients of DQN in portable arithmetic: the loss of lockstep.algorithms.dqn for several shards' slices.
 
-Shape legend: P parameters, L layers, n items, D numbers of an observation, A actions.
+Shape legend: P parameters, L layers, S slices, N items of all slices, one slice after the other, D numbers of an
+observation, A actions.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import numpy as np
 
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import activations, backward, evaluate
+from lockstep.kernels.sums import write_sums
 
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 DQN_SUMS = 4
@@ -26,7 +28,7 @@ def _best(values: np.ndarray) -> int:
 
 
 @compiled
-def dqn_gradient(
+def dqn_gradients(
     layers: np.ndarray,
     parameters: np.ndarray,
     target: np.ndarray,
@@ -40,27 +42,28 @@ def dqn_gradient(
     out: np.ndarray,
     priority: np.ndarray,
 ) -> None:
-    """The gradient of the Huber loss of the chosen actions' values.
+    """The gradients of the Huber loss of the chosen actions' values.
 
     Args:
         layers: the table of lockstep.kernels.dense, whose last layer has A outputs.
         parameters, target: of the model and of the target network, float32 [P].
         double: whether the model chooses the action that the target network values.
-        obs, next_obs: as layers see them, float32 [n, D].
-        action: int64 [n].
-        reward, discount, weight: float32 [n].
-        out: float32 [P + 1 + DQN_SUMS]: the gradient, the number of items, and the sum of each metric; written.
-        priority: float32 [n], written.
+        obs, next_obs: as layers see them, float32 [N, D].
+        action: int64 [N].
+        reward, discount, weight: float32 [N].
+        out: float32 [S, P + 1 + DQN_SUMS or more]: each slice's gradient by what the table names, the number of items,
+            and the sum of each metric; written. The rest of it stays as it is.
+        priority: float32 [N], written.
     """
-    n, last, size = len(obs), len(layers) - 1, len(parameters)
-    gradient, sums = out[:size], np.zeros(DQN_SUMS)
-    gradient[:] = 0
+    n, last, each = len(obs), len(layers) - 1, len(obs) // len(out)
+    sums = np.zeros((len(out), DQN_SUMS))
     q_t = activations(evaluate(layers, target, next_obs), layers, n, last)
     selector = activations(evaluate(layers, parameters, next_obs), layers, n, last) if double else q_t
     scratch = evaluate(layers, parameters, obs)
     q_tm1 = activations(scratch, layers, n, last)
-    gradients = np.zeros_like(scratch)
+    gradients = np.empty_like(scratch)
     by_q = activations(gradients, layers, n, last)
+    by_q[:] = 0
     for i in range(n):
         wanted = reward[i] + discount[i] * q_t[i, _best(selector[i])]
         value = q_tm1[i, action[i]]
@@ -69,11 +72,10 @@ def dqn_gradient(
         huber = _HALF * error * error if distance < _ONE else distance - _HALF
         by_q[i, action[i]] = weight[i] * min(max(error, -_ONE), _ONE)
         priority[i] = distance
-        sums[0] += weight[i] * huber
-        sums[1] += value
-        sums[2] += wanted
-        sums[3] += distance
-    backward(parameters, layers, obs, scratch, gradients, gradient, obs[:0])
-    out[size] = np.float32(n)
-    for j in range(DQN_SUMS):
-        out[size + 1 + j] = np.float32(sums[j])
+        of_slice = sums[i // each]
+        of_slice[0] += weight[i] * huber
+        of_slice[1] += value
+        of_slice[2] += wanted
+        of_slice[3] += distance
+    backward(parameters, layers, obs, scratch, gradients, out, True, obs[:0])
+    write_sums(each, sums, out, len(parameters))

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.kernels.math import ndtri, scalar
+from lockstep.kernels.instructions import scalar
+from lockstep.kernels.math import ndtri
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)

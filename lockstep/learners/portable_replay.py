@@ -1,6 +1,6 @@
-"""Learners of DQN, SAC, TD3 and DDPG in portable arithmetic: one kernel computes the gradient of a slice.
+"""Learners of DQN, SAC, TD3 and DDPG in portable arithmetic: one kernel computes the gradients of all slots' slices.
 
-Shape legend: P parameters, n items of a slice, Z numbers of noise.
+Shape legend: P parameters, S slots, N items of all slots, Z numbers of noise.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.replay_batches import ReplayBatches, Taken
 from lockstep.core.transitions import Transitions
 from lockstep.distributed.tree import TreeSum
-from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradient, td3_gradient
-from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradient
+from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradients, td3_gradients
+from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradients
 from lockstep.learners.kernels import KernelLearner
 from lockstep.learners.learner import LearningReport
 from lockstep.models.actor_critic import ActorCritic
@@ -34,7 +34,7 @@ from lockstep.portable.numbers import portable_numbers
 
 
 class Arrays(NamedTuple):
-    """Items that were read together, as kernels take them: [N, ...], N items of one or several gradient steps."""
+    """Items as kernels take them: [N, ...], N items of a slot for one or several gradient steps, or of all slots."""
 
     obs: np.ndarray
     action: np.ndarray
@@ -43,7 +43,7 @@ class Arrays(NamedTuple):
     next_obs: np.ndarray
     weight: np.ndarray
     noise: np.ndarray
-    """float32 [Z] for each gradient step, one after the other."""
+    """float32 [Z] for each gradient step or slot, one after the other."""
 
     def part(self, index: int, of: int) -> Arrays:
         """Part `index` of equal parts."""
@@ -79,18 +79,25 @@ class ReplayLearner(KernelLearner):
 
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray) -> None:
         assert isinstance(self.batches, ReplayBatches)
-        for slot, numbers in zip(self._slots, out, strict=True):
-            taken, index = self.batches.taken(slot, step)
-            if slot not in self._seen or self._seen[slot][0] is not taken:
-                self._seen[slot] = taken, self._arrays(taken.batch)
-            items = self._seen[slot][1].part(index, len(taken.drawn))
-            priority = np.empty(len(items.weight), np.float32)
-            self._call(items, hyper, numbers, priority)
-            self.batches.learned(slot, torch.from_numpy(priority))
-            if self._algorithm.weighted:  # one number per slot, so that the sum holds each slot's largest weight
-                largest = numbers[self._parameters.size + 1 + self._sums :]
-                largest[:] = 0
-                largest[slot] = items.weight.max()
+        drawn = [self._items(slot, step) for slot in self._slots]
+        items = drawn[0] if len(drawn) == 1 else Arrays(*map(np.concatenate, zip(*drawn, strict=True)))
+        priority = np.empty(len(items.weight), np.float32)
+        self._call(items, hyper, out, priority)
+        for slot, numbers in zip(self._slots, torch.from_numpy(priority).chunk(len(out)), strict=True):
+            self.batches.learned(slot, numbers)
+        if self._algorithm.weighted:  # one number per slot, so that the sum holds each slot's largest weight
+            largest = out[:, self._parameters.size + 1 + self._sums :]
+            largest[:] = 0
+            for row, slot, each in zip(largest, self._slots, drawn, strict=True):
+                row[slot] = each.weight.max()
+
+    def _items(self, slot: int, step: int) -> Arrays:
+        """A slot's slice of one gradient step's minibatch."""
+        assert isinstance(self.batches, ReplayBatches)
+        taken, index = self.batches.taken(slot, step)
+        if slot not in self._seen or self._seen[slot][0] is not taken:
+            self._seen[slot] = taken, self._arrays(taken.batch)
+        return self._seen[slot][1].part(index, len(taken.drawn))
 
     def _arrays(self, batch: Transitions) -> Arrays:
         obs, next_obs = (observed(self._encoder, x) for x in (batch.obs, batch.next_obs))
@@ -100,8 +107,8 @@ class ReplayLearner(KernelLearner):
 
     @abstractmethod
     def _call(self, items: Arrays, hyper: dict[str, float], out: np.ndarray, priority: np.ndarray) -> None:
-        """Call the kernel with the n items of a slot's slice. It writes out, float32 [P + 1 + sums], and priority,
-        float32 [n]."""
+        """Call the kernel with the items of all slots. It writes out, float32 [S, P + 1 + sums or more], and priority,
+        float32 [N]."""
 
 
 class QLearner(ReplayLearner):
@@ -114,7 +121,7 @@ class QLearner(ReplayLearner):
         self._layers, self._double = q_layers(model, agent.flat), config.double
 
     def _call(self, items: Arrays, hyper: dict[str, float], out: np.ndarray, priority: np.ndarray) -> None:
-        dqn_gradient(self._layers, self._parameters, self._target, self._double, *items[:-1], out, priority)
+        dqn_gradients(self._layers, self._parameters, self._target, self._double, *items[:-1], out, priority)
 
 
 class ActorCriticLearner(ReplayLearner):
@@ -136,15 +143,15 @@ class ActorCriticLearner(ReplayLearner):
         config, (*given, noise) = self._agent.experiment.algorithm, items
         networks = (self._policy, self._of_critics, self._critics, self._parameters, self._target)
         if isinstance(config, SACConfig):
-            place, drawn = self._temperature, noise.reshape(2, *items.action.shape)
-            sac_gradient(*networks, place, self._entropy, *given, drawn, out, priority)
+            place, drawn = self._temperature, noise.reshape(len(out), 2, -1, items.action.shape[1])
+            sac_gradients(*networks, place, self._entropy, *given, drawn, out, priority)
             return
         assert isinstance(config, DDPGConfig)
         smoothing = (config.smoothing_std, config.smoothing_clip) if isinstance(config, TD3Config) else (0.0, 0.0)
         period = config.policy_period if isinstance(config, TD3Config) else 1
         drawn = noise.reshape(-1, items.action.shape[1])
         moves = hyper["update"] % period == 0
-        td3_gradient(*networks, *map(np.float32, smoothing), period, moves, *given, drawn, out, priority)
+        td3_gradients(*networks, *map(np.float32, smoothing), period, moves, *given, drawn, out, priority)
 
 
 def learner_with_kernels(agent: Agent) -> type[QLearner] | type[ActorCriticLearner] | None:

@@ -15,7 +15,7 @@ from numba import carray, types  # type: ignore[reportPrivateImportUsage]
 
 from lockstep.kernels import math
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.math import instruction, scalar
+from lockstep.kernels.instructions import instruction, scalar
 
 _LANES = 8
 _ZERO, _HALF, _ONE, _TWO, _NAN = map(np.float32, (0, 0.5, 1, 2, np.nan))

@@ -1,4 +1,4 @@
-"""Products of matrices, and what consists of them, in portable arithmetic.
+"""Products of matrices, and what consists of them, in portable arithmetic: the sums of lockstep.kernels.products.
 
 Each function takes the arguments of the operation of torch.ops.aten that it replaces, and returns new tensors.
 
@@ -42,7 +42,8 @@ def _add_product(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
     _check(a, b, 2)
     (a, a_row, a_term), (b, b_term, b_column) = _matrix(a), _matrix(b)
     (n, k), m = a.shape, b.shape[1]
-    products.product(a.data_ptr(), a_row, a_term, b.data_ptr(), b_term, b_column, out.data_ptr(), m, n, k, m)
+    to = out.data_ptr()
+    products.product(a.data_ptr(), a_row, a_term, b.data_ptr(), b_term, b_column, to, m, to, m, n, k, m)
     return out
 
 
@@ -78,8 +79,7 @@ def addmv(x: Tensor, a: Tensor, v: Tensor, *, beta: float = 1, alpha: float = 1)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    _check(a.unsqueeze(0), b.unsqueeze(1), 2)
-    return total(a * b)
+    return mm(a.unsqueeze(0), b.unsqueeze(1)).view(())
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from lockstep.experiment import Experiment
 from lockstep.launchers.launch import launch
 from lockstep.reproducibility.devices import layout_to_repeat
 from lockstep.run import ledger
-from lockstep.run.consistency import edited_settings, platform_warning
+from lockstep.run.consistency import edited_settings, platform_warning, require_same_arithmetic
 from lockstep.run.folder import RunFolder
 from lockstep.run.ledger import Difference, LedgerError
 from lockstep.transport.free_running import Pace
@@ -164,7 +164,8 @@ def replay(
         options: the repetition's folder and display; a text or a path is its folder.
 
     Raises:
-        SettingsError: the run does not exist, nothing is recorded, or GPUs computed it and this machine has none.
+        SettingsError: the run does not exist, nothing is recorded, GPUs computed it and this machine has none, or
+            portable arithmetic was another one.
         LedgerError: its ledger is damaged.
         WorkerError: the repetition failed.
     """
@@ -176,6 +177,7 @@ def replay(
     edited = edited_settings(folder, head)
     if edited is not None:
         raise SettingsError(f"{folder.path} contradicts its own ledger: {edited} Restore experiment.json from a copy.")
+    require_same_arithmetic(folder, head)
     require_memory(folder, experiment, len(lines))
     recorded = recorded_schedule(experiment, lines, folder.path)
     layout = layout_to_repeat(folder, head, Layout.of(layout))

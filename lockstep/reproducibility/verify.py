@@ -20,7 +20,12 @@ from lockstep.reproducibility.devices import layout_to_repeat
 from lockstep.reproducibility.replay import recorded_schedule, require_memory
 from lockstep.run import checkpoint, ledger
 from lockstep.run import metrics as rows
-from lockstep.run.consistency import edited_settings, newest_checkpoint_difference, platform_warning
+from lockstep.run.consistency import (
+    edited_settings,
+    newest_checkpoint_difference,
+    platform_warning,
+    require_same_arithmetic,
+)
 from lockstep.run.folder import RunFolder
 from lockstep.run.ledger import Difference, LedgerError
 
@@ -64,7 +69,8 @@ def verify(
         seed: repeat with another seed, to see where the results differ.
 
     Raises:
-        SettingsError: the run does not exist, nothing is recorded, or GPUs computed it and this machine has none.
+        SettingsError: the run does not exist, nothing is recorded, GPUs computed it and this machine has none, or
+            portable arithmetic was another one.
         WorkerError: the repetition failed.
     """
     folder, layout = RunFolder.open(run), Layout.of(layout)
@@ -78,6 +84,7 @@ def verify(
         head, lines = ledger.read(folder.ledger)
     except LedgerError as error:
         return Verdict(False, 0, Difference(error.iteration, "the ledger itself", "written", "read"), str(error))
+    require_same_arithmetic(folder, head)
     count = _iterations(iterations, len(lines), folder)
     require_memory(folder, experiment, count)
     layout = layout_to_repeat(folder, head, layout)

@@ -8,11 +8,12 @@ from typing import Any
 
 from lockstep.agent import below
 from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
 from lockstep.core.digests import fast_digest
 from lockstep.run import checkpoint, ledger
 from lockstep.run.folder import RunFolder
 from lockstep.run.ledger import Difference
-from lockstep.run.platform import this_platform
+from lockstep.run.platform import PORTABLE, this_platform
 
 _NOT_PROMISED = (
     "The experiment allows operations without deterministic kernels (allow_nondeterministic), so equal bits are not "
@@ -26,6 +27,17 @@ def edited_settings(folder: RunFolder, head: dict[str, Any]) -> Difference | Non
     """Whether experiment.json is still exactly what the ledger started with."""
     written = folder.read("experiment.json")
     return ledger.compare(head, [], {**head, "settings": written}, [])
+
+
+def require_same_arithmetic(folder: RunFolder, head: dict[str, Any]) -> None:
+    """Raise SettingsError if a run, with the head of its ledger, computed in an earlier version of portable arithmetic,
+    so that no repetition or continuation here could have its bits."""
+    recorded = head["platform"].get("portable", 1)
+    if head["settings"].get("precision") == "portable" and recorded != PORTABLE:
+        raise SettingsError(
+            f"{folder.path} was computed in version {recorded} of portable arithmetic, and this lockstep has version "
+            f"{PORTABLE}, which gives other bits. Use the lockstep that wrote it (see run.json), or train it again."
+        )
 
 
 def platform_warning(folder: RunFolder, head: dict[str, Any], layout: Layout | None = None) -> str | None:

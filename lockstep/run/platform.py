@@ -17,6 +17,8 @@ from lockstep.config.layout import Layout
 from lockstep.config.user_code import digests_of
 from lockstep.run.gpus import used_gpus
 
+PORTABLE = 2
+"""The version of portable arithmetic. Version 1, which runs did not record, rounded products before it added them."""
 _ARITHMETIC_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "fphp", "bf16", "i8mm")
 _ARITHMETIC_VARIABLES = (
     "ATEN_CPU_CAPABILITY",
@@ -72,6 +74,7 @@ def this_platform(settings: Mapping[str, Any] | None = None, layout: Layout | No
         layout: whose GPUs, if it uses any, are named; by default the CPU computes everything.
     """
     code, layout = digests_of(settings), layout or Layout()
+    portable = (settings or {}).get("precision") == "portable"
     return {
         "cpu": _cpu(),
         **{"gpu": [], "cudnn": None, **used_gpus(layout)},
@@ -80,5 +83,6 @@ def this_platform(settings: Mapping[str, Any] | None = None, layout: Layout | No
         "os": f"{system.system()} {system.machine()} {' '.join(system.libc_ver())}".strip(),
         "libraries": _library_versions(),
         "variables": {name: os.environ[name] for name in _ARITHMETIC_VARIABLES if name in os.environ},
+        **({"portable": PORTABLE} if portable else {}),
         **({"code": code} if code else {}),
     }

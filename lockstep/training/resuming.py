@@ -12,7 +12,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 from lockstep.run import checkpoint, ledger
 from lockstep.run import metrics as rows
-from lockstep.run.consistency import checkpoint_difference, edited_settings
+from lockstep.run.consistency import checkpoint_difference, edited_settings, require_same_arithmetic
 from lockstep.run.folder import RunFolder
 from lockstep.run.platform import this_platform
 from lockstep.system.output import tell
@@ -35,6 +35,7 @@ def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment)
     _require_memory(experiment, saved.iteration)
     head, line = ledger.read_last(folder.ledger, saved.iteration)
     _require_unedited(folder, head)
+    require_same_arithmetic(folder, head)
     foreign = checkpoint_difference(saved, line)
     if foreign is not None:
         raise SettingsError(

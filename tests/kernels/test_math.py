@@ -145,16 +145,6 @@ def test_errors_of_the_inverse_normal_distribution() -> None:
     assert np.isnan(apply("ndtri", np.array([-1, 1.5, np.nan, np.inf], np.float32))).all()
 
 
-def test_fma_rounds_once() -> None:
-    @njit
-    def fused(a: Any, b: Any, c: Any) -> Any:
-        return kernels.fma(a, b, c)
-
-    a = 1 + 2.0**-30
-    assert fused(a, a, -(1 + 2.0**-29)) == 2.0**-60
-    assert fused(np.float32(3), np.float32(5), np.float32(7)) == 22
-
-
 @pytest.mark.parametrize("name", [*FLOAT32, *FLOAT64])
 def test_loops_are_vectorized_and_call_no_library(name: str) -> None:
     loop = over_arrays(getattr(kernels, name))

@@ -1,4 +1,4 @@
-"""Products add their terms in order, whatever the shapes and strides."""
+"""Products add their terms in order, each with a single rounding, whatever the shapes and strides."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ import pytest
 
 from lockstep.kernels.products import product, products
 
-SHAPES = [(1, 1, 1), (2, 3, 5), (6, 9, 16), (7, 64, 17), (8, 8, 32), (13, 70, 48), (20, 300, 33), (5, 0, 4)]
+SHAPES = [
+    (1, 1, 1),
+    (2, 3, 5),
+    (6, 9, 16),
+    (7, 64, 17),
+    (8, 8, 32),
+    (13, 70, 48),
+    (20, 300, 33),
+    (27, 70, 75),
+    (5, 0, 4),
+]
 
 
 def in_order(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """c + a @ b, one term after the other."""
+    """c + a @ b, one term after the other. Long doubles hold these products and sums before they are rounded."""
     total = c.copy()
     for p in range(a.shape[1]):
-        total = total + a[:, p : p + 1] * b[p]
+        total = (total + a[:, p : p + 1].astype(np.longdouble) * b[p]).astype(np.float32)
     return total
 
 
@@ -31,7 +41,7 @@ def test_a_product_adds_term_by_term(shape: tuple[int, int, int], turned: tuple[
     c, around = wide[:, :m], wide[:, m:].copy()
     expected = in_order(a, b, c)
     a, b = (np.asfortranarray(x) if turn else x for x, turn in zip((a, b), turned, strict=True))
-    product(a.ctypes.data, *strides(a), b.ctypes.data, *strides(b), c.ctypes.data, strides(c)[0], n, k, m)
+    product(a.ctypes.data, *strides(a), b.ctypes.data, *strides(b), *2 * (c.ctypes.data, strides(c)[0]), n, k, m)
     np.testing.assert_array_equal(c, expected)
     np.testing.assert_array_equal(wide[:, m:], around)
 

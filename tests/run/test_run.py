@@ -527,6 +527,7 @@ def test_another_processor_matters_less_in_portable_arithmetic(
     precision: str, changed: dict[str, Any], said: str
 ) -> None:
     folder: Any = SimpleNamespace(facts=dict)
-    head = {"platform": {**this_platform(), **changed}, "settings": {"precision": precision}}
+    settings = {"precision": precision}
+    head = {"platform": {**this_platform(settings), **changed}, "settings": settings}
     warning = platform_warning(folder, head)
     assert warning is not None and said in warning
