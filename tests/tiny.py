@@ -255,7 +255,9 @@ def with_curriculum() -> Experiment:
 EXPERIMENTS["curriculum-lag-1"] = with_curriculum
 
 
-EXPERIMENTS["crossq"] = lambda: replaying(recipes.crossq_mujoco, replay={}, critic_sizes=(24, 24))
+EXPERIMENTS["crossq"] = lambda: replaying(
+    recipes.crossq_mujoco, replay={}, critic_sizes=(24, 24), algorithm={"renorm_warmup": 4}
+)
 
 
 def squashed() -> Experiment:

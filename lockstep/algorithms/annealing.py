@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from lockstep.config.settings import SettingsError, parse_count
 from lockstep.config.user_code import load_object
 
@@ -38,7 +40,9 @@ class Shape:
         # When learning begins, the samples of the present iteration have been collected, too.
         risen = min(1.0, (samples + self.per_iteration) / self.warmup) if self.warmup else 1.0
         progress = min(1.0, max(0, samples - self.warmup) / max(1, self.total - self.warmup))
-        share = {"constant": 0.0, "linear": progress, "cosine": (1 - math.cos(math.pi * progress)) / 2}[self.form]
+        # In fp32, since the last bits of a cosine in double precision differ between processors.
+        wave = float(np.float32(1 - math.cos(math.pi * progress))) / 2
+        share = {"constant": 0.0, "linear": progress, "cosine": wave}[self.form]
         return risen * (self.start + share * (self.end - self.start))
 
 

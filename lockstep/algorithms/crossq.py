@@ -99,7 +99,7 @@ class CrossQ(SAC):
         assert isinstance(actor_layers, RenormMLPs) and isinstance(critic_layers, RenormMLPs)
         assert isinstance(distribution, SquashedGaussian) and batch.noise is not None
         noise, next_noise = batch.noise.view(2, *batch.action.shape)
-        renormalize = torch.as_tensor(hyper["update"]) > config.renorm_warmup
+        renormalize = hyper.get("number", hyper["update"]) > config.renorm_warmup
         log_alpha = model.variables["log_temperature"]
         alpha = log_alpha.detach().exp()
 

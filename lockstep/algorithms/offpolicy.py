@@ -253,7 +253,8 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
     @property
     def update_period(self) -> int:
         """The loss runs the same kernels in updates whose numbers agree modulo this, so that each of them can be a CUDA
-        graph. If it is above 1, the loss may branch on hyper["update"] modulo it."""
+        graph. If it is above 1, the loss may branch on hyper["update"] modulo it; in a graph, this number says no more,
+        and hyper["number"] is the true one, as a tensor."""
         return 1
 
     def noise_numbers(self, model: PolicyModel, items: int) -> int:

@@ -11,6 +11,7 @@ Resources = tuple[tuple[str, float], ...]
 """Amounts by name: `learner.gpus`, `collector.cpus`, `worker.NAME` for a resource of the cluster's own."""
 ROLES = ("collector", "learner", "worker")
 """worker: a process that collects and learns."""
+_RESERVED = ("CPU", "GPU", "memory", "object_store_memory", "node")
 
 
 def is_resource(option: str) -> bool:
@@ -48,6 +49,11 @@ def validate_resources(resources: Resources, roles: Iterable[str], layout: str) 
         if role not in roles:
             instead = " and ".join(f"{each}.{what}" for each in roles)
             raise SettingsError(f"Layout {layout} has no {role} processes for {name}. Use {instead}.")
+        if what in _RESERVED:
+            raise SettingsError(
+                f"Layout {layout}: {name} is a resource that Ray manages itself. Use {role}.cpus or {role}.gpus, or a "
+                "name of your own."
+            )
         if names.count(name) > 1:
             raise SettingsError(f"Layout {layout} names {name} twice: leave one out.")
         if not 0 < amount < math.inf or (amount > 1 and not amount.is_integer()):

@@ -154,8 +154,8 @@ class GraphedReplay:
         key = slot, place, _shapes(_leaves(batch))
         graph = self._graphs.get(key)
         if graph is None:
-            if self._period > 1:  # the loss branches on it
-                hyper = {**hyper, "update": place or self._period}
+            if self._period > 1:  # the loss branches on it, so it must be a number of Python's
+                hyper = {**hyper, "update": place or self._period, "number": hyper["update"]}
             graph = _Replayed(batch, lambda held: self._differentiate(slot, held, hyper), self._capture)
             self._graphs[key] = graph
         return graph.run(batch)

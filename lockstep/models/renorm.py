@@ -74,7 +74,6 @@ class RenormMLPs(nn.Module):
         Returns:
             fp32 [C, n, O], and the batch's means and variances, as in `statistics`.
         """
-        renormalize = torch.as_tensor(renormalize, device=x.device)
         x, seen = x.float().expand(len(self.weights[0]), -1, -1), []
         for layer, statistics in enumerate(self.statistics):
             mean = x.mean(-2, keepdim=True)
@@ -86,7 +85,10 @@ class RenormMLPs(nn.Module):
                 running = (running_variance + _EPSILON).sqrt()
                 r = (deviation / running).clamp(1 / _LARGEST_R, _LARGEST_R)
                 d = ((mean - running_mean) / running).clamp(-_LARGEST_D, _LARGEST_D)
-                r, d = torch.where(renormalize, r, 1.0), torch.where(renormalize, d, 0.0)
+                if isinstance(renormalize, Tensor):
+                    r, d = torch.where(renormalize, r, 1.0), torch.where(renormalize, d, 0.0)
+                elif not renormalize:
+                    r, d = torch.ones_like(r), torch.zeros_like(d)
                 seen.append(torch.stack([mean, variance]))
             x = (centered / deviation * r + d) * self.gains[layer] + self.shifts[layer]
             x = x @ self.weights[layer] + self.biases[layer]

@@ -105,6 +105,16 @@ class Population:
                 f"algorithm.anneal changes {', '.join(algorithm.anneal)} within each generation. The population finds "
                 "a schedule itself: leave it out."
             )
+        if desired_kl := getattr(algorithm, "desired_kl", 0):
+            raise SettingsError(
+                f"algorithm.desired_kl={desired_kl:g} adapts the learning rate within each generation, so that the "
+                "population's would have no effect. Leave it out."
+            )
+        if experiment.curriculum:
+            raise SettingsError(
+                f"curriculum={experiment.curriculum} would begin again in each generation. Leave it out, or search "
+                "without --population."
+            )
         for name, space in self.space.items():
             if not name.startswith("algorithm.") or name in _OF_WEIGHTS:
                 raise SettingsError(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from lockstep.config.settings import SettingsError
@@ -54,6 +56,12 @@ class Curriculum:
                     f"{self._name} returned the option {name!r}, but --env.curriculum begins with "
                     f"{', '.join(options)} alone. Add it there, or leave it out."
                 )
-            if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
+            if not isinstance(value, (bool, np.bool_, numbers.Real)) or not math.isfinite(value):
                 raise SettingsError(f"{self._name} returned {name}={value!r}. Options must be finite numbers.")
+            kind = type(options[name])
+            if kind(value) != value:
+                raise SettingsError(
+                    f"{self._name} returned {name}={value!r}, but --env.curriculum begins with {options[name]!r}, and "
+                    f"the type {kind.__name__} stays. For fractions, begin with {float(options[name])}."
+                )
         return pack({**options, **found})

@@ -89,7 +89,8 @@ def load(agent: Agent, tensors: dict[str, Tensor]) -> None:
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
     state = agent.state()
     parts = agent.experiment.warm_start.parts
-    own = {name: tensor for name, tensor in state.items() if not name.startswith("target.") and _is_of(name, parts)}
+    learned = {name: tensor for name, tensor in state.items() if name.startswith(("parameter.", "normalizer."))}
+    own = {name: tensor for name, tensor in learned.items() if _is_of(name, parts)}
     misfits = [
         f"{_bare(name)} is {_shape(own, name)} here, but {_shape(tensors, name)} there"
         for name in dict.fromkeys([*own, *tensors])

@@ -105,6 +105,8 @@ def test_roles_on_ray() -> None:
         ("ray:a1-l1,collector.gpus=1", "Add learner.gpus"),
         ("processes:2,worker.gpus=1", "are for ray"),
         ("auto,worker.cpus=2", "resources"),
+        ("ray:2,worker.memory=1", "manages itself.*worker.cpus"),
+        ("ray:2,worker.GPU=1", "manages itself.*worker.gpus"),
         ("ray:2,boss.gpus=1", "boss.gpus=1.*collector.gpus"),
         ("ray:2,restarts=-1", "at least 0"),
         ("processes:2,restarts=1", "is for ray:N"),

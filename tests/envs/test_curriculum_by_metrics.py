@@ -117,7 +117,12 @@ def test_the_function_s_answers_are_checked() -> None:
         ({"stepps": 3}, ("'stepps'", "steps, wide")),
         ({"steps": "3"}, ("steps='3'", "numbers")),
         ({"steps": float("nan")}, ("steps=nan", "finite")),
+        ({"steps": 2.5}, ("steps=2.5", "begins with 2", "int", "2.0")),
+        ({"wide": 0.3}, ("wide=0.3", "bool")),
     ]
+    for right in (np.int64(4), np.float32(4), 4.0):
+        answers: dict[str, Any] = {"answer": {"steps": right}}
+        assert curriculum.next(answers, packed).tolist() == [4, 0]
     for answer, words in wrong:
         with pytest.raises(SettingsError) as error:
             curriculum.next({"answer": answer}, packed)
@@ -154,5 +159,8 @@ def test_a_run_records_it_and_is_verified(tmp_path: Path, capsys: pytest.Capture
     after = [2 + (int(1e4 * each["policy/entropy"]) + each["iteration"]) % 4 for each in records]
     assert lengths[1:] == after[:-1], "an iteration's metrics decide on the options of the version after the next"
     assert verify(result.run, iterations="all").ok
+    again = EXPERIMENTS["curriculum-lag-1"]().replace(**{"warm_start.run": str(result.run)})
+    after = RunFolder(train(again, options=options(tmp_path / "after")).run)
+    assert after.records()[0]["curriculum/length"] == 3, "a warm start takes weights, not the curriculum's options"
     assert main(["train", "ppo-memory", "--curriculum", "tiny:longer", "--run", str(tmp_path / "no")]) == 2
     assert says(capsys.readouterr().err, "curriculum=tiny:longer", "--env.curriculum")

@@ -43,6 +43,8 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 ROOT = Path(__file__).resolve().parents[2]
 PPO = dataclasses.replace(recipes.ppo_cartpole().algorithm, anneal_learning_rate=False)
+KL = recipes.ppo_cartpole().replace(algorithm=dataclasses.replace(PPO, desired_kl=0.01))
+CHANGING = recipes.ppo_cartpole().replace(algorithm=PPO, curriculum="f.py:f")
 RUN = Run(recipes.ppo_cartpole().replace(algorithm=PPO))
 RATE: dict[str, Between | OneOf] = {"algorithm.learning_rate": Between(1e-5, 1e-1, log=True)}
 ALL = {**RATE, "algorithm.epochs": Between(1, 8), "algorithm.normalize_advantages": OneOf((True, False))}
@@ -322,6 +324,8 @@ def test_another_population_in_the_same_folder() -> None:
         ({"space": {"algorithm.lerning_rate": OneOf((1,))}}, "has no setting lerning_rate"),
         ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, "finite bounds"),
         ({"run": Run(recipes.ppo_cartpole())}, "--algorithm.no-anneal-learning-rate"),
+        ({"run": Run(KL)}, "algorithm.desired_kl=0.01 adapts"),
+        ({"run": Run(CHANGING)}, "curriculum=f.py:f would begin again"),
         ({"run": Run(recipes.dqn_cartpole())}, "replay memory"),
         ({"run": recipes.ppo_cartpole()}, "takes a lockstep.sweep.Run"),
         ({"rivals": True}, "CartPole-v1 is not a PettingZoo"),
