@@ -79,8 +79,8 @@ class Experiment:
     """Torch threads of each worker. Bits depend on it, so use more workers to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)
     curriculum: str = ""
-    """A function of metrics and options, file.py:NAME, that returns options for the next episodes of training
-    environments. They begin with the numbers of env.curriculum."""
+    """Changes env.curriculum by metrics: file.py:NAME. The function gets an iteration's metrics and the present
+    options, and returns options for the next episodes."""
     allow_nondeterministic: bool = False
     """On GPUs, only warn of an operation that has no deterministic kernel, instead of ending the run. Then equal bits
     are not promised there: verify, replay and resume may differ."""

@@ -116,8 +116,7 @@ def test_the_storage_draws_the_newest_steps(tmp_path: Path, monkeypatch: pytest.
 
     def noting(self: ReplayBatches, slot: int, step: int) -> Any:
         taken = learned(self, slot, step)
-        assert self._drawn is not None
-        drawn.append((self._replays[slot]._newest(), self._drawn))
+        drawn.append((self._replays[slot]._newest(), self._drawn[slot]))
         return taken
 
     monkeypatch.setattr(ReplayBatches, "slice", noting)

@@ -108,7 +108,7 @@ class ArrayTuple:
         name = ""
         try:
             for name, x in self.__dict__.items():
-                fields[name] = x[index] if x.__class__ is Tensor else read(x, index)
+                fields[name] = x[index] if x.__class__ is Tensor else None if x is None else read(x, index)
         except _FieldError as error:
             raise error.within(name) from error.__cause__
         except IndexError as error:

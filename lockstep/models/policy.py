@@ -176,8 +176,8 @@ class StandardModel(PolicyModel):
         allowed = allowed_actions(obs) if self.masked else None
         states = state.split(self.state_sizes, -1)
         results = [trunk(obs, start, s, extra) for trunk, s in zip(self.trunks, states, strict=True)]
-        params = self.policy_head(results[0][0], allowed)
-        value = params.new_zeros(params.shape[:2]) if self.value_head is None else self.value_head(results[-1][0])
+        params, head = self.policy_head(results[0][0], allowed), self.value_head
+        value = params.new_zeros(params.shape[:2]) if head is None else head(results[-1][0])
         if self.state_size:
             state = torch.cat([s for _, s in results], -1) if len(results) > 1 else results[0][1]
         return ModelOutput(params, value), state

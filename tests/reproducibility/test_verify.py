@@ -25,7 +25,6 @@ from lockstep.reproducibility.verify import diff, verify
 from lockstep.run import checkpoint, ledger
 from lockstep.run.checkpoint import CheckpointError
 from lockstep.run.folder import RunFolder
-from lockstep.run.platform import this_platform
 from lockstep.run.rows import diverged
 
 ITERATIONS = 5
@@ -213,7 +212,7 @@ def test_a_ledger_cut_at_its_end_is_found(run: Path) -> None:
 
 
 def test_another_platform_is_warned_of(run: Path) -> None:
-    platform = this_platform()
+    platform = ledger.read(run / "ledger.jsonl")[0]["platform"]
     forge(run, head={"platform": {**platform, "torch": "1.0.0"}})
     verdict = verify(run, INLINE, 1)
     assert verdict.ok
