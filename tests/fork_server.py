@@ -1,7 +1,7 @@
 """The server of forks.py: imports what takes long, and forks for one process as long as that one lives.
 
-Since a process that has begun to compute cannot be forked any more, each fork has a server of its own, which is forked
-with it and serves what it starts.
+A process that has begun to compute can no longer be forked. So each fork gets another server, which is forked with it
+and serves what it starts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     order = _serve(channel, parent)
     try:
-        _run([os.fsdecode(argument) for argument in order.arguments], path)
+        _run([os.fsdecode(argument) for argument in order.arguments], order.flags, path)
         code = 0
     except SystemExit as end:
         if not isinstance(end.code, int | None):
@@ -170,9 +170,9 @@ def _open_standard_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def _run(words: list[str], path: list[str]) -> None:
-    """What Python does with a command line."""
-    _, kind, what, *rest = words
+def _run(words: list[str], flags: int, path: list[str]) -> None:
+    """What Python does with a command line that begins with so many flags."""
+    kind, what, *rest = words[1 + flags :]
     folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.path[:] = ["" if kind == "-c" else os.getcwd(), *folders, *path]
     sys.orig_argv[:], sys.argv[:] = words, [kind, *rest]

@@ -31,7 +31,7 @@ MARK = "LOCKSTEP_TEST_MARK"
 """The environment variable by which tests find a run's processes; its values have as many letters as NO_MARK."""
 NO_MARK = "0" * 32
 HIGH = 200
-"""Files of our own have larger numbers than those that a process asks for."""
+"""Our files have larger numbers than those that a process asks for."""
 LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 FAILED = b"failed"
@@ -58,6 +58,8 @@ class Order:
 
     parent: int
     arguments: list[bytes]
+    flags: int
+    """How many of them, after the first, are flags of Python, which the server has, too."""
     environment: dict[bytes, bytes]
     folder: bytes
     files: list[int]
@@ -65,7 +67,7 @@ class Order:
     ignored: list[int]
     blocked: list[int]
     group: int | None
-    """None in a session of its own."""
+    """None in a new session."""
     cores: set[int]
     limits: list[tuple[int, int]]
     """In the order of LIMITS."""
@@ -111,11 +113,10 @@ class Forks:
         arguments, _, close, keep, folder, variables, read, _, _, write, _, error, _, ready, _, alone, *rest = given
         arguments = [os.fsencode(argument) for argument in arguments]
         flags = [os.fsencode(flag) for flag in subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
-        if arguments[1 : 1 + len(flags)] == flags:  # of this process, and of the server
-            del arguments[1 : 1 + len(flags)]
+        skipped = len(flags) if arguments[1 : 1 + len(flags)] == flags else 0
         environment = _environment() if variables is None else dict(each.split(b"=", 1) for each in variables)
         ordinary = close and all(value in (None, -1) or isinstance(value, bool) for value in rest)
-        if self.real or not (ordinary and self._can(arguments, environment)):
+        if self.real or not (ordinary and self._can([arguments[0], *arguments[1 + skipped :]], environment)):
             return _exec(*given)
         files = {0: read, 1: write, 2: error, **{number: number for number in keep if number != ready}}
         files = {number: number if file == -1 else file for number, file in files.items()}
@@ -123,6 +124,7 @@ class Forks:
         order = Order(
             parent=os.getpid(),
             arguments=arguments,
+            flags=skipped,
             environment=environment,
             folder=os.path.join(os.getcwdb(), os.fsencode(folder or b"")),
             files=[*files],
