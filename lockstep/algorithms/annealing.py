@@ -21,6 +21,7 @@ FORMS = (
     "constant, linear or cosine, the last two also with an end, as in cosine:1e-5, and all of them after a warm-up, as "
     "in warmup:10k,linear; points, as in 0:3e-4,1M:1e-4; or a function, file.py:NAME"
 )
+_SHAPES = ("constant", "linear", "cosine")
 _FIXED = ("discount",)
 """Hyperparameters that replay and normalizers read from the settings, too."""
 
@@ -69,11 +70,13 @@ class Computed:
     name: str
     reference: str
     total: int
+    function: Callable[..., Any]
+    taken: list[str]
+    """Which of the two it takes."""
 
     def __call__(self, samples: int) -> float:
-        function = load_object(self.reference)
         given = {"progress": min(1.0, samples / self.total), "samples": samples}
-        found = function(**{name: given[name] for name in _parameters(self.name, self.reference, function)})
+        found = self.function(**{name: given[name] for name in self.taken})
         if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < math.inf:
             raise SettingsError(
                 f"{self.reference}, which algorithm.anneal names for {self.name}, returned {found!r} after {samples:,} "
@@ -107,8 +110,9 @@ def courses(anneal: Mapping[str, str], first: Mapping[str, float], total: int, p
 def _course(name: str, form: str, start: float, total: int, per_iteration: int) -> Course:
     wrong = SettingsError(f"algorithm.anneal cannot read {name}={form}. It takes {FORMS}.")
     if is_function(form):
-        computed = Computed(name, form, total)
-        computed(0)
+        function = load_object(form)
+        computed = Computed(name, form, total, function, _parameters(name, form, function))
+        computed(0)  # which may be refused
         return computed
     try:
         parts = [part.split(":") for part in form.split(",")]
@@ -121,7 +125,7 @@ def _course(name: str, form: str, start: float, total: int, per_iteration: int) 
             return points
         warmup = parse_count(parts.pop(0)[1]) if parts[0][0] == "warmup" else 0
         ((shape, *ends),) = parts or [["constant"]]
-        if shape not in ("constant", "linear", "cosine") or len(ends) > (shape != "constant"):
+        if shape not in _SHAPES or len(ends) > (shape != "constant"):
             raise wrong
         end = _number(ends[0]) if ends else 0.0
     except (ValueError, IndexError) as error:
@@ -135,10 +139,9 @@ def _course(name: str, form: str, start: float, total: int, per_iteration: int) 
 
 
 def is_function(form: str) -> bool:
-    return ":" in form and "," not in form and not form[0].isdigit() and form.split(":")[0] not in _WORDS
-
-
-_WORDS = ("warmup", "constant", "linear", "cosine")
+    """Whether a form names a function, as in file.py:NAME."""
+    words = ("warmup", *_SHAPES)
+    return ":" in form and "," not in form and not form[0].isdigit() and form.split(":")[0] not in words
 
 
 def _number(text: str) -> float:
