@@ -108,7 +108,7 @@ def test_a_fork_differs_from_a_process_that_begins_anew_in_nothing(
         for name, value in expected.items():
             assert found[name] == value, name
         assert expected["parent"] and expected["environment"]["LOCKSTEP_PECULIAR"] == "yes"
-    assert len({number for _, number in forked}) == 2, "each has random numbers of its own"
+    assert len({number for _, number in forked}) == 2, "each has other random numbers"
 
 
 ENDS = {"return": 0, "sys.exit(3)": 3, "sys.exit('why')": 1, "1 // 0": 1, "os._exit(4)": 4, "os.abort()": -6}

@@ -51,8 +51,8 @@ def validate_resources(resources: Resources, roles: Iterable[str], layout: str) 
             raise SettingsError(f"Layout {layout} has no {role} processes for {name}. Use {instead}.")
         if what in _RESERVED:
             raise SettingsError(
-                f"Layout {layout}: {name} is a resource that Ray manages itself. Use {role}.cpus or {role}.gpus, or a "
-                "name of your own."
+                f"Layout {layout}: {name} is a resource that Ray manages itself. Use {role}.cpus or {role}.gpus, or "
+                "another name."
             )
         if names.count(name) > 1:
             raise SettingsError(f"Layout {layout} names {name} twice: leave one out.")

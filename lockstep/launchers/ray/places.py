@@ -43,5 +43,5 @@ def require_places(ray: Any, layout: Layout, needed: list[dict[str, float]]) -> 
             asked = ", ".join(f"{amount:g} {name}" for name, amount in each.items())
             raise SettingsError(
                 f"Layout {layout} has a process that needs {asked}, and no node of the Ray cluster has as much. Ask "
-                "for less, or start a node that has it (ray start --resources for resources of your own)."
+                "for less, or start a node that has it (ray start --resources defines resources)."
             )
