@@ -135,7 +135,9 @@ def _layouts_agree(context: Context, names: Sequence[str], verified: str | None 
     layouts = LAYOUTS[:4] if context.rehearse else LAYOUTS
     results: dict[str, dict[str, Any]] = {name: {} for name in names}
     tasks = [
-        Task(f"{name} {text}", trained, (name, text, _place(context, name, text))) for text in layouts for name in names
+        Task(f"{name} {text}", trained, (name, text, place(context, f"{name}-{text}")))
+        for text in layouts
+        for name in names
     ]
     if verified in names:
         again = Task(f"{verified} verified", verification, (verified, str(context.folder / "verified")))
@@ -154,7 +156,7 @@ def _layouts_agree(context: Context, names: Sequence[str], verified: str | None 
         name, _, text = task.name.partition(" ")
         results[name][text] = value if ok else {"error": value}
         if "digest" in (first := results[name].get(INLINE, {})) and ok and value["digest"] != first["digest"]:
-            places = (context.folder / _place(context, name, each) for each in (INLINE, text))
+            places = (Path(place(context, f"{name}-{each}")) for each in (INLINE, text))
             value["difference"] = _difference(*places)
         state = f"{value['digest'][:12]} in {value['seconds']:.1f} s" if ok else f"FAILED: {value}"
         print(f"{task.name}: {state}", flush=True)
@@ -168,8 +170,9 @@ def _limit(context: Context) -> float:
     return LIMIT * (5 if context.rehearse else 1)
 
 
-def _place(context: Context, name: str, text: str) -> str:
-    return str(context.folder / re.sub(r"[^a-z0-9]+", "-", f"{name}-{text}"))
+def place(context: Context, text: str) -> str:
+    """A run's folder, named after a text."""
+    return str(context.folder / re.sub(r"[^a-z0-9]+", "-", text))
 
 
 def _differences(results: dict[str, dict[str, Any]]) -> list[str]:
@@ -301,7 +304,7 @@ class Gradient:
 
     def __init__(self, setting: Experiment, device: str, normalizers: Any) -> None:
         self._agent = Agent(setting, device)
-        self._parameters: Tensor | None = None
+        self._parameters = self._agent.flat.vector.detach().clone()
         """Those that `moved` begins from."""
         for model in (self._agent.model, self._agent.target):
             if model is not None:
@@ -311,7 +314,6 @@ class Gradient:
     def moved(self, seed: int) -> Gradient:
         """The same with each parameter moved by about one unit in the last place, up, down or not at all."""
         vector = self._agent.flat.vector
-        self._parameters = vector.clone() if self._parameters is None else self._parameters
         moves = torch.randint(-1, 2, vector.shape, generator=torch.Generator().manual_seed(seed))
         vector.copy_(self._parameters * (1 + torch.finfo(vector.dtype).eps * moves))
         return self

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from gpu_steps.correctness import INLINE, quiet
+from gpu_steps.correctness import INLINE, place, quiet
 from gpu_steps.small import REHEARSED, SHAPES, experiment, on_gpu
 from gpu_steps.step import Context, Outcome, device_memory, last_lines
 from lockstep import recipes
@@ -65,7 +65,7 @@ def resnet() -> Experiment:
 
 
 def profile_of(name: str, context: Context) -> Outcome:
-    """Kernels, launches, copies and waits of a few iterations in one process, without and with graphs."""
+    """Kernels, launches, copies and waits of a few iterations in one process, with and without graphs."""
     data: dict[str, Any] = {}
     threads = "" if context.rehearse else ",env_threads=16"
     for text in (f"{INLINE}{threads},graphs=1", f"{INLINE}{threads}"):
@@ -105,13 +105,9 @@ def _profiled(name: str, text: str, context: Context) -> dict[str, Any]:
     if not context.rehearse:
         torch.cuda.reset_peak_memory_stats()
     with _ranges():  # one run for all, since making 128 Atari environments takes 20 seconds
-        train(setting, Layout.parse(text), quiet(str(context.folder / _named(text))), on_iteration=follow)
+        train(setting, Layout.parse(text), quiet(place(context, text)), on_iteration=follow)
     memory = {} if context.rehearse else {"gpu_memory_gb": torch.cuda.max_memory_reserved() / 1e9}
     return memory | {"shares": shares} | _counted(profiler.events() or [], iterations)
-
-
-def _named(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text)
 
 
 @contextlib.contextmanager
@@ -392,10 +388,10 @@ def learning(context: Context) -> Outcome:
         text, rate = INLINE, 50.0
     steps = max(setting.samples_per_iteration, int(0.9 * max(seconds, 1.0) * rate))
     setting, layout = _case(setting.replace(total_steps=steps), text)
-    place = context.folder / "learning"
-    threading.Thread(target=_stop, args=(place, time.monotonic() + seconds), daemon=True).start()
-    train(setting, Layout.parse(layout), quiet(str(place)))
-    run = Run.read(place)
+    folder = context.folder / "learning"
+    threading.Thread(target=_stop, args=(folder, time.monotonic() + seconds), daemon=True).start()
+    train(setting, Layout.parse(layout), quiet(str(folder)))
+    run = Run.read(folder)
     score = run.last("score/mean")
     every = max(1, len(run.records) // 40)
     curve = [[each.get("samples"), each.get("seconds"), each.get("score/mean")] for each in run.records[::every]]

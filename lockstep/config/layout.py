@@ -237,7 +237,7 @@ class Layout:
         """The smallest layout with devices of the same kinds, and so the same bits; auto if all of them are CPUs."""
         if not self.uses_gpus:
             return Layout(AUTO)
-        collecting, learning = (kind.replace("GPU", "0").lower() for kind in self.kinds)
+        collecting, learning = ("0" if kind == "GPU" else "cpu" for kind in self.kinds)
         if collecting == learning:
             return Layout(device=collecting)
         return Layout(_DEVICES, collectors=(collecting,), learners=(learning,))

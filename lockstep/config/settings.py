@@ -10,7 +10,7 @@ import functools
 import importlib
 import importlib.util
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -141,16 +141,20 @@ def write_option(value: Any) -> str:
     return repr(value)
 
 
-Options = Annotated[
-    dict[str, Any],
-    tyro.constructors.PrimitiveConstructorSpec(
+def _named(
+    metavar: str, parse: Callable[[list[str]], dict[str, Any]], write: Callable[[Any], str]
+) -> tyro.constructors.PrimitiveConstructorSpec[dict[str, Any]]:
+    """How the command line reads and shows a dict, as `name=value` pairs."""
+    return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
-        metavar="NAME=VALUE",
-        instance_from_str=parse_options,
+        metavar=metavar,
+        instance_from_str=parse,
         is_instance=lambda instance: isinstance(instance, dict),
-        str_from_instance=lambda instance: [f"{name}={write_option(value)}" for name, value in instance.items()],
-    ),
-]
+        str_from_instance=lambda instance: [f"{name}={write(value)}" for name, value in instance.items()],
+    )
+
+
+Options = Annotated[dict[str, Any], _named("NAME=VALUE", parse_options, write_option)]
 """Free keyword arguments. On the command line, `name=value` pairs replace all previous ones."""
 
 
@@ -162,16 +166,7 @@ def _parse_texts(texts: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-Texts = Annotated[
-    dict[str, str],
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="NAME=TEXT",
-        instance_from_str=_parse_texts,
-        is_instance=lambda instance: isinstance(instance, dict),
-        str_from_instance=lambda instance: [f"{name}={value}" for name, value in instance.items()],
-    ),
-]
+Texts = Annotated[dict[str, str], _named("NAME=TEXT", _parse_texts, str)]
 """Texts by name. On the command line, `name=text` pairs replace all previous ones."""
 
 

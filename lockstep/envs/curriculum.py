@@ -27,8 +27,12 @@ def pack(options: dict[str, Any]) -> Tensor:
 
 def unpack(config: EnvConfig, packed: Tensor) -> dict[str, Any]:
     """The reverse of pack. Each option has the type that it began with."""
-    first = first_options(config)
-    return {name: type(x)(value) for (name, x), value in zip(first.items(), packed.tolist(), strict=True)}
+    return typed(first_options(config), packed.tolist())
+
+
+def typed(like: dict[str, Any], numbers: list[float]) -> dict[str, Any]:
+    """Numbers as options with the names and types of others."""
+    return {name: type(x)(value) for (name, x), value in zip(like.items(), numbers, strict=True)}
 
 
 def check_curriculum(config: EnvConfig, name: str) -> None:

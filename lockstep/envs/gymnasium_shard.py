@@ -19,6 +19,7 @@ from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, ata
 from lockstep.envs.closing import close_all
 from lockstep.envs.construct import construct
 from lockstep.envs.convert import ObservationWriter, single_action
+from lockstep.envs.curriculum import pack, typed
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
 from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
@@ -218,7 +219,7 @@ class GymShard(ShardEnv):
     def state_dict(self) -> dict[str, np.ndarray]:
         state = episode_state(self._episode, self._steps, self._ended, self._log)
         if self._given:
-            state["options"] = np.array([[float(x) for x in given.values()] for given in self._given])
+            state["options"] = np.stack([pack(given).numpy() for given in self._given])
         return state
 
     def load_state_dict(
@@ -229,7 +230,7 @@ class GymShard(ShardEnv):
         self._ended = state["ended"].astype(np.bool_)
         actions = self._log.load(state)
         for j, row in enumerate(state["options"].tolist() if self._given else ()):
-            given = {name: type(x)(value) for (name, x), value in zip(self._offered.items(), row, strict=True)}
+            given = typed(self._offered, row)
             if given != self._given[j]:
                 self._rebuild(j, given)
         ignored = self._nothing_yet()

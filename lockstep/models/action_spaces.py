@@ -65,8 +65,11 @@ class Joint(Distribution):
         return torch.stack([d.entropy(p) for d, p in zip(self.parts, self._split(params), strict=True)]).sum(0)
 
     def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        triples = zip(self.parts, self._split(params), self._split(other), strict=True)
-        return torch.stack([d.kl(p, q) for d, p, q in triples if isinstance(d, Diverging)]).sum(0)
+        found = []
+        for part, p, q in zip(self.parts, self._split(params), self._split(other), strict=True):
+            assert isinstance(part, Diverging)
+            found.append(part.kl(p, q))
+        return torch.stack(found).sum(0)
 
     def check_start(self, std: float) -> None:
         for part in self.parts:

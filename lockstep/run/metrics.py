@@ -16,7 +16,7 @@ from typing import Any
 from lockstep.run import checkpoint
 from lockstep.run.files import read_objects, set_aside, write_whole
 from lockstep.run.folder import RunFolder
-from lockstep.run.rows import keep_rows
+from lockstep.run.rows import iteration_of, keep_rows
 
 
 class Rows:
@@ -95,7 +95,7 @@ def keep(folder: RunFolder, iterations: int, seal: dict[str, Any] | None) -> str
         return None
     if path.exists():
         set_aside(path, "damaged")
-    kept = dict.fromkeys(line for line, row in read_objects(data) if _iteration(row) in range(1, iterations + 1))
+    kept = dict.fromkeys(line for line, row in read_objects(data) if iteration_of(row) in range(1, iterations + 1))
     write_whole(path, b"".join(kept))  # of a repeated line, one remains
     return seal.get("damage") if seal is not None and _matches(path, seal) else damage
 
@@ -103,7 +103,7 @@ def keep(folder: RunFolder, iterations: int, seal: dict[str, Any] | None) -> str
 def _wrong_row(data: bytes, iterations: int) -> str | None:
     due = 1
     for number, (_, row) in enumerate(read_objects(data), 1):
-        done = _iteration(row)
+        done = iteration_of(row)
         if due > iterations and (done is None or done >= due):
             break  # a crash may have cut off the rest, which will be repeated
         if row is None or done is None:
@@ -120,11 +120,6 @@ def _wrong_row(data: bytes, iterations: int) -> str | None:
 
 def _missing(first: int, last: int) -> str:
     return f"Iteration {first} is missing" if first == last else f"Iterations {first} to {last} are missing"
-
-
-def _iteration(row: dict[str, Any] | None) -> int | None:
-    done = None if row is None else row.get("iteration")
-    return done if isinstance(done, int) else None
 
 
 def _matches(rows: bytes | Path, seal: dict[str, Any]) -> bool:

@@ -45,10 +45,11 @@ def diverged(path: Path) -> list[str]:
 def keep_rows(path: Path, iterations: int) -> None:
     """Keep the rows of the first iterations, which a resumed run does not repeat. A damaged row is lost."""
     if path.is_file():
-        rows = [line for line, known in read_objects(path.read_bytes()) if _within(known, iterations)]
-        write_whole(path, b"".join(rows))
+        found = ((line, iteration_of(row)) for line, row in read_objects(path.read_bytes()))
+        write_whole(path, b"".join(line for line, done in found if done is not None and done <= iterations))
 
 
-def _within(row: dict[str, Any] | None, iterations: int) -> bool:
-    iteration = None if row is None else row.get("iteration")
-    return isinstance(iteration, int) and iteration <= iterations
+def iteration_of(row: dict[str, Any] | None) -> int | None:
+    """The number of iterations after which a row was written; None for a damaged row."""
+    done = None if row is None else row.get("iteration")
+    return done if isinstance(done, int) else None

@@ -56,7 +56,7 @@ class Curriculum:
                     f"{self._name} returned the option {name!r}, but --env.curriculum begins with "
                     f"{', '.join(options)} alone. Add it there, or leave it out."
                 )
-            if not isinstance(value, (bool, np.bool_, numbers.Real)) or not math.isfinite(value):
+            if not isinstance(value, (np.bool_, numbers.Real)) or not math.isfinite(value):
                 raise SettingsError(f"{self._name} returned {name}={value!r}. Options must be finite numbers.")
             kind = type(options[name])
             if kind(value) != value:
