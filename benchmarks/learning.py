@@ -62,6 +62,8 @@ _PONG = (
     "--algorithm.n-step 3 --algorithm.warmup 10k --algorithm.target-period 500 --algorithm.replay.capacity 200k"
 )
 _HALFCHEETAH = "--env.id HalfCheetah-v4 --scheme.shards 1 --total-steps 300k"
+_REPEAT = "ppo-memory --env.id popgym.envs.repeat_previous:RepeatPreviousEasy --total-steps 1M"
+"""POPGym's task to name the suit of the card four steps ago; needs `pip install popgym`."""
 _BOTH_RATES = "--algorithm.learning-rate 1e-3 --algorithm.actor-learning-rate 1e-3"
 _SHORT = "ppo-rnd-minigrid --env.options max_episode_steps=50"
 _DOORKEY = "ppo-rnd-minigrid --env.id MiniGrid-DoorKey-8x8-v0 --total-steps 1.5M"
@@ -89,7 +91,13 @@ PROOFS = {
     "minatar-ppo": Proof("ppo-minatar --precision fp32 --total-steps 1M", 1),
     "memory-lstm": Proof("ppo-memory", 3),
     "memory-gru": Proof("ppo-memory --model.core gru", 3),
+    "memory-mingru": Proof("ppo-memory --model.core mingru", 3),
+    "memory-transformer": Proof("ppo-memory --model.core transformer", 3),
     "memory-none": Proof("ppo-memory --model.core none", 1),
+    "repeat-lstm": Proof(_REPEAT, 1),
+    "repeat-mingru": Proof(f"{_REPEAT} --model.core mingru", 1),
+    "repeat-transformer": Proof(f"{_REPEAT} --model.core transformer --model.core-memory 8", 1),
+    "repeat-none": Proof(f"{_REPEAT} --model.core none", 1),
     "memory-r2d2": Proof("r2d2-memory", 1),
     "memory-r2d2-none": Proof("r2d2-memory --model.core none", 1),
     "memory-dqn": Proof("dqn-cartpole --env.id lockstep/Memory-v0 --total-steps 30k", 1),

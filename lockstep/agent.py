@@ -20,7 +20,7 @@ from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.normalize import Normalizers
 from lockstep.models.observations import unused_mask
 from lockstep.models.parameters import FlatParameters
-from lockstep.models.policy import PRECISIONS
+from lockstep.models.trunk import PRECISIONS
 from lockstep.models.versions import Version
 
 

@@ -230,6 +230,10 @@ EXPERIMENTS["critic-only-lstm"] = lambda: cut(
     tuple_bandit, model={"core": "lstm", "critic_only": ("vector",)}, scheme={"lag": 1}
 ).replace(normalize=NormalizeConfig(observations=True))
 EXPERIMENTS["critic-only-sac"] = lambda: replaying(seeing_more, replay={}, critic_only=("desired_goal",))
+EXPERIMENTS["transformer-lag-1"] = lambda: cut(
+    recipes.ppo_memory, model={"core": "transformer", "core_memory": 3, "core_layers": 2}, scheme={"lag": 1}
+)
+EXPERIMENTS["mingru"] = lambda: cut(recipes.ppo_memory, model={"core": "mingru"})
 
 
 def following_kl() -> Experiment:

@@ -14,7 +14,7 @@ from lockstep.algorithms.offpolicy import ReplayConfig, off_policy
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 from lockstep.models import ActorCriticConfig, QModelConfig, StandardModelConfig
-from lockstep.models.policy import TrunkConfig
+from lockstep.models.trunk import TrunkConfig
 
 _DOOM = "vizdoom/"
 _IMAGE_ENCODERS = {"nature": "relu", "convnet_simple": "elu"}

@@ -17,11 +17,11 @@ from lockstep.config.settings import SettingsError
 from lockstep.models.action_spaces import Joint, composite
 from lockstep.models.base import PolicyModel
 from lockstep.models.continuous import Scaled
-from lockstep.models.core import RecurrentCore
+from lockstep.models.core import Core
 from lockstep.models.distributions import Categorical, EpsilonGreedy
 from lockstep.models.gaussian import Gaussian
 from lockstep.models.layers import Linear, PixelConv2d
-from lockstep.models.policy import Trunk
+from lockstep.models.trunk import Trunk
 
 FEEDBACK = {"next_state": "state", "next_prev_action": "prev_action"}
 """Outputs that become inputs of the next step."""
@@ -183,7 +183,7 @@ class EnvironmentAction(nn.Module):
 class _OneStep(nn.Module):
     """A core that runs one step, in plain operations."""
 
-    def __init__(self, core: RecurrentCore) -> None:
+    def __init__(self, core: Core) -> None:
         super().__init__()
         self.core = core
 

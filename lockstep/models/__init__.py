@@ -3,14 +3,16 @@
 from lockstep.models.action_spaces import Joint, make_distribution
 from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig
 from lockstep.models.base import ActionDistribution, ModelConfig, ModelOutput, PolicyModel
-from lockstep.models.core import GRU, LSTM, RecurrentCore
+from lockstep.models.core import GRU, LSTM, Core, MinGRU, RecurrentCore
 from lockstep.models.distributions import Categorical, Distribution
 from lockstep.models.encoders import MLP, ConvNet, ImpalaResNet, NatureCNN, ObservationEncoder, SimpleConvNet
 from lockstep.models.gaussian import Gaussian
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.observations import ObservationLayout
-from lockstep.models.policy import PolicyHead, StandardModel, StandardModelConfig, Trunk, ValueHead
+from lockstep.models.policy import PolicyHead, StandardModel, StandardModelConfig, ValueHead
 from lockstep.models.q import NoisyLinear, QHead, QModel, QModelConfig
+from lockstep.models.transformer import Transformer
+from lockstep.models.trunk import Trunk, TrunkConfig
 
 __all__ = [
     "GRU",
@@ -21,10 +23,12 @@ __all__ = [
     "ActorCriticConfig",
     "Categorical",
     "ConvNet",
+    "Core",
     "Distribution",
     "Gaussian",
     "ImpalaResNet",
     "Joint",
+    "MinGRU",
     "ModelConfig",
     "ModelOutput",
     "NatureCNN",
@@ -40,7 +44,9 @@ __all__ = [
     "SimpleConvNet",
     "StandardModel",
     "StandardModelConfig",
+    "Transformer",
     "Trunk",
+    "TrunkConfig",
     "ValueHead",
     "make_distribution",
     "reproducible_initialization",

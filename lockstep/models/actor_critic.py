@@ -24,8 +24,8 @@ from lockstep.models.gaussian import check_initial_std
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout, allowed_actions
-from lockstep.models.policy import PRECISIONS, TrunkConfig, acting_copy
 from lockstep.models.renorm import RenormMLPs
+from lockstep.models.trunk import PRECISIONS, TrunkConfig, acting_copy
 
 
 class Unchanged(nn.Module):
@@ -177,7 +177,7 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
     critic_sizes: tuple[int, ...] = ()
     """Hidden layers of each critic, if they differ from hidden_sizes. Wider ones fit harder values, and cost time."""
 
-    later: ClassVar[frozenset[str]] = AsymmetricConfig.later | {"batch_renorm", "critic_sizes"}
+    later: ClassVar[frozenset[str]] = AsymmetricConfig.later | TrunkConfig.later | {"batch_renorm", "critic_sizes"}
 
     @property
     def has_kernels(self) -> bool:

@@ -160,9 +160,10 @@ class Networks(NamedTuple):
 class ModelConfig(ABC):
     """Settings of a model; the concrete config builds it."""
 
-    core: Literal["none", "gru", "lstm"] = "none"
-    """Memory between encoder and heads. lstm and gru also act on past observations, and cost time; gru has fewer
-    parameters."""
+    core: Literal["none", "gru", "lstm", "mingru", "transformer"] = "none"
+    """Memory between encoder and heads, to act on past observations, too; it costs time. gru has fewer parameters than
+    lstm. mingru learns from long rollouts fastest, and its gates see the present input alone. transformer attends to
+    single earlier steps, which helps where one of them decides, and costs most."""
 
     has_policy_and_value: ClassVar[bool] = True
     """Whether forward returns a value and the parameters of a policy whose log_prob can be learned. On-policy

@@ -16,26 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lockstep.models.layers import cast
+from lockstep.models.layers import Linear, cast
 
 
-class RecurrentCore(nn.Module):
-    """Memory over time, in the precision of its input. State and gates are fp32."""
+class Core(nn.Module):
+    """Memory over time, between encoder and heads."""
 
-    gates: int
     state_size: int
     """K: numbers of state per environment."""
 
-    def __init__(self, in_features: int, size: int):
+    def __init__(self, size: int):
         super().__init__()
         self.out_features = size
-        self.weight_input = nn.Parameter(torch.empty(self.gates * size, in_features))
-        self.weight_hidden = nn.Parameter(torch.empty(self.gates * size, size))
-        self.bias_input = nn.Parameter(torch.zeros(self.gates * size))
-        self.bias_hidden = nn.Parameter(torch.zeros(self.gates * size))
-        nn.init.orthogonal_(self.weight_input)
-        nn.init.orthogonal_(self.weight_hidden)
+        """H"""
 
+    @abstractmethod
     def forward(self, x: Tensor, start: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Run over T steps.
 
@@ -47,9 +42,6 @@ class RecurrentCore(nn.Module):
         Returns:
             fp32 outputs [T, B, H], and the state [B, K] after the last step.
         """
-        projected = F.linear(x, cast(self.weight_input, x.dtype), self.bias_input.to(x.dtype))
-        keep = (~start).unsqueeze(-1).to(state.dtype)
-        return self._run(projected, keep, state, cast(self.weight_hidden, x.dtype), self.bias_hidden.to(x.dtype))
 
     @abstractmethod
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,6 +54,27 @@ class RecurrentCore(nn.Module):
         Returns:
             Outputs [B, H], and the state [B, K] after the step.
         """
+
+
+class RecurrentCore(Core):
+    """A core with gates that depend on the previous output, in the precision of its input. State and gates are
+    fp32."""
+
+    gates: int
+
+    def __init__(self, in_features: int, size: int):
+        super().__init__(size)
+        self.weight_input = nn.Parameter(torch.empty(self.gates * size, in_features))
+        self.weight_hidden = nn.Parameter(torch.empty(self.gates * size, size))
+        self.bias_input = nn.Parameter(torch.zeros(self.gates * size))
+        self.bias_hidden = nn.Parameter(torch.zeros(self.gates * size))
+        nn.init.orthogonal_(self.weight_input)
+        nn.init.orthogonal_(self.weight_hidden)
+
+    def forward(self, x: Tensor, start: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        projected = F.linear(x, cast(self.weight_input, x.dtype), self.bias_input.to(x.dtype))
+        keep = (~start).unsqueeze(-1).to(state.dtype)
+        return self._run(projected, keep, state, cast(self.weight_hidden, x.dtype), self.bias_hidden.to(x.dtype))
 
     @abstractmethod
     def _run(
@@ -120,6 +133,54 @@ class GRU(RecurrentCore):
         n = (n + r * hidden_n).tanh()
         h = (1 - z) * n + z * state
         return h, h
+
+
+class MinGRU(Core):
+    """A minimal gated recurrent unit (Feng et al. 2024, "Were RNNs all we needed?", https://arxiv.org/abs/2410.01201):
+    h_t = (1 - z_t) * h_tm1 + z_t * c_t. The gate z_t = sigmoid(W x_t + b) and the candidate c_t = V x_t + d depend on
+    the input alone. So all products of a sequence are computed at once, and only a sum runs over time.
+    """
+
+    def __init__(self, in_features: int, size: int):
+        super().__init__(size)
+        self.state_size = size
+        self.linear = Linear(in_features, 2 * size)
+        nn.init.orthogonal_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor, start: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        gate, candidate = self.linear(x).float().chunk(2, -1)
+        z = gate.sigmoid()
+        h_t: Tensor = _Scan.apply((1 - z) * ~start.unsqueeze(-1), z * candidate, state)  # type: ignore[assignment]
+        return h_t, h_t[-1]
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        gate, candidate = self.linear(x).chunk(2, -1)
+        z = gate.sigmoid()
+        h = (1 - z) * state + z * candidate
+        return h, h
+
+
+class _Scan(torch.autograd.Function):
+    """h_t = keep_t * h_tm1 + new_t: keep and new [T, B, H], the first h_tm1 [B, H] -> [T, B, H]."""
+
+    @staticmethod
+    def forward(ctx: Any, keep: Tensor, new: Tensor, state: Tensor) -> Tensor:
+        h_t = torch.empty_like(new)
+        h = state
+        for t in range(len(new)):
+            h = torch.addcmul(new[t], keep[t], h, out=h_t[t])
+        ctx.save_for_backward(keep, h_t, state)
+        return h_t
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        keep, h_t, state = ctx.saved_tensors
+        grad_new = grads[0].clone()
+        for t in reversed(range(len(keep) - 1)):
+            grad_new[t].addcmul_(keep[t + 1], grad_new[t + 1])
+        h_tm1 = torch.cat([state.unsqueeze(0), h_t[:-1]])
+        return grad_new * h_tm1, grad_new, None
 
 
 class _LSTMSequence(torch.autograd.Function):

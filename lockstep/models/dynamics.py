@@ -23,7 +23,7 @@ from lockstep.models.gaussian import standard_normal
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout
-from lockstep.models.policy import acting_copy
+from lockstep.models.trunk import acting_copy
 
 _LOG_VARIANCES = (-10.0, 5.0)
 """Soft bounds of predicted log variances."""

@@ -28,7 +28,8 @@ from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.gaussian import Gaussian
 from lockstep.models.layer_tables import brightness, encoder_layers, knows, layer_row, normalizes, observed, rows_of
 from lockstep.models.parameters import FlatParameters
-from lockstep.models.policy import StandardModel, acting_copy
+from lockstep.models.policy import StandardModel
+from lockstep.models.trunk import acting_copy
 
 
 class PortableCategorical(Categorical):

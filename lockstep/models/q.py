@@ -18,13 +18,12 @@ from torch.nn import functional as F
 
 from lockstep.config.settings import SettingsError
 from lockstep.models.base import ModelOutput, PolicyModel
-from lockstep.models.core import GRU, LSTM
 from lockstep.models.distributions import EpsilonGreedy
 from lockstep.models.encoders import take_observation_statistics
 from lockstep.models.gaussian import standard_normal
 from lockstep.models.layers import linear, reproducible_initialization
 from lockstep.models.observations import ObservationLayout, allowed_actions
-from lockstep.models.policy import KERNEL_ENCODERS, PRECISIONS, Trunk, TrunkConfig, acting_copy, previous_features
+from lockstep.models.trunk import KERNEL_ENCODERS, PRECISIONS, Trunk, TrunkConfig, acting_copy, previous_features
 
 
 class NoisyLinear(nn.Module):
@@ -268,7 +267,7 @@ class QModelConfig(TrunkConfig):
         distribution = EpsilonGreedy(action_space, masked=layout.mask_size > 0)
         layout.check_mask(action_space, distribution.num_logits)
         extra = distribution.encoded_size + 1 if self.previous_action_reward else 0
-        core, dtype = {"none": None, "gru": GRU, "lstm": LSTM}[self.core], PRECISIONS[precision]
+        dtype = PRECISIONS[precision]
         support: Tensor | Literal["quantiles"] | None = None
         if self.returns == "categorical":
             support = torch.linspace(self.v_min, self.v_max, self.numbers)
@@ -278,7 +277,7 @@ class QModelConfig(TrunkConfig):
             encoder = self.build_encoder(
                 observation_space, dtype=dtype, normalize=normalize_observations, clip=observation_clip
             )
-            trunk = Trunk(encoder, core, self.core_size, extra_features=extra, dtype=dtype)
+            trunk = Trunk(encoder, self.build_core, extra_features=extra, dtype=dtype)
             head: QHead | ImplicitQHead = QHead(
                 trunk.out_features,
                 int(action_space.n),

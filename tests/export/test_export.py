@@ -35,6 +35,8 @@ onnx = pytest.mark.skipif(
 
 RUNS: dict[str, Callable[[], Experiment]] = {
     "lstm": lambda: cut(recipes.ppo_memory, model={"previous_action_reward": True}),
+    "transformer": lambda: cut(recipes.ppo_memory, model={"core": "transformer", "core_memory": 3, "core_layers": 2}),
+    "mingru": lambda: cut(recipes.ppo_memory, model={"core": "mingru"}),
     "mask-bf16": lambda: cut(tuple_bandit, precision="bf16"),
     **{name: EXPERIMENTS[name] for name in ("cartpole-lag-1", "memory-gru-lag-2", "tuple-dict-mask", "mpc-lag-1")},
     **{name: EXPERIMENTS[name] for name in ("mujoco-normalized", "sac-prioritized-lag-1", "rainbow-lag-1", "iqn")},
@@ -42,7 +44,10 @@ RUNS: dict[str, Callable[[], Experiment]] = {
 CASES: list[Any] = [
     *((name, "torch") for name in RUNS if name != "mask-bf16"),
     *((name, "torchscript") for name in ("lstm", "tuple-dict-mask")),
-    *(pytest.param(name, "onnx", marks=onnx) for name in ("lstm", "tuple-dict-mask", "mujoco-normalized")),
+    *(
+        pytest.param(name, "onnx", marks=onnx)
+        for name in ("lstm", "transformer", "mingru", "tuple-dict-mask", "mujoco-normalized")
+    ),
 ]
 
 

@@ -79,6 +79,8 @@ def test_tuples_of_tensors_stay_tuples() -> None:
         (VECTOR, {"separate_value_network": True}),
         (VECTOR, {"core": "gru", "core_size": 8, "previous_action_reward": True}),
         (IMAGE, {"encoder": "nature", "core": "lstm", "core_size": 8}),
+        (VECTOR, {"core": "mingru", "core_size": 8}),
+        (VECTOR, {"core": "transformer", "core_size": 8, "core_memory": 3, "core_layers": 2}),
         (IMAGE, {"encoder": "impala", "channels": (4, 8)}),
         (MASKED, {"core": "gru", "core_size": 8, "separate_value_network": True}),
     ],

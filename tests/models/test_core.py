@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 import pytest
 import torch
 from torch import nn
 
-from lockstep.models import GRU, LSTM, RecurrentCore
+from lockstep.models import GRU, LSTM, MinGRU, RecurrentCore
 
 CORES = [GRU, LSTM]
 STEPS, ENVS, FEATURES, SIZE = 7, 3, 4, 5
 
+CoreT = TypeVar("CoreT", GRU, LSTM, MinGRU)
 
-def core_and_input(kind: type[RecurrentCore]) -> tuple[RecurrentCore, torch.Tensor, torch.Tensor]:
+
+def core_and_input(kind: type[CoreT]) -> tuple[CoreT, torch.Tensor, torch.Tensor]:
     torch.manual_seed(3)
     core = kind(FEATURES, SIZE).double()
     for parameter in core.parameters():
@@ -66,6 +69,36 @@ def test_gradients_equal_those_of_torch_cells(kind: type[RecurrentCore]) -> None
         torch.testing.assert_close(gradient, wanted)
 
 
+def test_min_gru_gradients_equal_those_of_a_loop() -> None:
+    torch.manual_seed(3)
+    core, x = MinGRU(FEATURES, SIZE).double(), torch.randn(STEPS, ENVS, FEATURES).double().requires_grad_()
+    state, weight = torch.randn(ENVS, SIZE).double(), torch.randn(STEPS, ENVS, SIZE).double()
+    start = torch.rand(STEPS, ENVS) < 0.3
+    inputs = [x, *core.parameters()]
+    outputs, final = core(x, start, state)
+    gradients = torch.autograd.grad((outputs * weight).sum() + final.sin().sum(), inputs)
+    h, total = state, torch.zeros(()).double()
+    for t in range(STEPS):
+        gate, candidate = nn.functional.linear(x[t], core.linear.weight, core.linear.bias).chunk(2, -1)
+        h = (1 - gate.sigmoid()) * h * (~start[t]).unsqueeze(-1) + gate.sigmoid() * candidate
+        torch.testing.assert_close(outputs[t], h.float(), rtol=1e-5, atol=1e-6)
+        total = total + (h * weight[t]).sum()
+    wanted = torch.autograd.grad(total + h.sin().sum(), inputs)
+    for gradient, expected in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_min_gru_by_hand() -> None:
+    core = MinGRU(1, 1)
+    with torch.no_grad():
+        core.linear.weight.zero_()
+        core.linear.bias.copy_(torch.tensor([math.log(3), 2.0]))
+    outputs, state = core(torch.zeros(2, 1, 1), torch.tensor([[False], [True]]), torch.tensor([[4.0]]))
+    # z = 3/4: first 1/4 * 4 + 3/4 * 2, then, from zero, 3/4 * 2
+    assert outputs.flatten().tolist() == pytest.approx([2.5, 1.5])
+    assert state.item() == pytest.approx(1.5)
+
+
 def test_lstm_by_hand() -> None:
     core = LSTM(1, 1)
     for parameter in core.parameters():
@@ -90,7 +123,7 @@ def test_gru_by_hand() -> None:
     assert outputs.item() == pytest.approx(1.741007, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", CORES)
+@pytest.mark.parametrize("kind", [*CORES, MinGRU])
 def test_a_sequence_equals_its_single_steps(kind: type[RecurrentCore]) -> None:
     core, x, state = core_and_input(kind)
     core, x, state = core.float(), x.float(), state.float()
@@ -102,7 +135,7 @@ def test_a_sequence_equals_its_single_steps(kind: type[RecurrentCore]) -> None:
     torch.testing.assert_close(state, final, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", CORES)
+@pytest.mark.parametrize("kind", [*CORES, MinGRU])
 def test_a_reset_separates_what_was_before(kind: type[RecurrentCore]) -> None:
     core, x, state = core_and_input(kind)
     core, x, state = core.float(), x.float(), state.float()
@@ -118,7 +151,7 @@ def test_a_reset_separates_what_was_before(kind: type[RecurrentCore]) -> None:
     assert not torch.allclose(outputs[3:, 1], unbroken[3:, 1])
 
 
-@pytest.mark.parametrize("kind", CORES)
+@pytest.mark.parametrize("kind", [*CORES, MinGRU])
 def test_no_gradient_passes_a_reset(kind: type[RecurrentCore]) -> None:
     core, x, state = core_and_input(kind)
     start = torch.zeros(STEPS, ENVS, dtype=torch.bool)
@@ -130,7 +163,7 @@ def test_no_gradient_passes_a_reset(kind: type[RecurrentCore]) -> None:
     assert not x.grad[:4, 0].any() and x.grad[4:, 0].all() and x.grad[:, 1].all()
 
 
-@pytest.mark.parametrize("kind", CORES)
+@pytest.mark.parametrize("kind", [*CORES, MinGRU])
 def test_state_and_outputs_stay_fp32_in_bf16(kind: type[RecurrentCore]) -> None:
     core, x, state = core_and_input(kind)
     core, x, state = core.float(), 0.3 * x.float(), state.float()
@@ -142,12 +175,13 @@ def test_state_and_outputs_stay_fp32_in_bf16(kind: type[RecurrentCore]) -> None:
     assert not torch.equal(outputs, exact)
 
 
-@pytest.mark.parametrize("kind", CORES)
+@pytest.mark.parametrize("kind", [*CORES, MinGRU])
 def test_single_steps_for_export_are_those_of_the_sequence(kind: type[RecurrentCore]) -> None:
     core, x, state = core_and_input(kind)
+    core, x, state = core.float(), x.float(), state.float()
     with torch.no_grad():
         outputs, final = core(x, torch.zeros(STEPS, ENVS, dtype=torch.bool), state)
         for t in range(STEPS):
             h, state = core.step(x[t], state)
-            torch.testing.assert_close(h, outputs[t])
-    torch.testing.assert_close(state, final)
+            torch.testing.assert_close(h, outputs[t], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(state, final, rtol=1e-5, atol=1e-6)

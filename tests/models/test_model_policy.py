@@ -113,7 +113,7 @@ def test_small_images_get_an_encoder_that_can_see_them() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("core", ["none", "lstm"])
+@pytest.mark.parametrize("core", ["none", "lstm", "mingru", "transformer"])
 @pytest.mark.parametrize(("obs", "encoder"), [(IMAGE, "nature"), (IMAGE, "impala"), (MIXED, "auto")])
 def test_a_row_depends_on_itself_alone(obs: spaces.Space, encoder: Any, core: Any, precision: Precision) -> None:
     model = build(obs, precision=precision, encoder=encoder, core=core, core_size=16).for_acting()
@@ -351,5 +351,5 @@ def test_parts_make_a_model_without_the_config() -> None:
     from lockstep.models import GRU, ObservationEncoder, Trunk, make_distribution
 
     encoder = ObservationEncoder(ObservationLayout.of(VECTOR), None, lambda size: MLP(size, (8,), "relu"))
-    model = StandardModel(Trunk(encoder, GRU, 4), None, make_distribution(TUPLE))
+    model = StandardModel(Trunk(encoder, lambda size: GRU(size, 4)), None, make_distribution(TUPLE))
     assert run(model, observe(VECTOR))[2].shape == (ENVS, 4)

@@ -1,0 +1,219 @@
+"""The part that models share: an encoder, a core, and their settings."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeVar
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from lockstep.config.settings import SettingsError
+from lockstep.models.base import ModelConfig
+from lockstep.models.core import GRU, LSTM, Core, MinGRU, RecurrentCore
+from lockstep.models.encoders import (
+    _NATURE_MINIMUM,
+    MLP,
+    ImpalaResNet,
+    Initialization,
+    MinAtarCNN,
+    NatureCNN,
+    ObservationEncoder,
+    SimpleConvNet,
+    SymbolNet,
+)
+from lockstep.models.layers import Conv2d, Linear
+from lockstep.models.observations import ObservationLayout
+from lockstep.models.transformer import Transformer
+
+_SYMBOLS = 11
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32, "portable": torch.float32}
+
+
+class Trunk(nn.Module):
+    """An encoder and an optional core that computes in dtype.
+
+    Args:
+        encoder: with out_features.
+        core: makes the core for a given number of inputs; None for no core.
+        extra_features: count of further inputs of the core.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        core: Callable[[int], Core | None] = lambda _: None,
+        *,
+        extra_features: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__()
+        self.encoder, self.dtype = encoder, dtype
+        self.out_features = int(encoder.out_features) + extra_features  # type: ignore[arg-type]
+        self.core = core(self.out_features)
+        if self.core:
+            self.out_features = self.core.out_features
+        self.state_size = self.core.state_size if self.core else 0
+
+    def forward(self, obs: Any, start: Tensor, state: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Observations [T, B, ...], extra features [T, B, E] -> features [T, B, F], state [B, K]"""
+        features = self.encoder(obs).to(self.dtype)
+        if extra is not None:
+            features = torch.cat([features, extra.to(self.dtype)], -1)
+        return (features, state) if self.core is None else self.core(features, start, state)
+
+
+def previous_features(
+    encode: Callable[[Tensor], Tensor], prev_action: Tensor | None, prev_reward: Tensor | None, start: Tensor
+) -> Tensor:
+    """Extra features of the previous step: the encoded action and the reward, [T, B, E + 1], 0 at starts."""
+    assert prev_action is not None and prev_reward is not None
+    extra = torch.cat([encode(prev_action), prev_reward.unsqueeze(-1)], -1)
+    return extra.masked_fill(start.unsqueeze(-1), 0.0)
+
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+def acting_copy(model: ModelT) -> ModelT:
+    """A copy for inference only. Layers that cast their weights to bf16 at each use store them in bf16."""
+    acting = copy.deepcopy(model).requires_grad_(False)
+    acting.zero_grad(set_to_none=True)
+    for trunk in acting.modules():
+        for module in trunk.modules() if isinstance(trunk, Trunk) else ():
+            if isinstance(module, (Linear, Conv2d, RecurrentCore)):
+                for parameter in module.parameters(recurse=False):
+                    parameter.data = parameter.data.to(trunk.dtype)  # type: ignore[arg-type]
+    return acting
+
+
+KERNEL_ENCODERS = ("auto", "mlp", "minatar")
+"""Encoders that kernels compute: auto, if there are no images."""
+
+
+@dataclass(frozen=True)
+class TrunkConfig(ModelConfig):
+    """Encoder and core, chosen by name. Subclass a model's config to replace its encoder, or ModelConfig to replace the
+    whole model."""
+
+    encoder: Literal["auto", "mlp", "nature", "convnet_simple", "impala", "minatar", "symbols"] = "auto"
+    """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
+    features for larger images; impala is a deep residual network that learns more from each sample and costs about
+    eight times as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols does it
+    with grids of symbols from 0 to 10, such as MiniGrid's, each of which becomes a separate input. auto takes nature,
+    or impala below 36x36 pixels. Vectors always pass through an MLP."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Layers of the MLP. More or wider ones fit harder functions, learn less stably, and cost time."""
+    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    """Nonlinearity of the MLP. tanh is safer for on-policy control; relu and elu suit wide layers."""
+    core_size: int = 256
+    """Hidden units of the core. More remember more, and cost more per step."""
+    core_memory: int = 32
+    """Earlier steps that each step of a transformer attends to. More remember longer, and cost more per step; fewer
+    learn faster where what matters is recent."""
+    core_layers: int = 1
+    """Layers of a transformer. More relate what others found, see further back, and learn less easily."""
+    core_heads: int = 4
+    """Steps that a layer of a transformer can attend to separately. More tell more steps apart, with fewer numbers of
+    each."""
+    previous_action_reward: bool = False
+    """Show the model the previous action and reward. Helps with memory and partial observation."""
+    initialization: Literal["auto", "orthogonal", "impala"] = "auto"
+    """orthogonal for all layers; impala draws convolutions from LeCun's normal distribution, like Cleanba; auto
+    takes impala for the impala encoder and orthogonal otherwise."""
+    channels: tuple[int, ...] = (16, 32, 32)
+    """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
+    dense_size: int = 0
+    """Number of features of an encoded image; 0 takes 128 for minatar, 256 for impala and 512 for the others. More fit
+    more, and cost more."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"core_memory", "core_layers", "core_heads"})
+
+    @property
+    def uses_previous(self) -> bool:
+        return self.previous_action_reward
+
+    def build_encoder(
+        self, observation_space: gymnasium.Space[Any], *, dtype: torch.dtype, normalize: bool, clip: float
+    ) -> nn.Module:
+        """The encoder: a module from observations [T, B, ...] to features [T, B, out_features]. Override to use your
+        own. It is called twice for separate networks."""
+
+        def image_encoder(shape: tuple[int, int, int]) -> nn.Module:
+            auto: Literal["nature", "impala"] = "nature" if min(shape[1:]) >= _NATURE_MINIMUM else "impala"
+            name = auto if self.encoder == "auto" else self.encoder
+            initialization: Initialization
+            if self.initialization == "auto":
+                initialization = "impala" if name == "impala" else "orthogonal"
+            else:
+                initialization = self.initialization
+            if name == "symbols":
+                return SymbolNet(shape, _SYMBOLS, lambda size: MLP(size, self.hidden_sizes, self.activation))
+            if name == "minatar":
+                return MinAtarCNN(shape, self.dense_size or 128, initialization)
+            if name == "nature":
+                return NatureCNN(shape, self.dense_size or 512, initialization)
+            if name == "convnet_simple":
+                return SimpleConvNet(shape, self.dense_size or 512, initialization)
+            return ImpalaResNet(shape, self.channels, self.dense_size or 256, initialization)
+
+        return ObservationEncoder(
+            ObservationLayout.of(observation_space),
+            None if self.encoder == "mlp" else image_encoder,
+            self.build_vector_encoder,
+            dtype=dtype,
+            normalize=normalize,
+            clip=clip,
+        )
+
+    def check(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
+        """Raise SettingsError for an image encoder without images."""
+        if not ObservationLayout.of(observation_space).images and self.encoder not in ("auto", "mlp"):
+            raise SettingsError(
+                f"model.encoder={self.encoder} needs images, which are uint8 with three dimensions [C, H, W], but "
+                f"{observation_space} has none. Use --model.encoder auto, or add images."
+            )
+
+    def warnings(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
+        layout, found = ObservationLayout.of(observation_space), []
+        images = [(key, shape, "") for key, shape in layout.images if self.encoder == "mlp"]
+        remedy = "Turn it into uint8 (gymnasium.wrappers.TransformObservation) and "
+        for key, shape, turned in [*images, *((key, shape, remedy) for key, shape in layout.flattened)]:
+            advice = f"{turned}use --model.encoder auto for a convolutional network."
+            found.append(
+                f"The observation{f' {key!r}' if key else ''} is shaped like an image, {list(shape)}, but "
+                f"{'is not uint8' if turned else 'the encoder is mlp'}: it is flattened and passes through an MLP. "
+                f"{advice[0].upper()}{advice[1:]}"
+            )
+        return found
+
+    def build_core(self, in_features: int) -> Core | None:
+        """The core behind the encoder; None without one. Override to use your own, with any `core` but none, and set
+        its size by core_size."""
+        if self.core == "transformer":
+            sizes = {"memory": self.core_memory, "layers": self.core_layers, "heads": self.core_heads}
+            return Transformer(in_features, self.core_size, **sizes)
+        cores = {"gru": GRU, "lstm": LSTM, "mingru": MinGRU}
+        return None if self.core == "none" else cores[self.core](in_features, self.core_size)
+
+    def build_vector_encoder(self, size: int) -> nn.Module:
+        """The encoder of all vectors, concatenated: fp32 [T, B, size] -> [T, B, out_features]."""
+        return MLP(size, self.hidden_sizes, self.activation)
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        sizes = {"hidden_sizes": self.hidden_sizes, "channels": self.channels}
+        sizes |= {name: (getattr(self, name),) for name in ("core_size", "core_memory", "core_layers", "core_heads")}
+        for name, values in sizes.items():
+            if not values or min(values) < 1:
+                raise SettingsError(f"model.{name}={getattr(self, name)} needs numbers of at least 1.")
+        if self.dense_size < 0:
+            raise SettingsError(f"model.dense_size={self.dense_size} must be 0 (the encoder's own size) or more.")
+        if self.core == "transformer" and self.core_size % (2 * self.core_heads):
+            raise SettingsError(
+                f"model.core_size={self.core_size} must be a multiple of twice model.core_heads={self.core_heads}, "
+                "since each head of a transformer takes an even share of it."
+            )
