@@ -30,7 +30,7 @@ from lockstep.training.prepare import prepare
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = (
     *("custom_model", "custom_env", "custom_vector_env", "compiled_env", "custom_algorithm"),
-    *("custom_storage", "custom_scheme", "gradient_compression"),
+    *("custom_storage", "custom_scheme", "gradient_compression", "auxiliary_loss"),
 )
 
 
@@ -63,6 +63,12 @@ def test_all_examples_together_train_in_processes_as_inline(tmp_path: Path) -> N
     experiment = short("custom_env", "custom_model", "custom_algorithm")
     digests = {train(experiment, tmp_path / layout, layout).digest for layout in ("inline", "processes:2")}
     assert len(digests) == 1
+
+
+def test_an_auxiliary_loss_has_equal_bits_in_processes(tmp_path: Path) -> None:
+    results = [train(short("auxiliary_loss"), tmp_path / layout, layout) for layout in ("inline", "cpu:a1-l2")]
+    assert len({result.digest for result in results}) == 1
+    assert all(loss > 0 for loss in results[0].metrics()["loss/auxiliary"])
 
 
 def test_the_script_computes_what_train_computes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,4 +72,4 @@ class A2C(OnPolicy[A2CConfig]):
                 "policy/entropy": entropy.detach(),
                 **value_metrics(output.value, batch.value_target, valid),
             }
-        return LossOutput(total, metrics)
+        return self.with_auxiliary(LossOutput(total, metrics), model, output, batch)

@@ -114,7 +114,7 @@ class APPO(OnPolicy[APPOConfig]):
                 "policy/rho": masked_sum(trace.rho, valid),
                 **value_metrics(value_t, trace.vs, valid),
             }
-        return LossOutput(total, metrics)
+        return self.with_auxiliary(LossOutput(total, metrics), model, output, batch)
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """Those of the base class, and `clip`."""

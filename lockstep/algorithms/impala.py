@@ -114,4 +114,4 @@ class IMPALA(OnPolicy[IMPALAConfig]):
                 "policy/rho": masked_sum(trace.rho, valid),
                 **value_metrics(value_t, trace.vs, valid),
             }
-        return LossOutput(total, metrics)
+        return self.with_auxiliary(LossOutput(total, metrics), model, output, batch)

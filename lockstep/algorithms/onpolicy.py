@@ -16,8 +16,10 @@ from lockstep.algorithms.losses import VALUE_METRICS, explained_variance
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import ArrayTuple
 from lockstep.core.rollout import Rollout
-from lockstep.models.base import PolicyModel
+from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.rnd import RNDConfig
+
+_AUXILIARY = "loss/auxiliary"
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,35 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
     bootstrap_inputs: bool = False
     """Whether loss evaluates the model on T+1 observations (V-trace)."""
 
+    def __init__(self, config: OnPolicyConfigT) -> None:
+        super().__init__(config)
+        if type(self).auxiliary_loss is not OnPolicy.auxiliary_loss:
+            self.metric_names = (*self.metric_names, _AUXILIARY)
+
     @abstractmethod
     def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
         """The loss of one shard's slice of a minibatch."""
+
+    def auxiliary_loss(self, model: PolicyModel, output: ModelOutput, batch: Batch) -> Tensor | None:
+        """A further loss, which is added to that of PPO, A2C, IMPALA or APPO without a second forward pass. Override
+        it in a subclass of one of these; metrics show it as loss/auxiliary.
+
+        Args:
+            model: with the networks of companion, if there are any.
+            output: of the model on the batch's observations, features included.
+            batch: like output, with T+1 observations if bootstrap_inputs.
+
+        Returns:
+            A scalar with gradients, summed over valid samples and weighted as it should count.
+        """
+        return None
+
+    def with_auxiliary(self, loss: LossOutput, model: PolicyModel, output: ModelOutput, batch: Batch) -> LossOutput:
+        """A loss with auxiliary_loss added."""
+        auxiliary = self.auxiliary_loss(model, output, batch)
+        if auxiliary is None:
+            return loss
+        return LossOutput(loss.total + auxiliary, {**loss.metrics, _AUXILIARY: auxiliary.detach()})
 
     def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
         """Advantages and value targets [T, B] of one shard. reward is normalised if the experiment says so."""

@@ -112,7 +112,7 @@ class PPO(OnPolicy[PPOConfig]):
         super().__init__(config)
         self.normalize_advantages = config.normalize_advantages
         if config.desired_kl:
-            self.metric_names = (*PPO.metric_names, "policy/kl")
+            self.metric_names = (*self.metric_names, "policy/kl")
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """The base class's hyperparameters, and `clip`, annealed if the config says so."""
@@ -162,7 +162,7 @@ class PPO(OnPolicy[PPOConfig]):
             if batch.policy is not None:
                 assert isinstance(model.distribution, Diverging)
                 metrics["policy/kl"] = masked_sum(model.distribution.kl(batch.policy, output.policy), valid)
-        return LossOutput(total, metrics)
+        return self.with_auxiliary(LossOutput(total, metrics), model, output, batch)
 
     def variables(self, model: PolicyModel) -> dict[str, Tensor]:
         """None.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lockstep.algorithms.base import Algorithm, LossOutput, ParameterGroup
 from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
 from lockstep.algorithms.returns import gae
+from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import map_structure
 from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel
@@ -25,9 +26,14 @@ from lockstep.models.rnd import Curiosity, RNDConfig
 
 def with_curiosity(algorithm: Algorithm[Any]) -> Algorithm[Any]:
     """The algorithm, wrapped in random network distillation if its settings ask for it."""
-    if isinstance(algorithm, OnPolicy) and algorithm.config.rnd.coef:
-        return RND(algorithm)
-    return algorithm
+    if not isinstance(algorithm, OnPolicy) or not algorithm.config.rnd.coef:
+        return algorithm
+    if type(algorithm).companion is not Algorithm.companion:
+        raise SettingsError(
+            f"algorithm.rnd.coef={algorithm.config.rnd.coef:g} needs the model's companion for its own networks, but "
+            f"{type(algorithm).__name__} has one already. Use --algorithm.rnd.coef 0."
+        )
+    return RND(algorithm)
 
 
 class RND(OnPolicy[OnPolicyConfig]):

@@ -27,6 +27,9 @@ class ModelOutput(NamedTuple):
     """fp32 [T, B, P]: parameters of the action distribution, action masks already applied."""
     value: Tensor
     """fp32 [T, B]: state values."""
+    features: Tensor | None = None
+    """[T, B, F]: what the policy's head computed its parameters of, for auxiliary losses. Collectors get None, and a
+    model of your own need not return them."""
 
 
 class ActionDistribution(Protocol):

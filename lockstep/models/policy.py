@@ -127,7 +127,7 @@ class StandardModel(PolicyModel):
         value = params.new_zeros(params.shape[:2]) if head is None else head(results[-1][0])
         if self.state_size:
             state = torch.cat([s for _, s in results], -1) if len(results) > 1 else results[0][1]
-        return ModelOutput(params, value), state
+        return ModelOutput(params, value, results[0][0]), state
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
         take_observation_statistics(self.trunks[0], mean, std, self.policy_columns)

@@ -58,7 +58,7 @@ class LinearActor(PolicyModel):
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
         out = obs @ self.weight.T
-        return ModelOutput(out[..., :ACTIONS], out[..., ACTIONS]), state
+        return ModelOutput(out[..., :ACTIONS], out[..., ACTIONS], obs), state
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
         raise AssertionError("losses do not touch statistics")

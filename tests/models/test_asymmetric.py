@@ -52,8 +52,8 @@ def test_a_policy_never_sees_what_is_the_value_s(core: Any) -> None:
     assert isinstance(model, StandardModel) and len(model.trunks) == 2, "the value has a separate encoder and core"
     start, state = torch.zeros(STEPS, ENVS, dtype=torch.bool), torch.zeros(ENVS, model.state_size)
     obs = observations(1)
-    (policy, value), after = model(obs, start, state)
-    (same, other), after_other = model(perturbed(obs), start, state)
+    (policy, value, _), after = model(obs, start, state)
+    (same, other, _), after_other = model(perturbed(obs), start, state)
     assert torch.equal(policy, same) and (value != other).all()
     own = model.state_size // 2
     assert torch.equal(after[:, :own], after_other[:, :own])
