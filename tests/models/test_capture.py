@@ -39,7 +39,7 @@ def inputs(model: PolicyModel, space: spaces.Space[Any], seed: int, previous: bo
 
 
 def flat(results: tuple[ModelOutput, Tensor]) -> list[Tensor]:
-    return [*results[0], results[1]]
+    return [results[0].policy, results[0].value, results[1]]
 
 
 class Calls(TorchFunctionMode):
