@@ -15,6 +15,7 @@ from ale_py.vector_env import AtariVectorEnv
 
 from lockstep.config.settings import SettingsError
 from lockstep.envs.base import (
+    LIFE_LOSS,
     Adapter,
     EnvConfig,
     Observation,
@@ -26,6 +27,7 @@ from lockstep.envs.base import (
 )
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import ActionLog, Seeds
+from lockstep.envs.fire import fire_after_life
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -42,6 +44,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
         "max_num_frames_per_episode": 108_000,
     },
 }
+PROTOCOLS["baselines"] = PROTOCOLS["classic"]
 _OURS = {
     "game": "--env.id",
     "num_envs": "--env.num-envs",
@@ -144,7 +147,8 @@ class AleShard(ShardEnv):
         self._seeds = seeds
         self._first_length = seeds.first_lengths(num_envs, config.decorrelate)
         self._reseed_after = min(config.reseed_every, RESEED_AFTER)
-        self._life_loss = config.protocol == "classic"
+        self._life_loss = config.protocol in LIFE_LOSS
+        self._fire = fire_after_life(config.protocol, config.id, num_envs)
         self._log = ActionLog()
         self._count = np.zeros(num_envs, np.int64)  # seeded resets so far
         self._steps = np.zeros(num_envs, np.int64)
@@ -157,6 +161,8 @@ class AleShard(ShardEnv):
         self._steps[:] = 0
         self._ended[:] = False
         self._log.clear()
+        if self._fire is not None:
+            self._fire.reset()
         obs, info = self._seeded_reset(np.ones(self.num_envs, np.bool_))
         self._lives = info["lives"]
         self._writer.write(obs, out)
@@ -170,6 +176,8 @@ class AleShard(ShardEnv):
 
     def send(self, action: np.ndarray) -> None:
         action = np.asarray(action, np.int32)
+        if self._fire is not None:
+            action = self._fire.replace(action)
         self._log.append((action,), self._steps)
         for env in self._envs:
             env.send(action)
@@ -202,13 +210,18 @@ class AleShard(ShardEnv):
         else:
             life_lost = np.zeros(self.num_envs, np.bool_)
         self._lives = lives
-        return StepResult(np.where(first, 0, reward).astype(np.float32), terminated, truncated, first, life_lost)
+        reward = np.where(first, 0, reward)
+        if self._fire is not None:
+            reward, pressed = self._fire.take(reward, life_lost, self._ended)
+            first = first | pressed
+        return StepResult(reward.astype(np.float32), terminated, truncated, first, life_lost)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         return {
             "count": self._count.copy(),
             "steps": self._steps.copy(),
             "ended": self._ended.copy(),
+            **(self._fire.state() if self._fire is not None else {}),
             **self._log.last(int(self._steps.max())),
         }
 
@@ -233,6 +246,8 @@ class AleShard(ShardEnv):
         if len(actions) and (begin == len(actions)).any():
             obs, info = self._seeded_reset(begin == len(actions))
         self._lives = info["lives"]
+        if self._fire is not None:
+            self._fire.load(state)
         self._writer.write(obs, out)
         return len(actions) * self.num_envs
 

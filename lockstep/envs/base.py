@@ -53,10 +53,11 @@ class EnvConfig:
     adapter: AdapterName = AUTO
     """Library that steps them; auto takes the fastest installed one that can serve the id. For a library that is not
     listed, give an adapter of your own ("file.py:Class")."""
-    protocol: Literal["none", "machado", "classic"] = "none"
+    protocol: Literal["none", "machado", "classic", "baselines"] = "none"
     """Atari protocol. machado: sticky actions with probability 0.25, the full action set, no life-loss signal, at most
-    108,000 frames. classic: 0 to 29 no-ops at the start, and a lost life ends the episode for the agent. Both clip
-    training rewards."""
+    108,000 frames. classic: 0 to 29 no-ops at the start, and a lost life ends the episode for the agent. baselines:
+    as classic, and FIRE is pressed after a lost life, as CleanRL and Stable-Baselines3 do. All clip training
+    rewards."""
     reward_clip: bool = False
     """Clip training rewards to [-1, 1]. Scores are always raw. Atari protocols switch it on."""
     reseed_every: int = 4096
@@ -163,6 +164,10 @@ class StepResult(NamedTuple):
     metrics: np.ndarray | None = None
     """float64 [B, M]: the metrics (EnvConfig.metrics) of episodes that ended; other rows mean nothing. NaN where the
     environment reported none. lockstep.envs.info.EpisodeNumbers makes them. None if there are no metrics."""
+
+
+LIFE_LOSS = ("classic", "baselines")
+"""Atari protocols under which a lost life ends the episode for the agent."""
 
 
 def atari_protocol(sticky: float, skip: int, longest: float) -> str:

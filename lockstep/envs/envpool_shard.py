@@ -13,9 +13,10 @@ import numpy as np
 from envpool.registration import registry as _registry
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol, check_numbers
+from lockstep.envs.base import LIFE_LOSS, EnvConfig, Observation, ShardEnv, StepResult, atari_protocol, check_numbers
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import ActionLog, Seeds, restart_state
+from lockstep.envs.fire import fire_after_life
 from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
 
@@ -32,6 +33,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
         "noop_max": 30,
     },
 }
+PROTOCOLS["baselines"] = PROTOCOLS["classic"]
 _LONGEST = 108_000
 """Frames of an episode under the protocols."""
 _OURS = {
@@ -72,7 +74,8 @@ class EnvPoolShard(ShardEnv):
         self._render = render
         self._threads = threads
         self._reseed_every = config.reseed_every
-        self._life_loss = config.protocol == "classic"
+        self._life_loss = config.protocol in LIFE_LOSS
+        self._fire = fire_after_life(config.protocol, config.id, num_envs)
         self._seeds = seeds
         tells = seeds.first_index == 0
         self._numbers = EpisodeNumbers(config.metrics, num_envs, tells=tells) if config.metrics else None
@@ -173,6 +176,8 @@ class EnvPoolShard(ShardEnv):
             raise SettingsError(f"{self._id} has several players in one environment, which is not supported yet.")
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._info = info
+        if self._fire is not None:
+            self._fire.reset()
         if self._numbers is not None:
             self._numbers.begin(self._order)
         return obs
@@ -198,6 +203,8 @@ class EnvPoolShard(ShardEnv):
     def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
         assert isinstance(action, np.ndarray), "EnvPool has no environments with Tuple actions"
         action = action.astype(self.action_space.dtype)
+        if self._fire is not None:
+            action = self._fire.replace(action)
         self._log.append((action,))
         self._send(action)
         self._since += 1
@@ -225,10 +232,13 @@ class EnvPoolShard(ShardEnv):
         else:
             life_lost = np.zeros(self.num_envs, np.bool_)
         reward = self._rewards(reward, terminated, before)
-        reward = np.where(first, 0, reward).astype(np.float32)
+        reward = np.where(first, 0, reward)
         self._read_numbers(first)
         metrics = self._numbers.values(self._ended) if self._numbers is not None else None
-        return StepResult(reward, terminated, truncated, first, life_lost, metrics)
+        if self._fire is not None:
+            reward, pressed = self._fire.take(reward, life_lost, self._ended)
+            first = first | pressed
+        return StepResult(reward.astype(np.float32), terminated, truncated, first, life_lost, metrics)
 
     def _read_numbers(self, first: np.ndarray) -> None:
         """Read the metrics of a step; first: bool [B], as in StepResult."""
@@ -241,7 +251,8 @@ class EnvPoolShard(ShardEnv):
         return self._since >= self._reseed_every
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        return restart_state(self._count, self._since, self._ended, self._log)
+        state = restart_state(self._count, self._since, self._ended, self._log)
+        return state if self._fire is None else {**state, **self._fire.state()}
 
     def load_state_dict(
         self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
@@ -256,6 +267,8 @@ class EnvPoolShard(ShardEnv):
             alive()
         self._since = int(state["since"])
         self._ended = state["ended"].astype(np.bool_)
+        if self._fire is not None:
+            self._fire.load(state)
         self._write(obs, out)
         return self._since * self.num_envs
 

@@ -28,7 +28,7 @@ CASES = {
         id="Breakout", adapter="envpool", protocol="machado", reseed_every=40, options={"max_episode_steps": 15}
     ),
     "envpool-lives": EnvConfig(
-        id="Breakout", adapter="envpool", protocol="classic", reseed_every=40, options={"max_episode_steps": 35}
+        id="Breakout", adapter="envpool", protocol="baselines", reseed_every=40, options={"max_episode_steps": 35}
     ),
     "envpool-cartpole": EnvConfig(id="CartPole-v1", adapter="envpool", reseed_every=40),
     "vizdoom": EnvConfig(id="vizdoom/Basic", reseed_every=40, options={"max_episode_steps": 15}),
@@ -129,6 +129,8 @@ def test_autoreset_spends_exactly_the_step_after_an_end(config: EnvConfig) -> No
         assert not ((step.terminated | step.truncated | step.life_lost) & step.first).any()
         ended = step.terminated | step.truncated
         ends += int(ended.sum())
+        if config.protocol == "baselines":
+            ended = ended | step.life_lost  # FIRE is pressed
     assert ends >= 3
     env.close()
 
