@@ -78,10 +78,16 @@ def _trials(queue: Queue, search: Search | Population | None, options: SweepOpti
     before = kind.open(queue)
     search = search or (before and before.search)
     assert search is not None
+    evolution = None
+    if options.evolution:
+        from lockstep.sweep.evolution import SampleFactory
+
+        evolution = SampleFactory()
     wanted = {
         kind.parts: getattr(options, kind.parts),
         "members": options.population,  # only a population accepts this option
         "rivals": options.rivals or None,
+        "evolution": evolution,
         "objective": options.objective,
     }
     changes = {name: value for name, value in wanted.items() if value is not None}

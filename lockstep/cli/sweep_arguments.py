@@ -149,6 +149,7 @@ def check(folder: Path, searched: bool, population: bool, options: SweepOptions)
         "--population": options.population,
         "--generations": options.generations,
         "--rivals": options.rivals or None,
+        "--evolution": options.evolution or None,
     }
     if useless := [name for name, value in alone.items() if value is not None and not population]:
         add = "--search SETTING=VALUES" if options.population else "--search SETTING=VALUES --population N"

@@ -115,6 +115,12 @@ def runs_of(
     return runs, options
 
 
+def _inside(path: str) -> bool:
+    """Whether a path names a part of a setting, which has no flag: an option, or one of several numbers."""
+    whole, _, last = path.rpartition(".")
+    return whole.endswith(".options") or last.isdigit()
+
+
 def search_of(
     recipes: dict[str, Experiment], flags: list[str], folder: str, defaults: SweepOptions
 ) -> tuple[Search | Population, SweepOptions]:
@@ -137,7 +143,8 @@ def search_of(
     space: dict[str, Between | OneOf] = {}
     for name, text in options.search.items():
         path = name.replace("-", "_")
-        check_flags("sweep", [[f"--{name}"]], runs[0].experiment)
+        if not _inside(path):
+            check_flags("sweep", [[f"--{name}"]], runs[0].experiment)
         setting(runs[0].experiment, path)
         space[path] = space_of(path, str(text), partial(alternatives, name, str(text)))
     if options.population is None:

@@ -88,11 +88,9 @@ class Generations(Proposals[Population]):
                     "needs a finished episode, eval/score needs --eval-every N. Start again in another folder, with "
                     "longer generations or other settings."
                 )
-            successors = population.succession(generation, [member.value for member in before])
-            values = [
-                before[of].values if of == member else population.explored(generation, member, before[of].values)
-                for member, of in enumerate(successors)
-            ]
+            successors, values = population.following(
+                generation, [member.value for member in before], [member.values for member in before]
+            )
             begins = [self._ended_with(before[of].run) for of in successors]
             if population.rivals:
                 rivals = tuple(self._rival(member.run) for member in before if member.value is not None)

@@ -31,6 +31,9 @@ class SweepOptions:
     generations: int | None = None
     """Generations of a population, each of --total-steps. More change settings more often, and can be added later.
     Default: 10, or as before."""
+    evolution: Literal["", "sample-factory"] = ""
+    """sample-factory: settings of most members of a population mutate after each generation, and only the worst take
+    over weights (docs/sweep.md). It keeps more variety. Default: only members that take over weights change."""
     rivals: bool = False
     """Let members of a population play against the previous generation, in environments of several agents
     (docs/multiagent.md). Self-play gets stuck less easily against several policies than against one."""

@@ -20,6 +20,7 @@ from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
 from lockstep.envs.multiagent.pettingzoo import agents_of
 from lockstep.experiment import Experiment, WarmStart
+from lockstep.sweep.evolution import SampleFactory
 from lockstep.sweep.search import OBJECTIVE, Between, OneOf, check_kinds, check_objective, check_space, is_whole
 from lockstep.sweep.spec import Run, changed, holds, setting
 
@@ -56,7 +57,11 @@ class Population:
     """Let members play against all members of the previous generation, in addition to env.opponents, which are the only
     opponents of the first generation. Self-play gets stuck less easily against several policies than against one."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"rivals"})
+    evolution: SampleFactory | None = None
+    """Sample Factory's rule in place of `share`: the settings of most members mutate, with or without new weights.
+    None: only members that are replaced change their settings."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"rivals", "evolution"})
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -81,6 +86,8 @@ class Population:
             raise SettingsError(f"A population's share={self.share} must be above 0 and at most 0.5.")
         check_objective(self.objective, self.runs)
         experiment = self.run.experiment
+        if self.evolution is not None:
+            self._check_evolution(self.evolution)
         if self.rivals and not agents_of(envs.resolve(experiment.env)):
             raise SettingsError(
                 f"--rivals lets members play against each other, but env.id={experiment.env.id} is not a PettingZoo "
@@ -116,11 +123,11 @@ class Population:
                 "without --population."
             )
         for name, space in self.space.items():
-            if not name.startswith("algorithm.") or name in _OF_WEIGHTS:
+            if not name.startswith(("algorithm.", "env.options.")) or name in _OF_WEIGHTS:
                 raise SettingsError(
                     f"The population cannot vary {name}: members inherit each other's weights and optimizer state, so "
-                    "settings that these depend on must stay. Vary settings of the algorithm, or search without "
-                    "--population."
+                    "settings that these depend on must stay. Vary settings of the algorithm or options of the "
+                    "environment, such as weights of its reward, or search without --population."
                 )
             check_space(name, space, setting(experiment, name))
             values = space.values if isinstance(space, OneOf) else (space.low, space.high)
@@ -130,21 +137,58 @@ class Population:
                     "them on to a successor. Begin its range above 0."
                 )
 
+    def _check_evolution(self, evolution: SampleFactory) -> None:
+        evolution.validate()
+        for name, space in self.space.items():
+            value = setting(self.run.experiment, name)
+            inside = value in space.values if isinstance(space, OneOf) else space.low <= value <= space.high
+            if not inside:
+                raise SettingsError(
+                    f"With Sample Factory's evolution, all members begin with {name}={value}, which is not in the "
+                    f"population's range, {space}. Change one of them."
+                )
+
     def begun(self) -> list[dict[str, Any]]:
         """The initial settings of the members."""
+        if self.evolution is not None:
+            return [{name: setting(self.run.experiment, name) for name in self.space}] * self.members
         return [self._drawn(self._random(1, member)) for member in range(self.members)]
 
-    def succession(self, generation: int, scores: Sequence[float | None]) -> list[int]:
-        """Which member each member succeeds: itself, or one of the best if it is one of the worst or has no score.
+    def following(
+        self, generation: int, scores: Sequence[float | None], values: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[int], list[dict[str, Any]]]:
+        """How the members go on: whom each succeeds (see succession), and its settings.
 
         Args:
             generation: the generation that begins.
             scores: of the members in the previous generation; None for a member without one, for example after it
-            diverged.
+                diverged.
+            values: their settings.
         """
-        known = {member: score for member, score in enumerate(scores) if score is not None and math.isfinite(score)}
-        ranked = sorted(known, key=lambda member: (-known[member], member))
-        lost = [member for member in range(self.members) if member not in known]
+        successors = self.succession(generation, scores)
+        if self.evolution is None:
+            found = [
+                dict(values[of]) if of == member else self.explored(generation, member, values[of])
+                for member, of in enumerate(successors)
+            ]
+            return successors, found
+        ranked = _ranked(scores)
+        worse = self.evolution.worse(ranked, self.members)
+        # A member that was lost may have been so by its settings, so it takes over the others'.
+        own = [values[member] if member in ranked else values[of] for member, of in enumerate(successors)]
+        return successors, [
+            self._mutated(generation, member, own[member]) if member in worse else dict(own[member])
+            for member in range(self.members)
+        ]
+
+    def succession(self, generation: int, scores: Sequence[float | None]) -> list[int]:
+        """Which member each member succeeds: itself, or one of the best if it is one of the worst or has no score. See
+        following."""
+        ranked = _ranked(scores)
+        if self.evolution is not None:
+            random = [self._random(generation, member) for member in range(self.members)]
+            return self.evolution.succession(ranked, scores, random)
+        lost = [member for member in range(self.members) if member not in ranked]
         count = max(1, int(self.share * self.members))
         best, worst = ranked[:count], [*ranked, *lost][-max(count, len(lost)) :]
         chosen = [best[int(self._random(generation, member).integers(len(best)))] for member in range(self.members)]
@@ -166,6 +210,15 @@ class Population:
             for value in self._others(name, values[name]):
                 if holds(self._with(found := {**values, name: value})):
                     return found
+        return dict(values)
+
+    def _mutated(self, generation: int, member: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.evolution is not None
+        random = self._random(generation, member, 1)
+        for _ in range(_DRAWS):
+            found = self.evolution.mutate(self.space, values, random)
+            if holds(self._with(found)):
+                return found
         return dict(values)
 
     def member(
@@ -198,8 +251,8 @@ class Population:
 
     def identity(self) -> Any:
         """Everything that decides what the members do, except the number of generations."""
-        space = to_json(dict(self.space))
-        return self.run.experiment.identity(), space, self.members, self.share, self.objective, self.rivals
+        space, evolution = to_json(dict(self.space)), to_json(self.evolution)
+        return self.run.experiment.identity(), space, self.members, self.share, self.objective, self.rivals, evolution
 
     def _with(self, values: Mapping[str, Any]) -> Experiment:
         return changed(self.run.experiment, values)
@@ -247,3 +300,9 @@ class Population:
         value = math.exp(value) if space.log else value
         whole = is_whole(space, setting(self.run.experiment, name))
         return min(max(round(value), int(space.low)), int(space.high)) if whole else space.near(value)
+
+
+def _ranked(scores: Sequence[float | None]) -> list[int]:
+    """The members with a score, the best first."""
+    known = {member: score for member, score in enumerate(scores) if score is not None and math.isfinite(score)}
+    return sorted(known, key=lambda member: (-known[member], member))

@@ -206,11 +206,25 @@ def _replaced(settings: Any, path: list[str], value: Any, name: str) -> Any:
     before = _field(settings, path[0], name)
     if len(path) > 1:
         value = _replaced(before, path[1:], value, name)
+    if isinstance(settings, Mapping):
+        return {**settings, path[0]: value}
+    if isinstance(settings, tuple):
+        place = int(path[0])
+        return (*settings[:place], value, *settings[place + 1 :])
     changed: Any = dataclasses.replace(cast("Any", settings), **{path[0]: value})
     return changed
 
 
 def _field(settings: Any, part: str, name: str) -> Any:
+    """A setting of a dataclass, an option by its name, or a number of several by its place."""
+    if isinstance(settings, Mapping) and part in settings:
+        return settings[part]
+    if isinstance(settings, tuple) and part in map(str, range(len(settings))):
+        return settings[int(part)]
+    if isinstance(settings, Mapping):
+        raise SettingsError(
+            f"A sweep cannot vary {name}: it is not given. Give it a first value, as in --env.options {part}=0.5."
+        )
     known = [f.name for f in dataclasses.fields(settings)] if dataclasses.is_dataclass(settings) else []
     if part not in known:
         raise SettingsError(

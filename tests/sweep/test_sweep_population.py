@@ -27,10 +27,11 @@ from lockstep.cli.sweep_flags import search_of
 from lockstep.config.layout import Layout
 from lockstep.config.serialization import from_json
 from lockstep.config.settings import SettingsError
+from lockstep.envs import EnvConfig
 from lockstep.experiment import WarmStart
 from lockstep.reproducibility.verify import verify
 from lockstep.run import checkpoint
-from lockstep.sweep import Between, OneOf, Population, Run, Search
+from lockstep.sweep import Between, OneOf, Population, Run, SampleFactory, Search
 from lockstep.sweep.child import INTERRUPTED
 from lockstep.sweep.generations import Generations, Member
 from lockstep.sweep.options import SweepOptions
@@ -138,6 +139,82 @@ def test_succession_by_hand() -> None:
     assert two.succession(2, [None, None, None, 5.0]) == [3, 3, 3, 3], "nobody goes on without a score"
     assert population().succession(2, [1.0, None, None, None, None, None, 2.0, 3.0])[:1] == [0]
     assert {*population().succession(2, [1.0, None, None, None, None, None, 2.0, 3.0])[1:6]} <= {6, 7}
+
+
+SHAPED = RUN.experiment.replace(env=EnvConfig(id="file.py:Env", options={"health": 0.5}))
+OWN: dict[str, Between | OneOf] = {
+    "algorithm.learning_rate": Between(1e-4, 1e-2),
+    "algorithm.optimizer.betas.0": Between(0.5, 0.99),
+    "env.options.health": Between(0.1, 1.0),
+}
+
+
+def evolving(members: int = 10, **settings: Any) -> Population:
+    return Population(Run(SHAPED), OWN, members, evolution=SampleFactory(**settings))
+
+
+def test_sample_factorys_succession_by_hand() -> None:
+    scores: list[float | None] = [5.0, 1.0, 9.0, 4.0, 7.0, 2.0, 8.0, 3.0, 6.0, 0.0]
+    chosen = evolving().succession(2, scores)
+    stay = [0, 2, 3, 4, 6, 7, 8]
+    assert [chosen[member] for member in stay] == stay
+    assert all(chosen[member] in (2, 6, 4) for member in (1, 5, 9)), "three of ten, from the three best"
+    assert {evolving().succession(n, scores)[9] for n in range(2, 30)} == {2, 6, 4}
+    close = evolving(gap=6.5).succession(2, scores)
+    best = {member: evolving().succession(2, scores)[member] for member in (1, 5, 9)}
+    for member, of in best.items():
+        assert close[member] == (of if (scores[of] or 0) - (scores[member] or 0) > 6.5 else member)
+    lost = evolving(gap=100.0).succession(2, [None, *scores[1:]])
+    assert lost[0] in (2, 6, 4) and lost[1:] == list(range(1, 10)), "a member without weights takes others"
+
+
+def test_sample_factorys_mutations_by_hand() -> None:
+    population = evolving()
+    begun = population.begun()
+    assert (
+        begun == [{"algorithm.learning_rate": 1e-3, "algorithm.optimizer.betas.0": 0.9, "env.options.health": 0.5}] * 10
+    )
+    scores = [float(member) for member in range(10)]
+    seen: dict[str, set[float]] = {name: set() for name in OWN}
+    changes = 0
+    for generation in range(2, 102):
+        _, values = population.following(generation, scores, begun)
+        assert values[7:] == begun[7:], "the best three of ten keep their settings"
+        for member in range(7):
+            for name, value in values[member].items():
+                seen[name].add(value)
+                changes += value != begun[0][name]
+    assert seen["algorithm.learning_rate"] == {1e-3, 1.2e-3, 8.333e-4}
+    assert seen["algorithm.optimizer.betas.0"] == {0.9, 0.88, 0.91667}, "by distance from 1"
+    assert seen["env.options.health"] == {0.5, 0.6, 0.4167}
+    assert 0.12 < changes / (100 * 7 * 3) < 0.18
+    run = population.member(2, 0, {**begun[0], "algorithm.optimizer.betas.0": 0.88, "env.options.health": 0.6}, None)
+    assert run.experiment.algorithm.optimizer.betas == (0.88, 0.999)
+    assert run.experiment.env.options == {"health": 0.6} and SHAPED.env.options == {"health": 0.5}
+    assert evolving().identity() != evolving(gap=0.35).identity()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rate": 1.5}, "evolution.rate=1.5 must be between 0 and 1"),
+        ({"replaced": 0.6}, "evolution.replaced=0.6 must be above 0"),
+        ({"factor": 1.0}, "evolution.factor=1.0 must be above 1"),
+    ],
+)
+def test_numbers_of_an_evolution_that_are_out_of_range(settings: dict[str, float], words: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(words)):
+        SampleFactory(**settings).validate()
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_population_that_evolves_like_sample_factorys_learns_from_its_scores() -> None:
+    rule = SampleFactory(rate=0.5, factor=2.0)
+    found = grown("set", generations=12, space=RATE, evolution=rule)
+    assert distance(found.members(1)[0]) == distance(found.members(1)[7]), "all begin with the recipe's settings"
+    best = found.best()
+    assert best is not None and distance(best) <= distance(found.members(1)[0])
+    assert grown("again", again=True, generations=12, space=RATE, evolution=rule).all() == found.all()
 
 
 def test_settings_move_by_a_tenth_of_their_range() -> None:
