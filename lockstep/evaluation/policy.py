@@ -28,6 +28,7 @@ from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import ModelOutput, PolicyModel, Precision
 from lockstep.models.capture import Inference
 from lockstep.models.normalize import Normalizers
+from lockstep.models.policies import first_normalizers
 from lockstep.run.checkpoint import Checkpoint, find, open_checkpoint
 from lockstep.run.folder import RunFolder
 
@@ -85,7 +86,7 @@ def load_policy(run: Path | str, checkpoint: str | int | None = None, *, precisi
                     "version used in training."
                 )
             parameter.copy_(kept)
-    empty = Normalizers.initial(experiment.normalize, experiment.algorithm.discount, observation_space)
+    empty = first_normalizers(experiment.normalize, experiment.algorithm.discount, observation_space)
     empty.loaded(below("normalizer.", tensors)).apply(model)
     seen = found.meta["recorder"]
     return Policy(model, experiment, found.iteration, seen["samples"], seen["frames"])

@@ -186,7 +186,10 @@ class Learner:
         size = self._flat.vector.numel()
         gradient, tail = total[:size], total[size:].cpu()
         count = 1 + len(algorithm.metric_names)
-        scale = max(float(tail[0]), 1.0) if algorithm.mean_loss else 1.0
+        scale = max(float(tail[0]), 1.0) if algorithm.mean_loss and not algorithm.counted else 1.0
+        for prefix, name in algorithm.counted:
+            own = tail[1 + algorithm.metric_names.index(name)]
+            gradient[self._flat.span(prefix)] /= max(float(own), 1.0)
         if algorithm.weighted:
             largest = float(tail[count:].max())
             scale *= largest
