@@ -137,6 +137,11 @@ def discrete_sac() -> Experiment:
     return full.replace(env=dataclasses.replace(full.env, id="CartPole-v1"))
 
 
+def talking() -> Experiment:
+    """Two agents with different spaces, each with its own policy, and critics that see both."""
+    return recipes.mappo_mpe("simple_speaker_listener_v4").replace(**{"env.policies": "separate"})
+
+
 EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "ppo": lambda: cut(recipes.ppo_atari),
     "ppo-lag-1": lambda: cut(recipes.ppo_atari, env={"num_envs": 4}, scheme={"lag": 1}),
@@ -287,3 +292,5 @@ def collected(rollout: Rollout, normalizers: Normalizers, shard: int = 0) -> Col
     """A rollout as collectors hand it over, of which nothing else is known."""
     info = RolloutInfo(shard, 0, 0, ((0, 0),), np.zeros(0), {}, [])
     return CollectedRollout(info, rollout, normalizers)
+if importlib.util.find_spec("mpe2"):
+    EXPERIMENTS["policies-lag-1"] = lambda: cut(talking, rollout=10, scheme={"lag": 1})

@@ -50,7 +50,7 @@ def make(
     Raises:
         SettingsError: the id or an option is unknown, a library is not installed, or the adapter cannot use a pool.
     """
-    config = resolve(config)
+    config = dataclasses.replace(resolve(config), metrics=config.metrics)
     curriculum = config.curriculum if purpose == "train" else {}
     if curriculum:
         config = config.training()

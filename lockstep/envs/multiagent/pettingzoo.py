@@ -288,14 +288,14 @@ class MatchShard(GymShard):
     def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool = False) -> None:
         super().__init__(dataclasses.replace(config, metrics=()), seeds=seeds, num_envs=num_envs, render=render)
         self._players: np.ndarray | None = None
-        """int64 [B]: the number of the policy that plays each agent, if there are several."""
+        """int64 [B]: the number of the policy that plays each agent, if scores are reported."""
         self._score = np.zeros(num_envs)
         """float64 [B]: the reward so far of the present episodes."""
         views = self._matches[0].views
         if views is not None:
             assert isinstance(self.observation_space, spaces.Dict)
             self.observation_space = views.converted(self.observation_space)
-            self._players = np.resize(views.numbers, num_envs) if config.several_policies else None
+            self._players = np.resize(views.numbers, num_envs) if config.metrics else None
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         self._agents = agents_of(config)

@@ -1,0 +1,180 @@
+"""Several policies in one run: each takes the gradient steps that it would take if it were alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from lockstep.agent import Agent
+from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyConfig, PPOConfig
+from lockstep.algorithms.base import OptimizerConfig
+from lockstep.buffers.batches import CollectedRollout
+from lockstep.buffers.rollout_buffers import RolloutBuffers
+from lockstep.collectors.collectors import Collector
+from lockstep.core.rollout import Rollout
+from lockstep.distributed.groups import Group
+from lockstep.distributed.shared_memory import PrivateArena
+from lockstep.distributed.tree import TreeSum
+from lockstep.envs.base import EnvConfig
+from lockstep.experiment import Experiment
+from lockstep.learners.learner import Learner
+from lockstep.models import StandardModelConfig
+from lockstep.models.normalize import NormalizeConfig
+from lockstep.models.policies import PoliciesSpace
+from lockstep.scheme import Scheme
+
+TALK = """
+import numpy as np
+import pettingzoo
+from gymnasium import spaces
+
+
+class Talk(pettingzoo.ParallelEnv):
+    "A guide sees a goal and says a word; two walkers hear it. They earn 30 times as much, and leave after four steps."
+
+    metadata = {"name": "talk"}
+    sizes, choices = {"guide": 3, "walker_0": 5, "walker_1": 5}, {"guide": 4, "walker_0": 2, "walker_1": 2}
+    state_space = spaces.Box(-9, 9, (2,), np.float32)
+
+    def __init__(self):
+        self.possible_agents = list(self.sizes)
+
+    def observation_space(self, agent):
+        return spaces.Box(-9, 9, (self.sizes[agent],), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(self.choices[agent])
+
+    def state(self):
+        return np.array([self.goal, self.time], np.float32)
+
+    def look(self):
+        word = np.eye(4)[self.word]
+        own = {"guide": [self.goal, self.time, 1], "walker_0": [*word, 0], "walker_1": [*word, 1]}
+        return {name: np.array(x, np.float32) for name, x in own.items() if name in self.agents}
+
+    def reset(self, seed=None, options=None):
+        self.draw = np.random.default_rng(seed)
+        self.goal, self.word, self.time = int(self.draw.integers(2)), 0, 0
+        self.agents = list(self.possible_agents)
+        return self.look(), {name: {} for name in self.agents}
+
+    def step(self, actions):
+        assert all(actions[name] < self.choices[name] for name in actions), f"no agent can do {actions}"
+        right = {name: float(actions[name] == self.goal) for name in actions}
+        rewards = {name: right[name] * (1 if name == "guide" else 30) for name in actions}
+        self.word, self.time = actions["guide"], self.time + 1
+        seen = self.look()
+        ends = {name: self.time == (6 if name == "guide" else 4) for name in self.agents}
+        self.agents = [name for name in self.agents if not ends[name]]
+        return seen, rewards, ends, {name: False for name in ends}, {}
+
+
+def roles(agent):
+    return agent.partition("_")[0]
+"""
+LINEAR: dict[str, Any] = {
+    "rollout": 12,
+    "minibatches": 1,
+    "max_grad_norm": 0.05,
+    "learning_rate": 0.1,
+    "anneal_learning_rate": False,
+    "optimizer": OptimizerConfig(eps=1.0),
+}
+"""Steps nearly proportional to gradients, which Adam's would not be, and gradients that are clipped."""
+ALGORITHMS: dict[str, OnPolicyConfig] = {
+    "ppo": PPOConfig(epochs=2, **LINEAR),
+    "a2c": A2CConfig(**LINEAR),
+    "impala": IMPALAConfig(**LINEAR),
+    "appo": APPOConfig(epochs=2, **LINEAR),
+}
+
+
+@dataclasses.dataclass
+class Spaces:
+    """What an agent of a single policy takes instead of an environment."""
+
+    observation_space: Any
+    action_space: Any
+
+
+def experiment(folder: Path, algorithm: OnPolicyConfig, core: str) -> Experiment:
+    (folder / "talk.py").write_text(TALK)
+    env = EnvConfig(
+        id=f"pettingzoo/{folder / 'talk.py'}:Talk",
+        num_envs=12,
+        policies=f"{folder / 'talk.py'}:roles",
+        central_state="observations",
+    )
+    return Experiment(
+        env=env,
+        model=StandardModelConfig(core=cast(Any, core), core_size=4, hidden_sizes=(8,), critic_only=("state",)),
+        algorithm=algorithm,
+        scheme=Scheme(shards=2, acting_batch=12),
+        normalize=NormalizeConfig(observations=True, returns=True),
+        total_steps=10_000,
+        precision="fp32",
+    )
+
+
+def own(space: PoliciesSpace, name: str, rollout: Rollout, state_size: int) -> Rollout:
+    """A policy's rows of a rollout, in its own spaces."""
+    rows = space.rows(name, rollout.obs)
+    cut = rollout.replace(core_state=None)[:, rows]
+    return cut.replace(obs=space.own(name, cut.obs), core_state=rollout.core_state[rows][:, :state_size])
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_policies_of_one_run_learn_as_each_would_alone(name: str, core: str, tmp_path: Path) -> None:
+    """Losses, clipped norms, standardized advantages and normalizers of 4 guides and of 8 walkers, who earn 30 times as
+    much, do not depend on each other."""
+    together = experiment(tmp_path, ALGORITHMS[name], core)
+    agent = Agent(together)
+    space, shards = agent.observation_space, range(2)
+    assert isinstance(space, PoliciesSpace) and list(space.parts) == ["guide", "walker"]
+    collector = Collector(agent, RolloutBuffers(agent, shards, 1, PrivateArena()))
+    collector.reset()
+    learner = Learner(agent, shards, TreeSum(2, Group()))
+
+    alone: dict[str, tuple[Agent, Learner]] = {}
+    carries = {(policy, shard): torch.zeros(envs) for policy, envs in (("guide", 2), ("walker", 4)) for shard in shards}
+    for policy in space.parts:
+        single = together.replace(env=EnvConfig(num_envs=2 * len(carries[policy, 0])))
+        solo = Agent(single, like=cast(Agent, Spaces(*space.parts[policy])))
+        solo.flat.load({key.split(".", 2)[2]: x for key, x in agent.flat.named().items() if f".{policy}." in key})
+        alone[policy] = solo, Learner(solo, shards, TreeSum(2, Group()))
+
+    start = {policy: solo.flat.vector.detach().clone() for policy, (solo, _) in alone.items()}
+    for iteration in range(2):  # the second with statistics of the first
+        collected = collector.collect(iteration, lambda _: agent.version(0))
+        report = learner.learn(iteration, {each.info.shard: [each] for each in collected})
+        agent.normalizers = agent.normalizers.merged(sum(torch.from_numpy(each.info.moments) for each in collected))
+        for policy, (solo, of_solo) in alone.items():
+            rollouts = {each.info.shard: own(space, policy, each.rollout, solo.model.state_size) for each in collected}
+            held = {
+                each.info.shard: [CollectedRollout(each.info, rollouts[each.info.shard], solo.normalizers)]
+                for each in collected
+            }
+            found = of_solo.learn(iteration, held).metrics
+            for key, value in solo.flat.named().items():
+                mine = agent.flat.named()[f"policies.{policy}.{key}"]
+                torch.testing.assert_close(mine, value, rtol=1e-5, atol=1e-6)
+            losses = {
+                metric: value for metric, value in found.items() if metric.startswith(("loss/", "policy/", "value/"))
+            }
+            assert len(losses) >= 4
+            assert {metric: report.metrics[f"{metric}/{policy}"] for metric in losses} == pytest.approx(
+                losses, rel=1e-4
+            )
+            sums = [solo.normalizers.rollout_sums(x, carries[policy, shard]) for shard, x in rollouts.items()]
+            solo.normalizers = solo.normalizers.merged(sums[0] + sums[1])
+            for key, value in solo.normalizers.state().items():
+                torch.testing.assert_close(agent.normalizers.state()[f"{policy}.{key}"], value)
+    for policy, (solo, _) in alone.items():
+        assert float((solo.flat.vector.detach() - start[policy]).norm()) > 1e-3, "there is something to compare"
+    collector.close()
