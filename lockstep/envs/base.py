@@ -145,16 +145,20 @@ class EnvConfig:
                 f"env.policies={self.policies!r} must be {SHARED}, {SEPARATE}, or a function of yours, as in "
                 "--env.policies file.py:policy_of."
             )
-        for name, default in (("policies", SHARED), ("central_state", "none")):
-            if self.opponents and getattr(self, name) != default:
-                raise SettingsError(
-                    f"env.{name}={getattr(self, name)} is for policies that play all agents of a match, but "
-                    f"env.opponents={' '.join(self.opponents)} play some of them. Leave one of the two out."
-                )
+        self.check_opponents(self.opponents)
         labels(self.metrics)
         for kind in ("options", "curriculum"):
             for name, value in getattr(self, kind).items():
                 check_free(value, f"env.{kind}.{name}")
+
+    def check_opponents(self, names: tuple[str, ...]) -> None:
+        """Raise SettingsError if opponents cannot play some of the agents."""
+        for setting, default in (("policies", SHARED), ("central_state", "none")):
+            if names and getattr(self, setting) != default:
+                raise SettingsError(
+                    f"env.{setting}={getattr(self, setting)} is for policies that play all agents of a match, but "
+                    f"opponents ({', '.join(names)}) would play some of them. Leave one of the two out."
+                )
 
     def training(self) -> EnvConfig:
         """The settings of training environments, with the curriculum applied."""

@@ -45,11 +45,13 @@ class PoliciesSpace(spaces.Dict):
         self.parts = dict(parts)
 
     def own(self, name: str, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of observations [T, B, ...], what a policy sees. It means nothing in rows of other policies."""
+        """Of observations [T, B, ...], what a policy sees. It means nothing in rows of other policies. What only
+        critics see may be missing."""
         found = {}
         for key, space in self.parts[name].observation_space.items():
-            whole = self.spaces[key].shape == space.shape
-            found[key] = obs[key] if whole else obs[key][..., : (space.shape or (1,))[0]]
+            if key in obs:
+                whole = self.spaces[key].shape == space.shape
+                found[key] = obs[key] if whole else obs[key][..., : (space.shape or (1,))[0]]
         return found
 
     def rows(self, name: str, obs: Mapping[str, Tensor]) -> Tensor:
