@@ -292,5 +292,7 @@ def collected(rollout: Rollout, normalizers: Normalizers, shard: int = 0) -> Col
     """A rollout as collectors hand it over, of which nothing else is known."""
     info = RolloutInfo(shard, 0, 0, ((0, 0),), np.zeros(0), {}, [])
     return CollectedRollout(info, rollout, normalizers)
+
+
 if importlib.util.find_spec("mpe2"):
     EXPERIMENTS["policies-lag-1"] = lambda: cut(talking, rollout=10, scheme={"lag": 1})

@@ -140,11 +140,6 @@ class EnvConfig:
                 f"env.start_level={self.start_level} is the first of a set of levels, but env.num_levels=0 sets no "
                 "limit. Give their number, as in --env.num-levels 200."
             )
-        if self.policies not in (SHARED, SEPARATE) and ":" not in self.policies:
-            raise SettingsError(
-                f"env.policies={self.policies!r} must be {SHARED}, {SEPARATE}, or a function of yours, as in "
-                "--env.policies file.py:policy_of."
-            )
         self.check_opponents(self.opponents)
         labels(self.metrics)
         for kind in ("options", "curriculum"):

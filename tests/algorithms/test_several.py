@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import talk
 import torch
 
 from lockstep.agent import Agent
@@ -27,56 +28,7 @@ from lockstep.models.normalize import NormalizeConfig
 from lockstep.models.policies import PoliciesSpace
 from lockstep.scheme import Scheme
 
-TALK = """
-import numpy as np
-import pettingzoo
-from gymnasium import spaces
-
-
-class Talk(pettingzoo.ParallelEnv):
-    "A guide sees a goal and says a word; two walkers hear it. They earn 30 times as much, and leave after four steps."
-
-    metadata = {"name": "talk"}
-    sizes, choices = {"guide": 3, "walker_0": 5, "walker_1": 5}, {"guide": 4, "walker_0": 2, "walker_1": 2}
-    state_space = spaces.Box(-9, 9, (2,), np.float32)
-
-    def __init__(self):
-        self.possible_agents = list(self.sizes)
-
-    def observation_space(self, agent):
-        return spaces.Box(-9, 9, (self.sizes[agent],), np.float32)
-
-    def action_space(self, agent):
-        return spaces.Discrete(self.choices[agent])
-
-    def state(self):
-        return np.array([self.goal, self.time], np.float32)
-
-    def look(self):
-        word = np.eye(4)[self.word]
-        own = {"guide": [self.goal, self.time, 1], "walker_0": [*word, 0], "walker_1": [*word, 1]}
-        return {name: np.array(x, np.float32) for name, x in own.items() if name in self.agents}
-
-    def reset(self, seed=None, options=None):
-        self.draw = np.random.default_rng(seed)
-        self.goal, self.word, self.time = int(self.draw.integers(2)), 0, 0
-        self.agents = list(self.possible_agents)
-        return self.look(), {name: {} for name in self.agents}
-
-    def step(self, actions):
-        assert all(actions[name] < self.choices[name] for name in actions), f"no agent can do {actions}"
-        right = {name: float(actions[name] == self.goal) for name in actions}
-        rewards = {name: right[name] * (1 if name == "guide" else 30) for name in actions}
-        self.word, self.time = actions["guide"], self.time + 1
-        seen = self.look()
-        ends = {name: self.time == (6 if name == "guide" else 4) for name in self.agents}
-        self.agents = [name for name in self.agents if not ends[name]]
-        return seen, rewards, ends, {name: False for name in ends}, {}
-
-
-def roles(agent):
-    return agent.partition("_")[0]
-"""
+TALK = Path(talk.__file__)
 LINEAR: dict[str, Any] = {
     "rollout": 12,
     "minibatches": 1,
@@ -102,12 +54,11 @@ class Spaces:
     action_space: Any
 
 
-def experiment(folder: Path, algorithm: OnPolicyConfig, core: str) -> Experiment:
-    (folder / "talk.py").write_text(TALK)
+def experiment(algorithm: OnPolicyConfig, core: str) -> Experiment:
     env = EnvConfig(
-        id=f"pettingzoo/{folder / 'talk.py'}:Talk",
+        id=f"pettingzoo/{TALK}:Talk",
         num_envs=12,
-        policies=f"{folder / 'talk.py'}:roles",
+        policies=f"{TALK}:roles",
         central_state="observations",
     )
     return Experiment(
@@ -130,10 +81,10 @@ def own(space: PoliciesSpace, name: str, rollout: Rollout, state_size: int) -> R
 
 @pytest.mark.parametrize("core", ["none", "lstm"])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_policies_of_one_run_learn_as_each_would_alone(name: str, core: str, tmp_path: Path) -> None:
+def test_policies_of_one_run_learn_as_each_would_alone(name: str, core: str) -> None:
     """Losses, clipped norms, standardized advantages and normalizers of 4 guides and of 8 walkers, who earn 30 times as
     much, do not depend on each other."""
-    together = experiment(tmp_path, ALGORITHMS[name], core)
+    together = experiment(ALGORITHMS[name], core)
     agent = Agent(together)
     space, shards = agent.observation_space, range(2)
     assert isinstance(space, PoliciesSpace) and list(space.parts) == ["guide", "walker"]

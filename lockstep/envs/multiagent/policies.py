@@ -29,10 +29,15 @@ def policies_of(config: EnvConfig, agents: list[Any]) -> dict[Any, str]:
     """The name of each agent's policy.
 
     Raises:
-        SettingsError: the function in env.policies does not return names.
+        SettingsError: env.policies has no known form, or its function does not return names.
     """
     if config.policies == SHARED:
         return dict.fromkeys(agents, SHARED)
+    if config.policies != SEPARATE and ":" not in config.policies:
+        raise SettingsError(
+            f"env.policies={config.policies!r} must be {SHARED}, {SEPARATE}, or a function of yours, as in "
+            "--env.policies file.py:policy_of."
+        )
     name_of = str if config.policies == SEPARATE else load_object(config.policies)
     found = {agent: name_of(agent) for agent in agents}
     for agent, name in found.items():
