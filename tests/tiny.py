@@ -138,8 +138,9 @@ def discrete_sac() -> Experiment:
 
 
 def talking() -> Experiment:
-    """Two agents with different spaces, each with its own policy, and critics that see both."""
-    return recipes.mappo_mpe("simple_speaker_listener_v4").replace(**{"env.policies": "separate"})
+    """Three agents with two policies, whose spaces differ, and critics that see all of them."""
+    full = recipes.mappo_mpe()
+    return full.replace(env=dataclasses.replace(full.env, id="pettingzoo/talk:Talk", policies="talk:roles"))
 
 
 EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
@@ -197,6 +198,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "ddpg-drifting-noise": lambda: replaying(recipes.ddpg_mujoco, replay={}, algorithm={"noise_theta": 0.15}),
     "mpo": lambda: replaying(recipes.mpo_mujoco, replay={}),
     "mpc-lag-1": planning,
+    "policies-lag-1": lambda: cut(talking, env={"num_envs": 12}, scheme={"lag": 1}),
 }
 """By what is special about them."""
 if importlib.util.find_spec("envpool"):  # which has no release for Python 3.10
@@ -292,7 +294,3 @@ def collected(rollout: Rollout, normalizers: Normalizers, shard: int = 0) -> Col
     """A rollout as collectors hand it over, of which nothing else is known."""
     info = RolloutInfo(shard, 0, 0, ((0, 0),), np.zeros(0), {}, [])
     return CollectedRollout(info, rollout, normalizers)
-
-
-if importlib.util.find_spec("mpe2"):
-    EXPERIMENTS["policies-lag-1"] = lambda: cut(talking, rollout=10, scheme={"lag": 1})
