@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import talk
 import torch
@@ -104,7 +105,9 @@ def test_policies_of_one_run_learn_as_each_would_alone(name: str, core: str) -> 
     for iteration in range(2):  # the second with statistics of the first
         collected = collector.collect(iteration, lambda _: agent.version(0))
         report = learner.learn(iteration, {each.info.shard: [each] for each in collected})
-        agent.normalizers = agent.normalizers.merged(sum(torch.from_numpy(each.info.moments) for each in collected))
+        agent.normalizers = agent.normalizers.merged(
+            torch.from_numpy(np.sum([each.info.moments for each in collected], 0))
+        )
         for policy, (solo, of_solo) in alone.items():
             rollouts = {each.info.shard: own(space, policy, each.rollout, solo.model.state_size) for each in collected}
             held = {

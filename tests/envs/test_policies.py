@@ -81,7 +81,7 @@ def test_the_score_of_each_policy_is_a_metric_of_its_own_episodes() -> None:
     assert envs.resolve(EnvConfig(id=TALK, policies=f"{FILE}:roles")).metrics == ("score_guide", "score_walker")
     reset(env)
     played = play(env, chosen(6))
-    scores = sum(moment.step.reward.astype(np.float64) for moment in played)
+    scores = np.sum([moment.step.reward.astype(np.float64) for moment in played], 0)
     last = played[-1].step
     assert (last.terminated | last.truncated).all() and last.metrics is not None
     expected = np.full((6, 2), np.nan)
@@ -109,6 +109,7 @@ def test_matches_of_several_policies_are_the_same_in_processes_and_when_restored
         assert_same(expected[17:], again)
         for one, other in zip(expected[17:], again, strict=True):
             ended = one.step.terminated | one.step.truncated
+            assert one.step.metrics is not None and other.step.metrics is not None
             np.testing.assert_array_equal(one.step.metrics[ended], other.step.metrics[ended])
         pooled.close()
     finally:
