@@ -16,8 +16,8 @@ EPISODES = 600
 PUBLISHED = {"simple_spread_v3": (6.0, -75.0), "simple_speaker_listener_v4": (2.0, 0.0)}
 """By environment: what turns a mean score of agents into the return of Papoudakis et al. 2021, arXiv:2006.07869.
 
-They add up the rewards of all agents. In simple_spread of their version of MPE, rewards are twice those of mpe2, and each
-of three agents also loses 1 in each of 25 steps for colliding with itself, which mpe2 does not count."""
+They add up the rewards of all agents. In simple_spread of their version of MPE, rewards are twice those of mpe2, and
+each of three agents also loses 1 in each of 25 steps for colliding with itself, which mpe2 does not count."""
 
 
 def role(agent: str) -> str:

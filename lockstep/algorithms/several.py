@@ -73,11 +73,18 @@ class Several(OnPolicy[OnPolicyConfig]):
         return self.inner.targets(rollout, reward, hyper)
 
     def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
-        """The sum of the policies' losses."""
+        """The sum of the policies' losses. A policy without rows has none."""
         assert isinstance(model, Policies)
         total, metrics = batch.reward.new_zeros(()), {}
         for name in self.space.parts:
-            own = batch.columns(self.space.rows(name, batch.obs))
+            rows = self.space.rows(name, batch.obs)
+            if not len(rows):  # a small slice may have none
+                nothing = batch.reward.new_zeros(())
+                metrics |= dict.fromkeys(
+                    (f"{metric}/{name}" for metric in (*self.inner.metric_names, _SAMPLES)), nothing
+                )
+                continue
+            own = batch.columns(rows)
             own = own.replace(obs=self.space.own(name, own.obs), state=own.state[:, : model[name].state_size])
             learned = self.inner.loss(model[name], own, hyper)
             total = total + learned.total

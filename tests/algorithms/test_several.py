@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,6 +72,31 @@ def experiment(algorithm: OnPolicyConfig, core: str) -> Experiment:
         total_steps=10_000,
         precision="fp32",
     )
+
+
+def test_a_slice_may_have_no_rows_of_a_policy() -> None:
+    """Slices of two columns, one guide among six: the others' metrics and gradients count all the same."""
+    algorithm = dataclasses.replace(ALGORITHMS["ppo"], minibatches=3)
+    together = experiment(algorithm, "lstm")
+    agent = Agent(together)
+    collector = Collector(agent, RolloutBuffers(agent, range(2), 1, PrivateArena()))
+    collector.reset()
+    learner = Learner(agent, range(2), TreeSum(2, Group()))
+    before = agent.flat.vector.detach().clone()
+    rollouts = {each.info.shard: [each] for each in collector.collect(0, lambda _: agent.version(0))}
+    empty = [
+        (name, slot, step)
+        for step in range(learner.batches.begin(0, rollouts, agent.algorithm.hyperparameters(0.0)))
+        for slot in range(2)
+        for name in ("guide", "walker")
+        if not len(cast(PoliciesSpace, agent.observation_space).rows(name, learner.batches.slice(slot, step).batch.obs))
+    ]
+    assert empty, "otherwise this tests nothing"
+    metrics = learner.learn(0, rollouts).metrics
+    assert metrics["policy/entropy/guide"] == pytest.approx(math.log(4), abs=0.05)
+    assert metrics["policy/entropy/walker"] == pytest.approx(math.log(2), abs=0.05)
+    assert agent.flat.vector.isfinite().all() and not torch.equal(agent.flat.vector, before)
+    collector.close()
 
 
 def own(space: PoliciesSpace, name: str, rollout: Rollout, state_size: int) -> Rollout:
