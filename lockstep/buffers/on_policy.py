@@ -58,7 +58,7 @@ class FreshBatches:
         self._slices: dict[int, list[Tensor | None]] = {}
         self._plans: dict[int, Tensor | None] = {}
         """By slot, int64 [epochs, items]: the order of items in each epoch. None: all of them are in every slice."""
-        self._moments: Sequence[tuple[float | Tensor, ...]] | None = None
+        self._moments: Sequence[tuple[float | Tensor, ...] | Tensor] | None = None
         """Of each global minibatch: the mean and deviation of advantages."""
         self._moments_table: Tensor | None = None
         """float64 [G, 2 for each policy]: the same."""
@@ -83,6 +83,8 @@ class FreshBatches:
                 # tensors, so that these have to serve without graphs, too.
                 self._moments_table = self._moments_table.to(self._device, non_blocking=True)
                 self._moments = [row.unbind() for row in self._moments_table]
+            if self._algorithm.policies > 1:
+                self._moments = list(self._moments_table)
         return self._config.epochs * self._config.minibatches
 
     def slice(self, slot: int, step: int) -> Slice:
@@ -103,8 +105,9 @@ class FreshBatches:
             plan = plan.view(-1, plan.shape[1] // self._config.minibatches)
         return Cuts(whole=self._whole[slot], items=plan, moments=self._moments_table)
 
-    def cut(self, whole: Batch, index: Tensor | None, moments: Sequence[float | Tensor] | None) -> Batch:
-        """A slice with the items of this index, whose advantages are normalized with this mean and deviation."""
+    def cut(self, whole: Batch, index: Tensor | None, moments: Sequence[float | Tensor] | Tensor | None) -> Batch:
+        """A slice with the items of this index, whose advantages are normalized with this mean and deviation, or with
+        those of each policy, float64 [2 for each]."""
         batch = self._cut(whole, index)
         if moments is None:
             return batch
@@ -112,7 +115,8 @@ class FreshBatches:
         if self._algorithm.policies == 1:
             mean, deviation = moments
             return batch.replace(advantage=(batch.advantage - mean) / (deviation + 1e-8))
-        mean, deviation = torch.as_tensor(moments, dtype=torch.float64).view(-1, 2)[self._players(batch)].unbind(-1)
+        assert isinstance(moments, Tensor)
+        mean, deviation = moments.view(-1, 2)[self._players(batch)].unbind(-1)
         return batch.replace(advantage=(batch.advantage - mean.float()) / (deviation + 1e-8).float())
 
     def _players(self, batch: Batch) -> Tensor:

@@ -186,11 +186,6 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
             f"{experiment.env.adapter}. {'Use env_threads=N' if adapter.threads else 'Leave it out'}, or use "
             "--env.adapter gymnasium if that serves the id (its results differ)."
         )
-    if experiment.env.several_policies and layout.graphs:
-        raise SettingsError(
-            f"--layout {layout}: the losses of several policies (env.policies={experiment.env.policies}) cannot become "
-            "CUDA graphs, since each gets as many rows as its agents have in a minibatch. Use graphs=0."
-        )
     if experiment.curriculum and layout.env_processes:
         raise SettingsError(
             f"--layout {layout}: env_processes cannot change options between episodes, as curriculum="

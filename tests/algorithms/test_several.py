@@ -34,17 +34,17 @@ TALK = Path(talk.__file__)
 LINEAR: dict[str, Any] = {
     "rollout": 12,
     "minibatches": 1,
-    "max_grad_norm": 0.05,
     "learning_rate": 0.1,
     "anneal_learning_rate": False,
     "optimizer": OptimizerConfig(eps=1.0),
 }
-"""Steps nearly proportional to gradients, which Adam's would not be, and gradients that are clipped."""
+"""Steps nearly proportional to gradients, which Adam's would not be."""
 ALGORITHMS: dict[str, OnPolicyConfig] = {
-    "ppo": PPOConfig(epochs=2, **LINEAR),
-    "a2c": A2CConfig(**LINEAR),
-    "impala": IMPALAConfig(**LINEAR),
-    "appo": APPOConfig(epochs=2, **LINEAR),
+    "ppo": PPOConfig(epochs=2, max_grad_norm=0.05, **LINEAR),
+    "ppo-unclipped": PPOConfig(max_grad_norm=1e9, **LINEAR),
+    "a2c": A2CConfig(max_grad_norm=0.05, **LINEAR),
+    "impala": IMPALAConfig(max_grad_norm=0.05, **LINEAR),
+    "appo": APPOConfig(epochs=2, max_grad_norm=1e9, **LINEAR),
 }
 
 

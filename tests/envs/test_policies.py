@@ -17,7 +17,6 @@ from playing import assert_same, buffers, play, reset, snapshot
 
 from lockstep import check_env, envs, evaluate, load_policy, recipes, train
 from lockstep.algorithms import PPOConfig
-from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
@@ -29,7 +28,6 @@ from lockstep.export.policy import export
 from lockstep.models import StandardModelConfig
 from lockstep.models.policies import Policies, PoliciesSpace
 from lockstep.scheme import Scheme
-from lockstep.training.prepare import _check_layout
 
 FILE = Path(talk.__file__)
 TALK = f"pettingzoo/{FILE}:Talk"
@@ -156,11 +154,6 @@ def small(**changes: Any) -> Experiment:
 def test_mistakes_are_named(changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=expected):
         train(small(**changes), options=RunOptions(run=str(tmp_path / "run")))
-
-
-def test_losses_of_several_policies_are_no_graphs() -> None:
-    with pytest.raises(SettingsError, match=r"CUDA graphs.*graphs=0"):
-        _check_layout(small(), Layout.parse("inline,device=0,graphs=1"), None)
 
 
 def test_a_shared_policy_may_have_a_critic_that_sees_all() -> None:
