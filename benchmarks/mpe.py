@@ -1,15 +1,20 @@
-"""The particle worlds of MPE: the policies of simple_tag, and a run's score in the unit of published returns.
+"""The particle worlds of MPE: the policies of simple_tag, and what a run's policies reach.
 
-python benchmarks/mpe.py RUN …      after `lockstep train mappo-mpe`
+python benchmarks/mpe.py RUN …      after `lockstep train mappo-mpe`, prints JSON
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from lockstep import evaluate
+from lockstep import load_policy
+from lockstep.evaluation.policy import Policy
+from lockstep.evaluation.scores import evaluate_policy
+from lockstep.models.policies import Policies, PoliciesSpace
 
 EPISODES = 600
 """Of agents, in an evaluation."""
@@ -25,18 +30,29 @@ def role(agent: str) -> str:
     return agent.rpartition("_")[0]
 
 
-def measure(run: Path) -> dict[str, object]:
-    """A run's score over EPISODES episodes of agents, and the same as a published return."""
-    found = evaluate(run, episodes=EPISODES)
-    result: dict[str, object] = {"run": run.name, **found.to_json()}
-    del result["scores"], result["lengths"]
-    result["metrics"] = {name: {"mean": x.mean, "interval95": x.interval} for name, x in found.metrics.items()}
-    experiment = json.loads((run / "experiment.json").read_text())
+def measure(run: Path) -> dict[str, Any]:
+    """A run's score, by itself and as a published return; with several policies also where some are untrained."""
+    policy = load_policy(run)
+    result: dict[str, Any] = {"run": run.name, "samples": policy.samples, **played(policy, policy.model)}
     for name, (factor, offset) in PUBLISHED.items():
-        if name in experiment["env"]["id"]:
-            low, high = found.interval or (found.mean, found.mean)
-            result["as_published"] = [factor * x + offset for x in (found.mean, low, high)]
+        if name in policy.experiment.env.id:
+            result["as_published"] = [factor * x + offset for x in (result["score"], *result["interval95"])]
+    space, actions = policy.spaces
+    if isinstance(space, PoliciesSpace) and isinstance(trained := policy.model, Policies):
+        first = policy.experiment.build_model(space, actions)
+        assert isinstance(first, Policies)
+        names = list(space.parts)
+        for chosen in itertools.chain.from_iterable(itertools.combinations(names, n) for n in range(len(names))):
+            mixed = Policies(space, {name: (trained if name in chosen else first)[name] for name in names}, actions)
+            result[f"trained: {', '.join(chosen) or 'none'}"] = played(policy, mixed)
     return result
+
+
+def played(policy: Policy, model: Any) -> dict[str, Any]:
+    """The scores of EPISODES episodes of agents."""
+    found = evaluate_policy(model, policy.experiment, EPISODES, seed_purpose="test")
+    each = {name: [metric.mean, *(metric.interval or ())] for name, metric in found.metrics.items()}
+    return {"score": found.mean, "interval95": list(found.interval or ()), "median": found.median, **each}
 
 
 if __name__ == "__main__":
