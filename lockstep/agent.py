@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from lockstep import envs
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rnd import with_curiosity
+from lockstep.algorithms.several import with_policies
 from lockstep.config.settings import SettingsError
 from lockstep.envs.curriculum import first_options, pack
 from lockstep.experiment import Experiment
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import Networks, PolicyModel
-from lockstep.models.normalize import Normalizers
 from lockstep.models.observations import unused_mask
 from lockstep.models.parameters import FlatParameters
+from lockstep.models.policies import first_normalizers, parts_of
 from lockstep.models.trunk import PRECISIONS
 from lockstep.models.versions import Version
 
@@ -38,7 +39,8 @@ class Agent:
         self.device = torch.device(device)
         spaces = envs.spaces(experiment.env) if like is None else (like.observation_space, like.action_space)
         self.observation_space, self.action_space = spaces
-        self.algorithm: Algorithm[Any] = with_curiosity(experiment.algorithm.build())
+        algorithm = with_curiosity(experiment.algorithm.build())
+        self.algorithm: Algorithm[Any] = with_policies(algorithm, self.observation_space)
         self.algorithm.courses = experiment.courses(self.algorithm)
         self.model: PolicyModel = experiment.build_model(self.observation_space, self.action_space)
         portable = experiment.precision == "portable"
@@ -59,7 +61,7 @@ class Agent:
         if self.algorithm.has_target:
             self.target = copy.deepcopy(self.model).requires_grad_(False)
             self._target_flat = FlatParameters(self.target, dtype=dtype)
-        self.normalizers = Normalizers.initial(
+        self.normalizers = first_normalizers(
             experiment.normalize,
             experiment.algorithm.discount,
             self.observation_space,
@@ -77,11 +79,13 @@ class Agent:
                 f"model.core={model.core} asks for a memory, but {type(self.model).__name__} has none: its state_size "
                 "is 0. Use --model.core none, or build the core into the model."
             )
-        model.check(self.observation_space, self.action_space)
+        for part in parts_of(self.observation_space, self.action_space):
+            model.check(*part)
 
     def warnings(self) -> list[str]:
         """Warnings for the user before a new run begins, in sentences."""
-        found = self.experiment.model.warnings(self.observation_space, self.action_space)
+        parts = parts_of(self.observation_space, self.action_space)
+        found = list(dict.fromkeys(text for part in parts for text in self.experiment.model.warnings(*part)))
         choices = getattr(self.model.distribution, "num_logits", 0)  # users' distributions may lack it
         mask = unused_mask(self.observation_space, choices)
         return [*found, mask] if mask else found

@@ -15,11 +15,13 @@ from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Setup
 from lockstep.algorithms.rnd import with_curiosity
 from lockstep.config.serialization import from_json, identities_of, to_json
 from lockstep.config.settings import SettingsError, Steps, changed, check_values
+from lockstep.core.rng import derive_seed
 from lockstep.core.schedule import Schedule
 from lockstep.envs.base import EnvConfig
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.base import ModelConfig, PolicyModel, Precision
 from lockstep.models.normalize import NormalizeConfig
+from lockstep.models.policies import Policies, PoliciesSpace
 from lockstep.scheme import Scheme
 
 
@@ -122,6 +124,12 @@ class Experiment:
         self.algorithm.validate_with(self.setup)
         self.courses(with_curiosity(self.algorithm.build()))
         self._check_curriculum()
+        seen_by_critic = getattr(self.model, "critic_only", ("state",))
+        if self.env.central_state != "none" and "state" not in seen_by_critic:
+            raise SettingsError(
+                f"env.central_state={self.env.central_state} adds the entry `state` to observations, which the policy "
+                "would see, too. Add --model.critic-only state."
+            )
         collecting = self.algorithm.build().warm_iterations(self.samples_per_iteration)
         steps = (self.iterations - collecting) * self.gradient_steps[0]
         if self.scheme.gradient_lag != "async" and self.scheme.gradient_lag >= steps:
@@ -133,7 +141,7 @@ class Experiment:
     @property
     def has_kernels(self) -> bool:
         """Whether lockstep.kernels compute its losses in portable arithmetic, if it observes vectors."""
-        known = self.model.has_kernels and self.algorithm.has_kernels
+        known = self.model.has_kernels and self.algorithm.has_kernels and not self.env.several_policies
         return self.precision == "portable" and known and self.scheme.gradient_lag != "async"
 
     @property
@@ -148,6 +156,7 @@ class Experiment:
             gradient_lag=self.scheme.gradient_lag,
             max_lag=self.scheme.max_lag,
             preempt=self.scheme.preempt,
+            several_policies=self.env.several_policies,
             total_steps=self.total_steps,
             iterations=self.iterations,
             samples_per_iteration=self.samples_per_iteration,
@@ -212,15 +221,26 @@ class Experiment:
         """The initial model, in another precision if given."""
         precision = precision or self.precision
         portable = precision == "portable"
-        with portable_operations() if portable else contextlib.nullcontext():
-            model = self.model.build(
+
+        def build(
+            observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], seed: int
+        ) -> PolicyModel:
+            return self.model.build(
                 observation_space,
                 action_space,
-                precision="fp32" if portable else precision,
+                precision="fp32" if precision == "portable" else precision,
                 normalize_observations=self.normalize.observations,
                 observation_clip=self.normalize.clip,
-                seed=self.seed,
+                seed=seed,
             )
+
+        with portable_operations() if portable else contextlib.nullcontext():
+            if isinstance(observation_space, PoliciesSpace):
+                parts = enumerate(observation_space.parts.items())
+                models = {name: build(*part, derive_seed(self.seed, "policy", place)) for place, (name, part) in parts}
+                model: PolicyModel = Policies(observation_space, models, action_space)
+            else:
+                model = build(observation_space, action_space, self.seed)
         if not portable:
             return model
         if self.has_kernels and self.model.has_policy_and_value:

@@ -32,6 +32,7 @@ LAYOUTS = {
     "impala-lstm-lag-2": ("inline,device=0,graphs=1", "processes:2,device=0", "a0-l1,2,3"),
     "td3": ("a0-l0", "a0,0-l0", "a0-l0,graphs=1"),
     "crossq": ("inline,device=0,graphs=1",),
+    "policies-lag-1": ("inline,device=0,graphs=1", "a0-l0"),
 }
 """Each experiment takes some, since a run starts several processes. `python tests/pretended_gpu.py all` takes all."""
 

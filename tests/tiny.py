@@ -137,6 +137,12 @@ def discrete_sac() -> Experiment:
     return full.replace(env=dataclasses.replace(full.env, id="CartPole-v1"))
 
 
+def talking() -> Experiment:
+    """Three agents with two policies, whose spaces differ, and critics that see all of them."""
+    full = recipes.mappo_mpe()
+    return full.replace(env=dataclasses.replace(full.env, id="pettingzoo/talk:Talk", policies="talk:roles"))
+
+
 EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "ppo": lambda: cut(recipes.ppo_atari),
     "ppo-lag-1": lambda: cut(recipes.ppo_atari, env={"num_envs": 4}, scheme={"lag": 1}),
@@ -192,6 +198,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "ddpg-drifting-noise": lambda: replaying(recipes.ddpg_mujoco, replay={}, algorithm={"noise_theta": 0.15}),
     "mpo": lambda: replaying(recipes.mpo_mujoco, replay={}),
     "mpc-lag-1": planning,
+    "policies-lag-1": lambda: cut(talking, env={"num_envs": 12}, scheme={"lag": 1}),
 }
 """By what is special about them."""
 if importlib.util.find_spec("envpool"):  # which has no release for Python 3.10

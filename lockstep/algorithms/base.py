@@ -68,6 +68,7 @@ class Setup:
     gradient_lag: int | Literal["async"]
     max_lag: int
     preempt: float
+    several_policies: bool
     total_steps: int
     iterations: int
     samples_per_iteration: int
@@ -196,6 +197,9 @@ class Algorithm(ABC, Generic[ConfigT]):
     """Whether targets are computed once for each rollout, before its first epoch."""
     mean_loss: bool = True
     """Whether the gradient is divided by the global number of valid samples (False: the loss is a sum)."""
+    counted: tuple[tuple[str, str], ...] = ()
+    """Pairs of a beginning of parameters' names and a metric: the gradient of these parameters is divided by the sum of
+    the metric instead of the number of all valid samples."""
     weighted: bool = False
     """Whether batches have a `weight` [n] for each item, and the gradient is divided by the largest one."""
     has_target: ClassVar[bool] = False

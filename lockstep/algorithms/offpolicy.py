@@ -124,6 +124,11 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def validate_with(self, setup: Setup) -> None:
         """Raise SettingsError for settings that do not fit the rest of the experiment."""
+        if setup.several_policies:
+            raise SettingsError(
+                f"algorithm={self.name} learns from replay and trains one policy, but env.policies makes several. Use "
+                "PPO, A2C, IMPALA or APPO, or --env.policies shared."
+            )
         shards, environments = setup.shards, setup.num_envs
         if self.batch_size % shards:
             raise SettingsError(

@@ -70,6 +70,11 @@ class OnPolicyConfig(AlgorithmConfig):
                 f"algorithm={self.name} needs a policy and a value, but the model is "
                 f"{type(setup.model).__name__}: use lockstep.models.StandardModelConfig, as in ppo-atari."
             )
+        if setup.several_policies and self.rnd.coef:
+            raise SettingsError(
+                f"algorithm.rnd.coef={self.rnd.coef:g} rewards what is new to one predictor, but env.policies makes "
+                "several policies, which observe different things. Leave one of them out."
+            )
         if self.gradient_steps(setup.samples_per_iteration)[1] < 2 and self.build().normalize_advantages:
             raise SettingsError(
                 "Standardized advantages of a one-sample minibatch are always 0: lower algorithm.minibatches="
@@ -123,6 +128,10 @@ class Batch(ArrayTuple):
     policy: Tensor | None = None
     """fp32 [T, B, P]: parameters of the collecting policy's distributions, if the algorithm keeps them."""
 
+    def columns(self, index: Tensor) -> Batch:
+        """Some of the B environments, at all steps."""
+        return self.replace(state=None)[:, index].replace(state=self.state[index])
+
 
 class Targets(NamedTuple):
     """What an algorithm computes once for each rollout, before the first epoch."""
@@ -139,6 +148,8 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
 
     normalize_advantages: bool = False
     """Whether advantages are standardized over the global minibatch."""
+    policies: int = 1
+    """How many policies it trains. Advantages are standardized over the samples of each."""
     bootstrap_inputs: bool = False
     """Whether loss evaluates the model on T+1 observations (V-trace)."""
 

@@ -72,6 +72,12 @@ class PPOConfig(OnPolicyConfig):
     def validate_with(self, setup: Setup) -> None:
         """Raise SettingsError for settings that do not fit the rest of the experiment."""
         super().validate_with(setup)
+        if setup.several_policies and (self.target_kl or self.desired_kl):
+            name = "target_kl" if self.target_kl else "desired_kl"
+            raise SettingsError(
+                f"algorithm.{name}={getattr(self, name)} would let the divergence of one policy decide about the "
+                "gradient steps of all, since env.policies makes several. Leave one of them out."
+            )
         if self.desired_kl and "learning_rate" in self.anneal:
             raise SettingsError(
                 f"algorithm.desired_kl={self.desired_kl} and algorithm.anneal learning_rate="

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lockstep.agent import Agent
 from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig
@@ -23,6 +24,7 @@ from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout
 from lockstep.distributed.tree import TreeSum
 from lockstep.models.normalize import Normalizers
+from lockstep.models.policies import POLICY
 from lockstep.run.checkpoint import Checkpoint
 
 
@@ -34,7 +36,7 @@ class Cuts(ArrayTuple):
     items: Tensor | None
     """int64 [G, n]: those in each gradient step's slice. None: every slice is the whole rollout."""
     moments: Tensor | None
-    """float64 [G, 2]: the mean and deviation of each minibatch's advantages, if they are normalized."""
+    """float64 [G, 2 for each policy]: the mean and deviation of each minibatch's advantages, if they are normalized."""
 
     @property
     def steps(self) -> int:
@@ -56,10 +58,10 @@ class FreshBatches:
         self._slices: dict[int, list[Tensor | None]] = {}
         self._plans: dict[int, Tensor | None] = {}
         """By slot, int64 [epochs, items]: the order of items in each epoch. None: all of them are in every slice."""
-        self._moments: Sequence[tuple[float | Tensor, ...]] | None = None
+        self._moments: Sequence[tuple[float | Tensor, ...] | Tensor] | None = None
         """Of each global minibatch: the mean and deviation of advantages."""
         self._moments_table: Tensor | None = None
-        """float64 [G, 2]: the same."""
+        """float64 [G, 2 for each policy]: the same."""
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         """Take an iteration's rollouts, one for each slot. Returns the number of gradient steps on them."""
@@ -81,6 +83,8 @@ class FreshBatches:
                 # tensors, so that these have to serve without graphs, too.
                 self._moments_table = self._moments_table.to(self._device, non_blocking=True)
                 self._moments = [row.unbind() for row in self._moments_table]
+            if self._algorithm.policies > 1:
+                self._moments = list(self._moments_table)
         return self._config.epochs * self._config.minibatches
 
     def slice(self, slot: int, step: int) -> Slice:
@@ -101,14 +105,23 @@ class FreshBatches:
             plan = plan.view(-1, plan.shape[1] // self._config.minibatches)
         return Cuts(whole=self._whole[slot], items=plan, moments=self._moments_table)
 
-    def cut(self, whole: Batch, index: Tensor | None, moments: Sequence[float | Tensor] | None) -> Batch:
-        """A slice with the items of this index, whose advantages are normalized with this mean and deviation."""
+    def cut(self, whole: Batch, index: Tensor | None, moments: Sequence[float | Tensor] | Tensor | None) -> Batch:
+        """A slice with the items of this index, whose advantages are normalized with this mean and deviation, or with
+        those of each policy, float64 [2 for each]."""
         batch = self._cut(whole, index)
         if moments is None:
             return batch
-        mean, deviation = moments
         assert batch.advantage is not None
-        return batch.replace(advantage=(batch.advantage - mean) / (deviation + 1e-8))
+        if self._algorithm.policies == 1:
+            mean, deviation = moments
+            return batch.replace(advantage=(batch.advantage - mean) / (deviation + 1e-8))
+        assert isinstance(moments, Tensor)
+        mean, deviation = moments.view(-1, 2)[self._players(batch)].unbind(-1)
+        return batch.replace(advantage=(batch.advantage - mean.float()) / (deviation + 1e-8).float())
+
+    def _players(self, batch: Batch) -> Tensor:
+        """int64 [T, B]: the number of the policy that plays each sample."""
+        return batch.obs[POLICY][: len(batch.reward), :, 0].long()
 
     def learned(self, slot: int, priorities: Tensor | None) -> None:
         """On-policy losses have no priorities."""
@@ -121,8 +134,8 @@ class FreshBatches:
 
     def _prepare(self, slot: int, rollout: Rollout, normalizers: Normalizers, hyper: dict[str, float]) -> Batch:
         """A slot's whole rollout as one batch, with its advantages."""
-        reward = normalizers.scale_rewards(rollout.reward)
         steps = rollout.reward.shape[0]
+        reward = normalizers.scale_rewards(rollout.reward, map_structure(lambda leaf: leaf[:steps], rollout.obs))
         inputs = slice(None) if self._algorithm.bootstrap_inputs else slice(0, steps)
         targets = self._algorithm.targets(rollout, reward, hyper) if self._algorithm.needs_targets else None
 
@@ -168,8 +181,7 @@ class FreshBatches:
         if index is None:
             return whole
         if self._sequences:
-            state = whole.state[index]
-            return whole.replace(state=None)[:, index].replace(state=state)
+            return whole.columns(index)
         steps, environments = whole.reward.shape
         t, b = index // environments, index % environments
 
@@ -183,20 +195,24 @@ class FreshBatches:
         state = whole.state.new_zeros(len(index), whole.state.shape[1])
         return whole.replace(state=None).map(gather).replace(state=state)
 
-    def _advantage_moments(self) -> list[tuple[float, float]]:
-        """The mean and deviation of valid advantages in every global minibatch, with one reduction for all of them."""
+    def _advantage_moments(self) -> list[tuple[float, ...]]:
+        """The mean and deviation of valid advantages in every global minibatch, with one reduction for all of them.
+        Those of each policy, if there are several."""
         sums = {}
         for slot, batch in self._whole.items():
             assert batch.advantage is not None
             valid = batch.valid.double()
             advantage = batch.advantage.double() * valid
             parts = torch.stack([valid, advantage, advantage * advantage])
+            if self._algorithm.policies > 1:
+                mine = F.one_hot(self._players(batch), self._algorithm.policies).movedim(-1, 0)
+                parts = (mine.unsqueeze(1) * parts).flatten(0, 1)
             slices, plan = self._slices[slot], self._plans[slot]
             if plan is not None and self._device.type != "cpu" and plan.shape[1] % self._config.minibatches == 0:
                 # As below, but with as many kernels for all slices as for one.
                 items = parts if self._sequences else parts.flatten(1).unsqueeze(1)
                 chosen = items[:, :, plan.flatten()].sum(1)
-                sums[slot] = chosen.view(3, len(slices), -1).sum(2).T.contiguous()
+                sums[slot] = chosen.view(len(parts), len(slices), -1).sum(2).T.contiguous()
                 continue
             if self._sequences:
                 columns = [parts.sum(1) if index is None else parts[:, :, index].sum(1) for index in slices]
@@ -206,11 +222,17 @@ class FreshBatches:
             sums[slot] = torch.stack([column.sum(1) for column in columns])
         return self._global_moments(sums)
 
-    def _global_moments(self, sums: dict[int, Tensor]) -> list[tuple[float, float]]:
-        """Mean and deviation in every global minibatch, from each slot's float64 [G, 3]: count, sum, sum of squares."""
-        moments = []
-        for count, total, square in self._tree.sum(sums).tolist():
-            mean = total / max(count, 1.0)
-            variance = max(square - count * mean * mean, 0.0) / max(count - 1.0, 1.0)
-            moments.append((mean, math.sqrt(variance)))
-        return moments
+    def _global_moments(self, sums: dict[int, Tensor]) -> list[tuple[float, ...]]:
+        """Mean and deviation in every global minibatch, from each slot's float64 [G, 3]: count, sum, sum of squares.
+        With several policies, there are as many of each, policy by policy."""
+        return [_moments(row) for row in self._tree.sum(sums).tolist()]
+
+
+def _moments(sums: list[float]) -> tuple[float, ...]:
+    """Mean and deviation of each policy, from its count, sum and sum of squares."""
+    moments = []
+    for count, total, square in zip(sums[::3], sums[1::3], sums[2::3], strict=True):
+        mean = total / max(count, 1.0)
+        variance = max(square - count * mean * mean, 0.0) / max(count - 1.0, 1.0)
+        moments += [mean, math.sqrt(variance)]
+    return tuple(moments)

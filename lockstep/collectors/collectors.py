@@ -143,7 +143,7 @@ class Collector:
         """Prepare all batches for a rollout. Returns the version that acts first."""
         version = version_at(0)  # may wait, and with that for the buffer to be free
         version.normalizers.apply(self._model)  # a rollout is learned from with the same statistics
-        if version.normalizers.observations is not None:
+        if version.normalizers.normalizes_observations:
             self._actor.refresh()
         for batch in self._batches:
             if len(version.options):

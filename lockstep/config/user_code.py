@@ -17,6 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from lockstep.config.extras import EXTRAS, install_command
 from lockstep.config.settings import SettingsError
 
 _FOLDERS = "LOCKSTEP_USER_FILES"
@@ -132,6 +133,9 @@ def load_object(reference: str) -> Any:
             known = f" It has {', '.join(names)}." if (names := _defined(source)) else ""
             raise SettingsError(f"Cannot load {reference!r}: {source} has no {name}.{known}") from error
         remedy = "Write package.module:name or path/to/file.py:name." if where is None else f"It was raised by {where}."
+        absent = (getattr(error, "name", None) or "").partition(".")[0]
+        if extra := next((extra for extra, (module, _) in EXTRAS.items() if module == absent), None):
+            remedy = f"Install it with: {install_command(extra)}."
         if "no known parent package" in str(error):
             remedy += " A file given by its path is not in a package: import other files without the dot."
         raise SettingsError(f"Cannot load {reference!r}: {error}. {remedy}") from error

@@ -28,6 +28,9 @@ Observation = Any
 MAX_LEVELS = 2**31 - 1
 """Levels are numbered from 0 to MAX_LEVELS - 1."""
 
+SHARED, SEPARATE = "shared", "separate"
+"""Values of EnvConfig.policies: one policy plays all agents, or each agent has its own."""
+
 AdapterName = Annotated[
     str,
     tyro.constructors.PrimitiveConstructorSpec(
@@ -88,11 +91,21 @@ class EnvConfig:
     """Who plays the other agents of a match: random, another run (RUN or RUN@ITERATION), or a function of your own
     (file.py:play). By default the policy plays all agents. With several opponents, each match draws one of them, which
     makes them harder to exploit."""
+    policies: str = SHARED
+    """Which policy plays which agent of a match: shared (one policy plays all), separate (each agent has its own), or a
+    function of yours (file.py:NAME) from an agent's name to the name of its policy. More policies suit agents with
+    different tasks or spaces, and each learns only from its own agents' samples."""
+    central_state: Literal["none", "observations", "state"] = "none"
+    """What critics see of the whole match, in the observation's entry `state`: the observations of all agents, or the
+    environment's state(). Hide it from the policy with --model.critic_only state. More lets critics estimate returns
+    better that depend on other agents."""
     metrics: Names = ()
     """Numbers in the environment's info that become metrics (env/…), as in success,height:mean: of each episode the
     last one, or with :mean, :sum, :max or :min that of its steps. They change nothing that is learned."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"curriculum", "num_levels", "start_level", "opponents", "metrics"})
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"curriculum", "num_levels", "start_level", "opponents", "metrics", "policies", "central_state"}
+    )
     free: ClassVar[frozenset[str]] = frozenset({"options", "curriculum"})
 
     @staticmethod
@@ -104,6 +117,11 @@ class EnvConfig:
             SettingsError: other processes cannot import it.
         """
         return EnvConfig(id=checked_reference_to(make), **settings)
+
+    @property
+    def several_policies(self) -> bool:
+        """Whether the agents of a match may have different policies."""
+        return self.policies != SHARED
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
@@ -123,11 +141,20 @@ class EnvConfig:
                 f"env.start_level={self.start_level} is the first of a set of levels, but env.num_levels=0 sets no "
                 "limit. Give their number, as in --env.num-levels 200."
             )
-
+        self.check_opponents(self.opponents)
         labels(self.metrics)
         for kind in ("options", "curriculum"):
             for name, value in getattr(self, kind).items():
                 check_free(value, f"env.{kind}.{name}")
+
+    def check_opponents(self, names: tuple[str, ...]) -> None:
+        """Raise SettingsError if opponents cannot play some of the agents."""
+        for setting, default in (("policies", SHARED), ("central_state", "none")):
+            if names and getattr(self, setting) != default:
+                raise SettingsError(
+                    f"env.{setting}={getattr(self, setting)} is for policies that play all agents of a match, but "
+                    f"opponents ({', '.join(names)}) would play some of them. Leave one of the two out."
+                )
 
     def training(self) -> EnvConfig:
         """The settings of training environments, with the curriculum applied."""
@@ -319,6 +346,11 @@ class Adapter(ABC):
         """Whether options of an id's environments can change between episodes (ShardEnv.offer)."""
         del env_id
         return False
+
+    def own_metrics(self, config: EnvConfig) -> Names:
+        """Metrics that environments with these settings report without being asked."""
+        del config
+        return ()
 
     def needs_egl(self, env_id: str) -> bool:
         """Whether the process must have loaded EGL before the library renders images of an id."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep.config.user_code import load_object
 from lockstep.envs.base import Adapter, EnvConfig, ShardEnv
 from lockstep.envs.compiled import CompiledEnv
-from lockstep.envs.construct import is_callable
+from lockstep.envs.construct import PREFIX, is_callable
 from lockstep.envs.episodes import Seeds
 
 _BUILT_IN = {
@@ -33,6 +33,8 @@ class Compiled(Adapter):
         return list(_BUILT_IN)
 
     def find(self, env_id: str) -> str | None:
+        if env_id.startswith(PREFIX):
+            return None
         return super().find(env_id) if not is_callable(env_id) or class_of(env_id) is None else env_id
 
     def has_levels(self, env_id: str) -> bool:

@@ -10,13 +10,15 @@ import gymnasium
 
 import lockstep.envs.minatar
 import lockstep.envs.tasks  # noqa: F401 - like minatar, it registers environments
+from lockstep.config.settings import Names
 from lockstep.config.user_code import import_module, load_object
 from lockstep.envs.base import Adapter, EnvConfig
 from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.construct import PREFIX, construct, is_callable, needs_library
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.gymnasium_shard import GymShard
-from lockstep.envs.multiagent.pettingzoo import MatchShard, agents_of
+from lockstep.envs.multiagent.pettingzoo import MatchShard, agents_of, names_of
+from lockstep.envs.multiagent.policies import score_names
 from lockstep.system.output import reserve_streams
 
 
@@ -60,6 +62,9 @@ class Gymnasium(Adapter):
 
     def reports(self, env_id: str) -> bool:
         return not env_id.startswith(PREFIX)
+
+    def own_metrics(self, config: EnvConfig) -> Names:
+        return score_names(config, names_of(config)) if config.several_policies else ()
 
     def changes_options(self, env_id: str) -> bool:
         return not env_id.startswith(PREFIX)

@@ -14,8 +14,8 @@ import numpy as np
 from lockstep.config.extras import install_command
 from lockstep.config.settings import SettingsError
 from lockstep.envs.adapters import ADAPTERS, AUTO, entry_of, not_installed, settled_name
-from lockstep.envs.base import Adapter, EnvConfig, ShardEnv, atari_name, load_adapter
-from lockstep.envs.construct import is_callable, makes_batch
+from lockstep.envs.base import SHARED, Adapter, EnvConfig, ShardEnv, atari_name, load_adapter
+from lockstep.envs.construct import PREFIX, is_callable, makes_batch
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.pool.pool import SteppingPool
 from lockstep.envs.pool.shard import PooledShard
@@ -50,7 +50,7 @@ def make(
     Raises:
         SettingsError: the id or an option is unknown, a library is not installed, or the adapter cannot use a pool.
     """
-    config = resolve(config)
+    config = dataclasses.replace(resolve(config), metrics=config.metrics)
     curriculum = config.curriculum if purpose == "train" else {}
     if curriculum:
         config = config.training()
@@ -156,11 +156,13 @@ def resolve(config: EnvConfig) -> EnvConfig:
         if refusal is not None:
             refusals.append(refusal)
             continue
-        if config.metrics and not adapter.reports(env_id):
+        own = adapter.own_metrics(dataclasses.replace(config, id=env_id))
+        if config.metrics not in ((), own) and not adapter.reports(env_id):
             # Another adapter plays other episodes, and a metric must not change what is learned.
             raise _reports_nothing(config, name, env_id)
         clip = config.reward_clip or config.protocol != "none"
-        return dataclasses.replace(config, id=env_id, adapter=settled_name(name), reward_clip=clip)
+        metrics = own or config.metrics
+        return dataclasses.replace(config, id=env_id, adapter=settled_name(name), reward_clip=clip, metrics=metrics)
     raise refusals[0] if refusals else _not_served(config)
 
 
@@ -192,6 +194,12 @@ def _refusal(config: EnvConfig, env_id: str, name: str, adapter: Adapter) -> Set
             f"env.num_levels={config.num_levels}: env.adapter={name} cannot choose the levels of env.id={config.id}. "
             f"{_instead(config, 'num_levels', lambda other: other.has_levels(env_id))}"
         )
+    for setting, default in (("policies", SHARED), ("central_state", "none")):
+        if getattr(config, setting) != default and not env_id.startswith(PREFIX):
+            return SettingsError(
+                f"env.{setting}={getattr(config, setting)} is for environments with several agents, but env.id="
+                f"{config.id} has one. Leave it out, or use an id that begins with {PREFIX}."
+            )
     if config.decorrelate and not adapter.decorrelates:
         return SettingsError(
             f"env.decorrelate={config.decorrelate}: env.adapter={name} cannot cut the first episodes of single "

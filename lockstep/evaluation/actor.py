@@ -17,12 +17,13 @@ from lockstep.envs.convert import ObservationWriter, single_action
 from lockstep.evaluation.policy import Policy
 from lockstep.models.action_spaces import action_parts, composite
 from lockstep.models.capture import Inference
+from lockstep.models.policies import PoliciesSpace
 
 
 class Actor:
     """Chooses actions for one environment.
 
-        actor = Actor(load_policy("runs/cartpole", "best"), env)
+        actor = Actor(load_policy("runs/cartpole", "best"), env)  # or load_policy("runs/mpe").of("listener_0")
         observation, _ = env.reset()
         actor.reset()
         action = actor.act(observation)
@@ -30,7 +31,7 @@ class Actor:
     Args:
         policy: chooses the actions; it is copied to the CPU.
         env: any environment with the spaces of training, but for what only a critic observed (model.critic_only). Only
-        its spaces are used; it is not stepped.
+        its observation_space and action_space are used; it is not stepped.
         greedy: take the most likely action instead of sampling.
         seed: of sampled actions. None takes the experiment's.
 
@@ -42,9 +43,19 @@ class Actor:
         self, policy: Policy, env: gymnasium.Env[Any, Any], *, greedy: bool = False, seed: int | None = None
     ) -> None:
         experiment, model = policy.experiment, policy.model
-        whole, actions = envs.spaces(experiment.env)
+        whole, actions = policy.spaces
+        if isinstance(whole, PoliciesSpace):
+            names = ", ".join(whole.parts)
+            raise SettingsError(
+                f"An Actor plays one policy, but env.policies={experiment.env.policies} made several: {names}. Choose "
+                f'one with Policy.of, as in load_policy(run).of("{next(iter(whole.parts))}").'
+            )
         seen = experiment.model.policy_space(whole)
-        self._writer = ObservationWriter(env.observation_space, without=_keys(whole) - _keys(seen))
+        given = env.observation_space
+        self._key = next(iter(_keys(seen)), "") if len(_keys(seen)) == 1 and not isinstance(given, spaces.Dict) else ""
+        """The only entry that the policy observes, if environments return it without the Dict around it."""
+        given = spaces.Dict({self._key: given}) if self._key else given
+        self._writer = ObservationWriter(given, without=_keys(whole) - _keys(seen))
         theirs, ours = env.action_space, actions
         fits = _form(self._writer.space) == _form(seen) and _form(theirs) == _form(ours)
         if not fits or not np.allclose(_bounds(theirs), _bounds(ours)):
@@ -78,7 +89,7 @@ class Actor:
         Args:
             reward: of the previous action, for models that see it (model.uses_previous).
         """
-        self._writer.write_list([observation], self._rows)
+        self._writer.write_list([{self._key: observation} if self._key else observation], self._rows)
         if self._reward is not None:
             self._reward[:] = float(np.clip(reward, -1.0, 1.0) if self._clip else reward)
         out, self._state = self._actor(self._obs, self._start, self._state, self._action, self._reward)

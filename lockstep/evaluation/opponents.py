@@ -37,6 +37,7 @@ def resolved(config: EnvConfig, names: tuple[str, ...]) -> tuple[str, ...]:
         SettingsError: a run, checkpoint or function does not exist or does not fit, or these environments have no
             agents for opponents to play.
     """
+    config.check_opponents(names)
     if names and agents_of(dataclasses.replace(config, opponents=())) < 2:
         raise SettingsError(
             f"Opponents ({', '.join(names)}) play the other agents of a match, but env.id={config.id} has no other "

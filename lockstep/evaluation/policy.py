@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import ModelOutput, PolicyModel, Precision
 from lockstep.models.capture import Inference
 from lockstep.models.normalize import Normalizers
+from lockstep.models.policies import Part, Policies, PoliciesSpace, first_normalizers
 from lockstep.run.checkpoint import Checkpoint, find, open_checkpoint
 from lockstep.run.folder import RunFolder
 
@@ -43,6 +45,33 @@ class Policy:
     samples: int
     """Samples that the policy was trained on."""
     frames: int
+    name: str | None = None
+    """Of several policies: which one this is. None: all of them, or the only one."""
+
+    @property
+    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        """What it observed in training, and how it acts."""
+        seen, acted = envs.spaces(self.experiment.env)
+        return (seen, acted) if self.name is None else _part(seen, self.name)
+
+    def of(self, name: str) -> Policy:
+        """One of several policies, by its name.
+
+        Raises:
+            SettingsError: the run has no policy of this name.
+        """
+        _part(self.spaces[0], name)
+        assert isinstance(self.model, Policies)
+        return dataclasses.replace(self, model=self.model[name], name=name)
+
+
+def _part(seen: gymnasium.Space[Any], name: str) -> Part:
+    """The spaces of one of several policies."""
+    names = list(seen.parts) if isinstance(seen, PoliciesSpace) else []
+    if not isinstance(seen, PoliciesSpace) or name not in names:
+        has = f"its policies are {', '.join(names)}" if names else "it has one policy, without a name (env.policies)"
+        raise SettingsError(f"The run has no policy {name!r}: {has}.")
+    return seen.parts[name]
 
 
 def acting_of(model: PolicyModel, *, greedy: bool) -> str:
@@ -85,7 +114,7 @@ def load_policy(run: Path | str, checkpoint: str | int | None = None, *, precisi
                     "version used in training."
                 )
             parameter.copy_(kept)
-    empty = Normalizers.initial(experiment.normalize, experiment.algorithm.discount, observation_space)
+    empty = first_normalizers(experiment.normalize, experiment.algorithm.discount, observation_space)
     empty.loaded(below("normalizer.", tensors)).apply(model)
     seen = found.meta["recorder"]
     return Policy(model, experiment, found.iteration, seen["samples"], seen["frames"])

@@ -221,6 +221,8 @@ def foreign_code(settings: Any) -> list[str]:
         found.append(str(settings["id"]))
     if isinstance(opponents := settings.get("opponents"), list):
         found += [str(name) for name in opponents if ":" in str(name)]
+    if ":" in str(settings.get("policies")):
+        found.append(str(settings["policies"]))
     if ":" in (curriculum := str(settings.get("curriculum") or "")) and "env" in settings:
         found.append(curriculum)
     if isinstance(anneal := settings.get("anneal"), dict):
@@ -270,7 +272,7 @@ def _files(
     env = folder.experiment().env
     runs = [name.partition("#")[0] for name in env.opponents if name != RANDOM and ":" not in name]
     notes += [f"no {name}, against which it plays: others cannot evaluate or verify it" for name in runs]
-    named = [name for name in (env.id, *env.opponents) if Path(name).is_absolute()]
+    named = [name for name in (env.id, env.policies, *env.opponents) if Path(name).is_absolute()]
     notes += [f"experiment.json names {name}" for name in named]
     for each in checkpoints:
         files |= {f"checkpoints/{each.path.name}/{path.name}": path for path in sorted(each.path.iterdir())}

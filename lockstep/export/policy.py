@@ -30,6 +30,7 @@ from lockstep.core.rng import stream
 from lockstep.evaluation.policy import Player, Policy, acting_of, load_policy
 from lockstep.export.step import FEEDBACK, ExportedPolicy, normal_quantile
 from lockstep.models.base import ActionDistribution
+from lockstep.models.policies import PoliciesSpace
 from lockstep.run.files import writing
 from lockstep.run.folder import RunFolder
 from lockstep.system.numerics import settled
@@ -377,14 +378,16 @@ def _describe(
             for name, x in tensors.items()
         }
 
+    space = player.env.observation_space
     return {
         "file": file,
         "format": format,
         "versions": {"lockstep": lockstep.__version__, "torch": str(torch.__version__)},
         "run": {"name": folder.path.resolve().name, "experiment": experiment.identity(), "iteration": policy.iteration},
         "environment": {"id": env.id, "adapter": env.adapter, "protocol": env.protocol, "options": dict(env.options)},
-        "observation_space": str(policy.experiment.model.policy_space(player.env.observation_space)),
+        "observation_space": str(policy.experiment.model.policy_space(space)),
         "action_space": str(player.env.action_space),
+        **({"policies": list(space.parts)} if isinstance(space, PoliciesSpace) else {}),
         "inputs": table(example),
         "outputs": table(outputs),
         "actions": acting,

@@ -94,8 +94,9 @@ class Learner:
         self._in_flight: deque[Computed] = deque()
         self._graphs: GraphedSlices | None = None
         self._replay_graphs: GraphedReplay | None = None
-        if capture is not None and not agent.experiment.model.recurrent:
-            # With recurrent cores, kernels depend on where episodes begin.
+        several = agent.experiment.env.several_policies
+        if capture is not None and not agent.experiment.model.recurrent and not several:
+            # With recurrent cores, kernels depend on where episodes begin, and with several policies on who plays what.
             if isinstance(self.batches, FreshBatches):
                 self._graphs = GraphedSlices(self.batches, self._differentiate, capture)
             else:
@@ -186,7 +187,10 @@ class Learner:
         size = self._flat.vector.numel()
         gradient, tail = total[:size], total[size:].cpu()
         count = 1 + len(algorithm.metric_names)
-        scale = max(float(tail[0]), 1.0) if algorithm.mean_loss else 1.0
+        scale = max(float(tail[0]), 1.0) if algorithm.mean_loss and not algorithm.counted else 1.0
+        for prefix, name in algorithm.counted:
+            own = tail[1 + algorithm.metric_names.index(name)]
+            gradient[self._flat.span(prefix)] /= max(float(own), 1.0)
         if algorithm.weighted:
             largest = float(tail[count:].max())
             scale *= largest

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from lockstep.models.selection import of_action
 
-_FORBIDDEN = -1e9
+FORBIDDEN = -1e9
 """Logit of a masked action: its probability is exactly zero in fp32, and its log-probability is finite."""
 TINY = 1e-7
 """Noise is kept this far from 0 and 1, where inverse distribution functions are infinite."""
@@ -85,7 +85,7 @@ class Distribution(ABC):
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
         """Forbid the actions whose entry in allowed, bool [..., num_logits], is False."""
         assert self.num_logits == self.num_params
-        return params.masked_fill(~allowed, _FORBIDDEN)
+        return params.masked_fill(~allowed, FORBIDDEN)
 
 
 class Categorical(Distribution):
@@ -114,7 +114,7 @@ class Categorical(Distribution):
 
     def uniform(self, params: Tensor, noise: Tensor) -> Tensor:
         """Any action that the mask in params [..., P] allows: noise [..., N] -> [...]"""
-        return self.mask(noise, params > _FORBIDDEN).argmax(-1)
+        return self.mask(noise, params > FORBIDDEN).argmax(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
         log_p = F.log_softmax(params, -1)
@@ -165,7 +165,7 @@ class EpsilonGreedy(Distribution):
         """Any action that the mask in params [..., P] allows: noise [..., N] -> [...]"""
         if not self.masked:
             return (noise[..., 1] * self.n).long().clamp(max=self.n - 1)
-        allowed = params > _FORBIDDEN
+        allowed = params > FORBIDDEN
         count = allowed.sum(-1)
         place = torch.minimum((noise[..., 1] * count).long(), count - 1)
         return (allowed.cumsum(-1) <= place.unsqueeze(-1)).sum(-1)

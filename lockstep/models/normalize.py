@@ -173,8 +173,18 @@ class Normalizers:
         if self.observations is not None:
             model.set_observation_statistics(self.observations.mean, self.observations.std)
 
-    def scale_rewards(self, reward: Tensor) -> Tensor:
-        """fp32 [T, B] for the learner: divided by the deviation of returns, and clipped."""
+    @property
+    def normalizes_observations(self) -> bool:
+        """Whether apply changes a model."""
+        return self.observations is not None
+
+    def scale_rewards(self, reward: Tensor, obs: Any = None) -> Tensor:
+        """fp32 [T, B] for the learner: divided by the deviation of returns, and clipped.
+
+        Args:
+            obs: the observations [T, B, ...], which tell who earned the rewards if there are several policies.
+        """
+        del obs
         if self.returns is None:
             return reward
         return (reward / float(self.returns.std)).clamp(-self.config.clip, self.config.clip)

@@ -5,6 +5,7 @@ Shape legend: N agents of a match, B environments of a shard, B / N matches.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,31 +14,39 @@ from gymnasium import spaces
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, number
-from lockstep.envs.base import EnvConfig, StepResult
+from lockstep.envs.base import EnvConfig, Observation, StepResult
 from lockstep.envs.closing import close_all
 from lockstep.envs.construct import PREFIX, construct
 from lockstep.envs.convert import single_action
+from lockstep.envs.episodes import Seeds
 from lockstep.envs.gymnasium_shard import GymShard
 from lockstep.envs.multiagent.opponents import Opponents
+from lockstep.envs.multiagent.policies import Views
 from lockstep.models.observations import ACTION_MASK
 
 TURN = "turn"
 """The entry of an observation that tells whether it is the agent's turn."""
-_agents: dict[str, int] = {}
-"""Results of agents_of, by id and options."""
+_agents: dict[str, list[Any]] = {}
+"""Results of names_of, by id and options."""
+
+
+def names_of(config: EnvConfig) -> list[Any]:
+    """The agents of a match, as the environment names them; none if it is not PettingZoo's."""
+    if not config.id.startswith(PREFIX):
+        return []
+    key = f"{config.id} {sorted(config.options.items())}"
+    if key not in _agents:
+        env = construct(config)
+        _agents[key] = list(env.possible_agents)
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
+            close_all([env])
+    return _agents[key]
 
 
 def agents_of(config: EnvConfig) -> int:
     """Environments of the shard that a match takes: N, or 1 with opponents; 0 if it is not PettingZoo's."""
-    if not config.id.startswith(PREFIX):
-        return 0
-    key = f"{config.id} {sorted(config.options.items())}"
-    if key not in _agents:
-        env = construct(config)
-        _agents[key] = len(env.possible_agents)
-        with ENVIRONMENT_SETTINGS.applied(thorough=True):
-            close_all([env])
-    return min(1, _agents[key]) if config.opponents else _agents[key]
+    count = len(names_of(config))
+    return min(1, count) if config.opponents else count
 
 
 class Match:
@@ -65,16 +74,25 @@ class Match:
         self.env = env
         self._names = list(env.possible_agents)
         self._turns = isinstance(env, pettingzoo.AECEnv)
-        seen, self.action_space = (_common(env, self._names, kind, config.id) for kind in ("observation", "action"))
+        observed = {name: env.observation_space(name) for name in self._names}
+        acted = {name: env.action_space(name) for name in self._names}
+        if self._turns or not config.several_policies:
+            _require_equal(observed, "observation", config.id)
+            _require_equal(acted, "action", config.id)
+        seen, self.action_space = observed[self._names[0]], acted[self._names[0]]
         self._entries: dict[str, Any] = dict(seen.spaces) if isinstance(seen, spaces.Dict) else {}
         """Entries of the observation, if it has entries."""
         if self._turns:
             seen = self._of_turns(seen, config.id)
+            observed = dict.fromkeys(observed, seen)
         self.observation_space = seen
-        self._blank = _zeros(seen)
-        if isinstance(self._blank, dict) and ACTION_MASK in self._blank:
-            sizes = _choices(self.action_space)
-            self._blank[ACTION_MASK].flat[np.cumsum(sizes) - sizes if len(sizes) else slice(None)] = 1
+        self._blank = {name: _blank(observed[name], acted[name]) for name in self._names}
+        """By agent: what it observes when it has terminated."""
+        self.views: Views | None = None
+        """What the run sees instead of the agents' own observations, if that is more."""
+        if config.several_policies or config.central_state != "none":
+            self.views = Views(env, self._names, observed, acted, config)
+            self.observation_space, self.action_space = self.views.observation_space, self.views.action_space
         others = len(self._names) - 1
         self._opponents = Opponents(config.opponents, seen, self.action_space, others) if config.opponents else None
         self._own, self._others = self._names, []
@@ -115,7 +133,8 @@ class Match:
         self._fresh = False
         if self.over:  # opponents ended the match before the policy could act
             return
-        self._told |= {name: self._blank for name, terminated in self._out.items() if terminated}
+        self._told |= {name: self._blank[name] for name, terminated in self._out.items() if terminated}
+        actions = actions if self.views is None else self.views.actions(actions)
         by_agent = dict(zip(self._own, actions, strict=True))
         if self._turns:
             self._move(by_agent[self.env.agent_selection])
@@ -128,7 +147,8 @@ class Match:
 
     def observations(self) -> list[Any]:
         """Observations of the policy's agents."""
-        return self._seen(self._own)
+        seen = self._seen(self._own)
+        return seen if self.views is None else self.views.of(seen)
 
     def rewards(self) -> list[float]:
         """Rewards of the policy's agents in the last step."""
@@ -176,10 +196,10 @@ class Match:
     def _seen(self, names: list[Any]) -> list[Any]:
         """Current observations of agents."""
         if not self._turns:
-            return [self._told.get(name, self._blank) for name in names]
+            return [self._told.get(name, self._blank[name]) for name in names]
         env, live, mover = self.env, self.env.agents, self.env.agent_selection
         return [
-            self._shown(env.observe(name), name == mover) if name in live else self._told.get(name, self._blank)
+            self._shown(env.observe(name), name == mover) if name in live else self._told.get(name, self._blank[name])
             for name in names
         ]
 
@@ -201,26 +221,36 @@ class Match:
     def _shown(self, obs: Any, acting: bool) -> Any:
         """An agent's observation if agents take turns. Its mask allows a choice only to the agent to move."""
         shown = dict(obs) if self._entries else {"observation": obs}
+        pause = self._blank[self._names[0]][ACTION_MASK]
         if not acting:
-            shown[ACTION_MASK] = self._blank[ACTION_MASK]
+            shown[ACTION_MASK] = pause
         elif ACTION_MASK not in shown:
-            shown[ACTION_MASK] = np.ones_like(self._blank[ACTION_MASK])
+            shown[ACTION_MASK] = np.ones_like(pause)
         shown[TURN] = np.array([acting], np.int8)
         return shown
 
 
-def _common(env: Any, names: list[Any], kind: str, name: str) -> Any:
-    """The space that all agents have in common."""
-    found = [getattr(env, f"{kind}_space")(agent) for agent in names]
-    for agent, space in zip(names, found, strict=True):
-        if space != found[0]:
+def _require_equal(found: dict[Any, spaces.Space[Any]], kind: str, name: str) -> None:
+    """Raise SettingsError unless all agents have the same space."""
+    first, *others = found
+    for agent in others:
+        if found[agent] != found[first]:
             raise SettingsError(
-                f"The agents of env.id={name} differ in their {kind} spaces: {names[0]} has {found[0]}, and {agent} "
-                f"{space}. One policy plays all of them, so wrap the environment, such as with SuperSuit's "
+                f"The agents of env.id={name} differ in their {kind} spaces: {first} has {found[first]}, and {agent} "
+                f"{found[agent]}. One policy plays all of them. Use --env.policies separate if agents act at the same "
+                f"time, or wrap the environment, such as with SuperSuit's "
                 f"pad_{kind}{'s' if kind == 'observation' else '_space'}_v0 does, and give that as --env.id "
                 "file.py:make."
             )
-    return found[0]
+
+
+def _blank(seen: spaces.Space[Any], acted: spaces.Space[Any]) -> Any:
+    """The observation of an agent that has terminated. A mask in it allows the first action."""
+    blank = _zeros(seen)
+    if isinstance(blank, dict) and ACTION_MASK in blank:
+        sizes = _choices(acted)
+        blank[ACTION_MASK].flat[np.cumsum(sizes) - sizes if len(sizes) else slice(None)] = 1
+    return blank
 
 
 def _flag(kind: str, flags: dict[Any, Any], name: Any) -> bool:
@@ -237,7 +267,7 @@ def _choices(space: spaces.Space[Any]) -> np.ndarray:
 
 
 def _zeros(space: spaces.Space[Any]) -> Any:
-    """The observation of an agent that has terminated."""
+    """An observation of zeros."""
     if isinstance(space, spaces.Dict):
         return {key: _zeros(entry) for key, entry in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -250,7 +280,22 @@ def _zeros(space: spaces.Space[Any]) -> Any:
 class MatchShard(GymShard):
     """Matches in a Python loop. Without opponents, environment j of the shard is agent j % N of match j // N, whose
     seed is that of its first agent's environment; the episodes of its agents begin and end together. With opponents,
-    environment j is one agent of match j, and another one in every episode."""
+    environment j is one agent of match j, and another one in every episode.
+
+    With several policies, the score of each policy's episodes is a metric of it: see
+    lockstep.envs.multiagent.policies.score_names."""
+
+    def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool = False) -> None:
+        super().__init__(dataclasses.replace(config, metrics=()), seeds=seeds, num_envs=num_envs, render=render)
+        self._players: np.ndarray | None = None
+        """int64 [B]: the number of the policy that plays each agent, if scores are reported."""
+        self._score = np.zeros(num_envs)
+        """float64 [B]: the reward so far of the present episodes."""
+        views = self._matches[0].views
+        if views is not None:
+            assert isinstance(self.observation_space, spaces.Dict)
+            self.observation_space = views.converted(self.observation_space)
+            self._players = np.resize(views.numbers, num_envs) if config.metrics else None
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         self._agents = agents_of(config)
@@ -267,6 +312,7 @@ class MatchShard(GymShard):
         match.reset(seed, self._seeds.stream("opponent", j, episode), own)
         self._obs[j : j + self._agents] = match.observations()
         self._gone[j : j + self._agents] = False
+        self._score[j : j + self._agents] = 0
 
     def _step_one(self, j: int, action: tuple[np.ndarray, ...], step: StepResult) -> None:
         rows = range(j, j + self._agents)
@@ -274,7 +320,15 @@ class MatchShard(GymShard):
         match.step([single_action(self.action_space, action, row) for row in rows])
         self._obs[j : rows.stop] = match.observations()
         step.reward[j : rows.stop] = match.rewards()
+        self._score[j : rows.stop] += step.reward[j : rows.stop]
         self._gone[j : rows.stop] = match.terminated()
         if match.over:
             step.terminated[j : rows.stop] = self._gone[j : rows.stop]
             step.truncated[j : rows.stop] = ~self._gone[j : rows.stop]
+
+    def recv(self, out: Observation) -> StepResult:
+        step = super().recv(out)
+        if self._players is None:
+            return step
+        own = np.arange(self._players.max() + 1) == self._players[:, None]
+        return step._replace(metrics=np.where(own, self._score[:, None], np.nan))

@@ -1,0 +1,201 @@
+"""Which policy plays which agent of a match, and what policies and critics see of it.
+
+Shape legend: N agents of a match.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
+from lockstep.envs.base import SEPARATE, SHARED, EnvConfig
+from lockstep.models.policies import POLICY, Part, PoliciesSpace
+
+STATE = "state"
+"""The entry of an observation that holds what critics see of the whole match."""
+_OBSERVATION = "observation"
+"""The entry that holds an agent's own observation, if that has no entries."""
+Spaces = Mapping[Any, spaces.Space[Any]]
+"""By agent."""
+
+
+def policies_of(config: EnvConfig, agents: list[Any]) -> dict[Any, str]:
+    """The name of each agent's policy.
+
+    Raises:
+        SettingsError: env.policies has no known form, or its function does not return names.
+    """
+    if config.policies == SHARED:
+        return dict.fromkeys(agents, SHARED)
+    if config.policies != SEPARATE and ":" not in config.policies:
+        raise SettingsError(
+            f"env.policies={config.policies!r} must be {SHARED}, {SEPARATE}, or a function of yours, as in "
+            "--env.policies file.py:policy_of."
+        )
+    name_of = str if config.policies == SEPARATE else load_object(config.policies)
+    found = {agent: name_of(agent) for agent in agents}
+    for agent, name in found.items():
+        if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name)):
+            raise SettingsError(
+                f"env.policies={config.policies} gives the agent {agent!r} the policy {name!r}, but a policy's name "
+                "must be a text of letters, digits, _ and -. Return one, or use a function of your own."
+            )
+    return found
+
+
+def score_names(config: EnvConfig, agents: list[Any]) -> tuple[str, ...]:
+    """The metrics with the scores of each policy, by the policy's number; none if there is one policy."""
+    if not config.several_policies:
+        return ()
+    return tuple(f"score_{name}" for name in dict.fromkeys(policies_of(config, agents).values()))
+
+
+class Views:
+    """A match as all policies see it: in a common form, with the entries `policy` and `state`.
+
+    Args:
+        seen: what each agent observes.
+        acted: how each agent acts.
+
+    Raises:
+        SettingsError: the agents' spaces have no common form, or there is no state.
+    """
+
+    def __init__(self, env: Any, agents: list[Any], seen: Spaces, acted: Spaces, config: EnvConfig) -> None:
+        self._env, self._agents, self._config = env, agents, config
+        self.policies = policies_of(config, agents)
+        self._names = list(dict.fromkeys(self.policies.values()))
+        self.numbers = np.array([self._names.index(self.policies[agent]) for agent in agents])
+        """int64 [N]: the number of each agent's policy."""
+        self._own = {self.policies[agent]: (seen[agent], acted[agent]) for agent in agents}
+        for agent in agents:
+            self._check(agent, seen[agent], acted[agent])
+        first = seen[agents[0]]
+        self._alike = all(space == first for space in seen.values())
+        self._entries = isinstance(first, spaces.Dict)
+        entries: dict[str, Any] = dict(first.spaces) if isinstance(first, spaces.Dict) else {_OBSERVATION: first}
+        if not self._alike:
+            entries = {_OBSERVATION: spaces.Box(-np.inf, np.inf, (self._longest(seen),), np.float32)}
+        for key in self._added():
+            if key in entries:
+                raise SettingsError(
+                    f"The agents of env.id={config.id} observe an entry {key!r}, a name that lockstep needs for "
+                    f"env.{'policies' if key == POLICY else 'central_state'}. Rename it in a wrapper."
+                )
+        if config.central_state != "none":
+            entries[STATE] = self._state_space(seen)
+        if config.several_policies:
+            entries[POLICY] = spaces.Box(0, len(self._names) - 1, (1,), np.float32)
+        self.observation_space = spaces.Dict(entries)
+        self.action_space = self._common_action(acted)
+        self._choices = [space.n if isinstance(space, spaces.Discrete) else 0 for space in map(acted.get, agents)]
+        self._start = getattr(self.action_space, "start", 0)
+
+    def converted(self, space: spaces.Dict) -> spaces.Dict:
+        """The observation space in the form of models, with the spaces of each policy if there are several."""
+        if not self._config.several_policies:
+            return space
+        parts = {}
+        for name, (seen, acted) in self._own.items():
+            entries = {key: entry for key, entry in space.spaces.items() if key != POLICY}
+            if not self._alike:
+                entries[_OBSERVATION] = spaces.Box(-np.inf, np.inf, seen.shape, np.float32)
+            parts[name] = Part(spaces.Dict(entries), acted)
+        return PoliciesSpace(space.spaces, parts)
+
+    def of(self, observations: list[Any]) -> list[Any]:
+        """What policies see, given the observations of all N agents."""
+        state = self._state(observations)
+        found = []
+        for number, obs in zip(self.numbers, observations, strict=True):
+            shown = dict(obs) if self._entries else {_OBSERVATION: obs if self._alike else self._padded(obs)}
+            if state is not None:
+                shown[STATE] = state
+            if self._config.several_policies:
+                shown[POLICY] = np.array([number], np.float32)
+            found.append(shown)
+        return found
+
+    def actions(self, actions: list[Any]) -> list[Any]:
+        """The agents' actions. One that an agent does not have, which only random play chooses, is its last one."""
+        if not any(self._choices):
+            return actions
+        last = [self._start + count - 1 for count in self._choices]
+        return [type(action)(min(action, most)) for action, most in zip(actions, last, strict=True)]
+
+    def _added(self) -> list[str]:
+        config = self._config
+        return [STATE] * (config.central_state != "none") + [POLICY] * config.several_policies
+
+    def _check(self, agent: Any, seen: spaces.Space[Any], acted: spaces.Space[Any]) -> None:
+        """Raise SettingsError if an agent's spaces differ from those of another agent of the same policy."""
+        policy = self.policies[agent]
+        for kind, own, other in zip(("observation", "action"), (seen, acted), self._own[policy], strict=True):
+            if own != other:
+                raise SettingsError(
+                    f"env.policies={self._config.policies} lets the policy {policy!r} play agents of env.id="
+                    f"{self._config.id} with different {kind} spaces: {agent} has {own}, and another one {other}. Give "
+                    "them different policies, or wrap the environment."
+                )
+
+    def _longest(self, seen: Spaces) -> int:
+        for agent, space in seen.items():
+            if not (isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype.kind == "f"):
+                raise SettingsError(
+                    f"The agents of env.id={self._config.id} have different observation spaces, among them {space} of "
+                    f"{agent}. Only vectors of floats (Box with one dimension) may differ in length. Wrap the "
+                    "environment, for example to flatten observations."
+                )
+        return max(space.shape[0] for space in seen.values() if space.shape)
+
+    def _padded(self, obs: Any) -> np.ndarray:
+        out = np.zeros(self.observation_space[_OBSERVATION].shape or (), np.float32)
+        out[: len(obs)] = obs
+        return out
+
+    def _common_action(self, acted: Spaces) -> spaces.Space[Any]:
+        first, *others = acted.values()
+        if all(space == first for space in others):
+            return first
+        discrete = [space for space in acted.values() if isinstance(space, spaces.Discrete)]
+        if len(discrete) < len(acted) or len({space.start for space in discrete}) > 1:
+            listed = ", ".join(f"{agent} has {space}" for agent, space in acted.items())
+            raise SettingsError(
+                f"The agents of env.id={self._config.id} act in spaces that have no common form: {listed}. Only "
+                "Discrete spaces with the same first action may differ. Wrap the environment."
+            )
+        return max(discrete, key=lambda space: space.n)
+
+    def _state_space(self, seen: Spaces) -> spaces.Space[Any]:
+        config = self._config
+        if config.central_state == "state":
+            space = getattr(self._env, "state_space", None)
+            if not isinstance(space, spaces.Box):
+                raise SettingsError(
+                    f"env.central_state=state needs the environment's state() and its state_space, a Box, but env.id="
+                    f"{config.id} has {space!r} there. Use --env.central-state observations."
+                )
+            return space
+        for agent, space in seen.items():
+            if not (isinstance(space, spaces.Box) and space.dtype.kind == "f"):
+                raise SettingsError(
+                    f"env.central_state=observations joins the observations of all agents, but {agent} of env.id="
+                    f"{config.id} observes {space}. Only Box spaces of floats can be joined. Use --env.central-state "
+                    "state if the environment has one, or wrap the environment."
+                )
+        size = sum(int(np.prod(space.shape)) for space in seen.values() if space.shape is not None)
+        return spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+    def _state(self, observations: list[Any]) -> np.ndarray | None:
+        """The central state, given the observations of all agents."""
+        if self._config.central_state == "none":
+            return None
+        if self._config.central_state == "state":
+            return self._env.state()
+        return np.concatenate([np.ravel(obs) for obs in observations]).astype(np.float32)

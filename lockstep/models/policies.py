@@ -1,0 +1,205 @@
+"""Several policies in one run: each has a model of its own, and plays and learns from the rows of its agents.
+
+Shape legend: T time, B environments (agents of matches), P distribution parameters, K core state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lockstep.core.rollout import Rollout
+from lockstep.models.action_spaces import make_distribution
+from lockstep.models.base import ActionDistribution, ModelOutput, PolicyModel
+from lockstep.models.distributions import FORBIDDEN
+from lockstep.models.normalize import NormalizeConfig, Normalizers
+
+POLICY = "policy"
+"""The entry of an observation that holds the number of the policy that plays it; models do not observe it."""
+
+
+class Part(NamedTuple):
+    """What one policy observes, and how it acts."""
+
+    observation_space: spaces.Dict
+    action_space: gymnasium.Space[Any]
+
+
+class PoliciesSpace(spaces.Dict):
+    """Observations that several policies play, in a common form: a policy's own vectors may be shorter.
+
+    Args:
+        entries: those of the common form, among them POLICY.
+        parts: by the policy's name, in the order of their numbers.
+    """
+
+    def __init__(self, entries: Mapping[str, spaces.Space[Any]], parts: Mapping[str, Part]) -> None:
+        super().__init__(dict(entries))
+        self.parts = dict(parts)
+
+    def own(self, name: str, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of observations [T, B, ...], what a policy sees. It means nothing in rows of other policies. What only
+        critics see may be missing."""
+        found = {}
+        for key, space in self.parts[name].observation_space.items():
+            if key in obs:
+                whole = self.spaces[key].shape == space.shape
+                found[key] = obs[key] if whole else obs[key][..., : (space.shape or (1,))[0]]
+        return found
+
+    def rows(self, name: str, obs: Mapping[str, Tensor]) -> Tensor:
+        """int64: which columns of observations [T, B, ...] a policy plays. It plays them at all T steps."""
+        return (obs[POLICY][0, :, 0] == list(self.parts).index(name)).nonzero().squeeze(1)
+
+
+class Policies(PolicyModel):
+    """The models of all policies. Each computes all rows, and those of its own agents are taken: the calls are then the
+    same whoever plays a row.
+
+    Args:
+        models: by the policy's name.
+        action_space: the common one, in which Discrete actions may have more choices than a policy has.
+    """
+
+    def __init__(
+        self, space: PoliciesSpace, models: Mapping[str, PolicyModel], action_space: gymnasium.Space[Any]
+    ) -> None:
+        super().__init__()
+        self._space, self._action_space = space, action_space
+        self.policies = nn.ModuleDict(dict(models))
+        first = next(iter(models.values()))
+        alike = all(part.action_space == action_space for part in space.parts.values())
+        self.distribution: ActionDistribution = first.distribution if alike else make_distribution(action_space)
+        self.state_size = max(model.state_size for model in models.values())
+        self.has_value = all(model.has_value for model in models.values())
+        assert not any(model.noise_numbers for model in models.values()), "no noisy layers learn from rollouts"
+
+    def __getitem__(self, name: str) -> PolicyModel:
+        model = self.policies[name]
+        assert isinstance(model, PolicyModel)
+        return model
+
+    def forward(
+        self,
+        obs: Any,
+        start: Tensor,
+        state: Tensor,
+        prev_action: Tensor | None = None,
+        prev_reward: Tensor | None = None,
+    ) -> tuple[ModelOutput, Tensor]:
+        """Policies with fewer choices than the common action space forbid the others."""
+        number = obs[POLICY][..., 0]
+        params, value, after = None, None, state
+        for place, name in enumerate(self._space.parts):
+            model = self[name]
+            action = prev_action
+            if action is not None and model.distribution.num_params < self.distribution.num_params:
+                action = action.clamp(max=model.distribution.num_params - 1)  # in the rows of other policies
+            seen = self._space.own(name, obs)
+            out, kept = model(seen, start, state[:, : model.state_size], action, prev_reward)
+            found = F.pad(out.policy, (0, self.distribution.num_params - out.policy.shape[-1]), value=FORBIDDEN)
+            kept = F.pad(kept, (0, self.state_size - kept.shape[-1])) if self.state_size else state
+            if params is None or value is None:
+                params, value, after = found, out.value, kept
+            else:
+                mine = number == place
+                params = torch.where(mine.unsqueeze(-1), found, params)
+                value = torch.where(mine, out.value, value)
+                after = torch.where(mine[0].unsqueeze(-1), kept, after) if self.state_size else state
+        assert params is not None and value is not None
+        return ModelOutput(params, value), after
+
+    def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
+        raise AssertionError("each policy has its own statistics: see PolicyNormalizers")
+
+    def weights_changed(self) -> None:
+        for name in self._space.parts:
+            self[name].weights_changed()
+
+    def for_acting(self) -> Policies:
+        return self._copied({name: self[name].for_acting() for name in self._space.parts})
+
+    def for_playing(self) -> Policies:
+        return self._copied({name: self[name].for_playing() for name in self._space.parts})
+
+    def _copied(self, models: dict[str, PolicyModel]) -> Policies:
+        copied = Policies(self._space, models, self._action_space)
+        copied.portable_operations = self.portable_operations
+        return copied
+
+
+@dataclass(frozen=True)
+class PolicyNormalizers(Normalizers):
+    """A normalizer for each policy, over the samples of its agents."""
+
+    space: PoliciesSpace = field(kw_only=True)
+    each: dict[str, Normalizers] = field(kw_only=True)
+
+    @property
+    def normalizes_observations(self) -> bool:
+        return any(part.normalizes_observations for part in self.each.values())
+
+    def apply(self, model: PolicyModel) -> None:
+        assert isinstance(model, Policies)
+        for name, part in self.each.items():
+            part.apply(model[name])
+
+    def scale_rewards(self, reward: Tensor, obs: Any = None) -> Tensor:
+        scaled = reward.clone()
+        for name, part in self.each.items():
+            rows = self.space.rows(name, obs)
+            scaled[:, rows] = part.scale_rewards(reward[:, rows])
+        return scaled
+
+    def rollout_sums(self, rollout: Rollout, return_carry: Tensor) -> Tensor:
+        sums = []
+        whole = rollout.replace(core_state=None)
+        for name, part in self.each.items():
+            rows = self.space.rows(name, rollout.obs)
+            own, carry = whole[:, rows], return_carry[rows]
+            sums.append(part.rollout_sums(own.replace(obs=self.space.own(name, own.obs)), carry))
+            return_carry[rows] = carry
+        return torch.cat(sums)
+
+    def merged(self, sums: Tensor) -> PolicyNormalizers:
+        sizes = [sum(state.numel() for state in part.state().values()) for part in self.each.values()]
+        parts = zip(self.each.items(), sums.split(sizes), strict=True)
+        return replace(self, each={name: part.merged(own) for (name, part), own in parts})
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"{name}.{key}": x for name, part in self.each.items() for key, x in part.state().items()}
+
+    def loaded(self, state: dict[str, Tensor]) -> PolicyNormalizers:
+        def of(name: str) -> dict[str, Tensor]:
+            return {key.removeprefix(f"{name}."): x for key, x in state.items() if key.startswith(f"{name}.")}
+
+        return replace(self, each={name: part.loaded(of(name)) for name, part in self.each.items()})
+
+
+def first_normalizers(
+    config: NormalizeConfig, discount: float, observation_space: gymnasium.Space[Any], *, portable: bool = False
+) -> Normalizers:
+    """Statistics before the first sample: one set, or one for each policy."""
+    if not isinstance(observation_space, PoliciesSpace):
+        return Normalizers.initial(config, discount, observation_space, portable=portable)
+    each = {
+        name: Normalizers.initial(config, discount, part.observation_space, portable=portable)
+        for name, part in observation_space.parts.items()
+    }
+    return PolicyNormalizers(config, discount, None, None, None, portable, space=observation_space, each=each)
+
+
+def parts_of(
+    observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+) -> Sequence[tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
+    """The spaces of each policy; of the only one, those given."""
+    if isinstance(observation_space, PoliciesSpace):
+        return list(observation_space.parts.values())
+    return [(observation_space, action_space)]
