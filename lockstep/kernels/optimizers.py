@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.kernels.cache import compiled
+from lockstep.kernels.denormals import denormal, root, shrunk
+from lockstep.kernels.instructions import select
 from lockstep.kernels.math import sqrt
 
+_ZERO = np.float32(0)
 _LANES = 64
 """Parts of a sum: so many that LLVM computes with vectors."""
 
@@ -79,15 +82,18 @@ def adam(
     """
     found = clip(gradient, largest)
     step = np.float32(rate / (1.0 - power(beta1, steps)))
-    root = np.float32(np.float64(1.0) / sqrt(1.0 - power(beta2, steps)))
+    scale = np.float32(np.float64(1.0) / sqrt(1.0 - power(beta2, steps)))
     b1, b2, e = np.float32(beta1), np.float32(beta2), np.float32(eps)
     c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
+    # A denormal m moves no parameter above this: m / e * step is less than half the distance to the nearest float32.
+    moved = np.float32(2.0**-100 * step / eps)
     for i in range(len(x)):
         g = gradient[i]
-        m = b1 * first[i] + c1 * g
-        v = b2 * second[i] + c2 * (g * g)
+        m = shrunk(b1, first[i]) + c1 * g
+        v = shrunk(b2, second[i]) + c2 * (g * g)
         first[i], second[i] = m, v
-        x[i] -= step * (m / (sqrt(v) * root + e))
+        rests = denormal(m) and abs(x[i]) > moved
+        x[i] -= step * (select(rests, _ZERO, m) / (root(v) * scale + e))
     return found
 
 
@@ -100,7 +106,7 @@ def rmsprop(
     r, d, c, e = np.float32(rate), np.float32(decay), np.float32(1.0 - decay), np.float32(eps)
     for i in range(len(x)):
         g = gradient[i]
-        v = d * second[i] + c * (g * g)
+        v = shrunk(d, second[i]) + c * (g * g)
         second[i] = v
-        x[i] -= r * (g / (sqrt(v) + e))
+        x[i] -= r * (g / (root(v) + e))
     return found
