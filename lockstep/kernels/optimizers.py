@@ -1,4 +1,7 @@
-"""Gradient clipping and optimizers in portable arithmetic."""
+"""Gradient clipping and optimizers in portable arithmetic.
+
+Shape legend: P parameters, G groups of them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from lockstep.kernels.denormals import denormal, root, shrunk
 from lockstep.kernels.instructions import select
 from lockstep.kernels.math import sqrt
 
-_ZERO = np.float32(0)
+_ZERO, _ONE = np.float32(0), np.float32(1)
 _LANES = 64
 """Parts of a sum: so many that LLVM computes with vectors."""
 
@@ -95,6 +98,43 @@ def adam(
         rests = denormal(m) and abs(x[i]) > moved
         x[i] -= step * (select(rests, _ZERO, m) / (root(v) * scale + e))
     return found
+
+
+@compiled
+def adam_of_groups(
+    x: np.ndarray,
+    gradient: np.ndarray,
+    largest: float,
+    first: np.ndarray,
+    second: np.ndarray,
+    groups: np.ndarray,
+    rates: np.ndarray,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    norms: np.ndarray,
+) -> None:
+    """One step of Adam for several groups of parameters. Other arguments are those of adam.
+
+    Args:
+        groups: where each begins and ends among the parameters, and the number of its step: int64 [G, 3].
+        rates: float64 [G].
+        norms: of gradients before they were clipped, float64 [G]; written.
+    """
+    for g in range(len(groups)):
+        begin, end, steps = groups[g]
+        moments = first[begin:end], second[begin:end]
+        norms[g] = adam(x[begin:end], gradient[begin:end], largest, *moments, steps, rates[g], beta1, beta2, eps)
+
+
+@compiled
+def follow(target: np.ndarray, x: np.ndarray, weight: np.float32) -> None:
+    """Move the parameters of a target network, float32 [P], towards others [P] by a share of the distance."""
+    if weight == _ONE:
+        target[:] = x
+    else:
+        for i in range(len(x)):
+            target[i] += (x[i] - target[i]) * weight
 
 
 @compiled
