@@ -50,13 +50,13 @@ class Proof:
 
 
 _ATARI = "--env.protocol classic --scheme.shards 4 --scheme.acting-batch 16"
-_CARTPOLE = "dqn-cartpole --algorithm.anneal-learning-rate --total-steps 100k"
+_CARTPOLE = "dqn-cartpole --precision fp32 --algorithm.anneal-learning-rate --total-steps 100k"
 _ATOMS = "--model.returns categorical --model.v-min 0 --model.v-max 50"
 _RAINBOW = (
     "--algorithm.double --algorithm.n-step 3 --model.dueling --model.noisy --algorithm.epsilon-start 0 "
     "--algorithm.epsilon-end 0 --algorithm.replay.prioritized --algorithm.replay.alpha 0.5 --algorithm.replay.beta 0.4"
 )
-_MINATAR = "dqn-minatar --algorithm.epsilon-fraction 0.1 --total-steps 1M"
+_MINATAR = "dqn-minatar --precision fp32 --algorithm.epsilon-fraction 0.1 --total-steps 1M"
 _PONG = (
     "--env.id Pong --env.num-envs 8 --scheme.shards 1 --algorithm.rollout 16 --algorithm.batch-size 64 "
     "--algorithm.n-step 3 --algorithm.warmup 10k --algorithm.target-period 500 --algorithm.replay.capacity 200k"
@@ -100,7 +100,7 @@ PROOFS = {
     "repeat-none": Proof(f"{_REPEAT} --model.core none", 1),
     "memory-r2d2": Proof("r2d2-memory", 1),
     "memory-r2d2-none": Proof("r2d2-memory --model.core none", 1),
-    "memory-dqn": Proof("dqn-cartpole --env.id lockstep/Memory-v0 --total-steps 30k", 1),
+    "memory-dqn": Proof("dqn-cartpole --precision fp32 --env.id lockstep/Memory-v0 --total-steps 30k", 1),
     "breakout-ppo": Proof(
         "ppo-atari --env.id Breakout --env.protocol classic --scheme.shards 1 --env.num-envs 16 "
         "--algorithm.minibatches 8 --algorithm.learning-rate 1e-3 --total-steps 2.5M",

@@ -279,12 +279,17 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
         """The gradient steps before an iteration."""
         return self.config.updates * max(0, iteration - self.warm_iterations(samples_per_iteration))
 
+    def following(self, updates: int) -> float:
+        """How far the target network moves towards the model after this many gradient steps of the run: from 0, not at
+        all, to 1, a copy."""
+        return self.config.target_rate if updates % self.config.target_period == 0 else 0.0
+
     def follow(self, online: Tensor, target: Tensor, updates: int) -> None:
-        if updates % self.config.target_period == 0:
-            if self.config.target_rate == 1.0:
-                target.copy_(online)
-            else:
-                target.lerp_(online, self.config.target_rate)
+        rate = self.following(updates)
+        if rate == 1.0:
+            target.copy_(online)
+        elif rate:
+            target.lerp_(online, rate)
 
     @abstractmethod
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:

@@ -116,9 +116,10 @@ class PortableBatches(FreshBatches):
 
     def _indices(self, slot: int, iteration: int) -> np.ndarray:
         """The items of a slot's slices: int64 [G, n]."""
-        count = self.items.valid.shape[1]
-        parts = self._parts(self._plan(slot, iteration))
-        return np.stack([np.arange(count) if part is None else part.numpy() for part in parts])
+        config, plan = self._config, self._plan(slot, iteration)
+        if plan is None:
+            return np.tile(np.arange(self.items.valid.shape[1]), (config.epochs, 1))
+        return plan.numpy().reshape(config.epochs * config.minibatches, -1)
 
     def _standardizing(self) -> list[tuple[float, float]]:
         sums = {}

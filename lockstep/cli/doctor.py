@@ -9,7 +9,6 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -21,7 +20,7 @@ from lockstep.config.extras import EXTRAS, install_command
 from lockstep.config.settings import SettingsError
 from lockstep.envs.base import EnvConfig
 from lockstep.run.folder import version
-from lockstep.system.machine import cores, cpu_flags, emulates_bf16
+from lockstep.system.machine import cores, cpu, emulates_bf16
 
 _CORE = (
     "lockstep",
@@ -80,15 +79,15 @@ def doctor(arguments: list[str]) -> int:
 
 def examine() -> dict[str, Any]:
     """Facts about machine, packages and extras."""
-    flags = cpu_flags()
+    processor = cpu()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     machine = {
         "system": platform.platform(),
         "python": platform.python_version(),
-        "cpu": _cpu_line("model name") or platform.processor() or platform.machine(),
+        "cpu": processor.model,
         "cores": cores(),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "features": [feature for feature in _FEATURES if feature in flags],
+        "features": [feature for feature in _FEATURES if feature in processor.flags],
         "memory_gigabytes": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "gpus": gpus,
     }
@@ -176,11 +175,3 @@ def _rate(call: Callable[[], None], seconds: float) -> float:
         call()
         calls += 1
     return calls / passed
-
-
-def _cpu_line(*keys: str) -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() in keys), "")

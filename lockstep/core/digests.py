@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,20 +18,30 @@ _LARGE = 1 << 16
 """Bytes from which hashing a piece by itself is faster than copying all pieces together first."""
 
 
-def _header(tensor: Tensor | np.ndarray) -> bytes:
-    """The dtype and shape as text."""
-    dtype = tensor.dtype.name if isinstance(tensor, np.ndarray) else str(tensor.dtype).removeprefix("torch.")
-    return f"{dtype}{list(tensor.shape)}".encode()
+@functools.lru_cache(4096)
+def _header(dtype: Any, shape: tuple[int, ...]) -> bytes:
+    """The dtype, torch's or NumPy's, and the shape as text."""
+    name = dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
+    return f"{name}{list(shape)}".encode()
+
+
+def _array(tensor: Tensor | np.ndarray) -> np.ndarray:
+    """The values of a tensor, those of bf16 as whole numbers, which NumPy knows."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    held = tensor.detach().cpu()
+    return (held.contiguous().view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy()
 
 
 def _pieces(tensor: Tensor | np.ndarray) -> Iterator[np.ndarray]:
-    """The values as flat bytes in logical (row-major) order, in one piece or in several."""
-    held = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor.detach().cpu()
-    if held.dim() > 1 and not held.is_contiguous() and held[0].is_contiguous() and held[0].nbytes >= _LARGE:
+    """The values as flat bytes in logical (row-major) order, in one piece or in several. With NumPy, since its small
+    operations take a fifth of the time of torch's."""
+    array = _array(tensor)
+    if array.ndim > 1 and not array.flags.c_contiguous and array[0].flags.c_contiguous and array[0].nbytes >= _LARGE:
         # A shard's rows of every step, between those of other shards: copying them takes longer than hashing them.
-        yield from held.flatten(1).view(torch.uint8).numpy()
+        yield from (row.reshape(-1).view(np.uint8) for row in array)
     else:
-        yield held.reshape(-1).contiguous().view(torch.uint8).numpy()
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def fast_digest(tensor: Tensor | np.ndarray) -> str:
@@ -38,7 +49,7 @@ def fast_digest(tensor: Tensor | np.ndarray) -> str:
 
     Memory layout does not matter: a channels-last tensor and its contiguous copy agree. -0.0 and 0.0 differ.
     """
-    digest = xxhash.xxh3_64(_header(tensor))
+    digest = xxhash.xxh3_64(_header(tensor.dtype, tensor.shape))
     for piece in _pieces(tensor):
         digest.update(piece.data)
     return digest.hexdigest()
@@ -53,7 +64,7 @@ def state_digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, dtypes, shapes and bytes in the order of sorted names: a run's `digest:` line."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        for text in (name.encode(), _header(tensors[name])):
+        for text in (name.encode(), _header(tensors[name].dtype, tensors[name].shape)):
             digest.update(len(text).to_bytes(8, "little") + text)
         for piece in _pieces(tensors[name]):
             digest.update(piece.data)

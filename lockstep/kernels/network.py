@@ -2,8 +2,8 @@
 
 They are a table of layers (lockstep.kernels.dense) whose last two are the heads: of the policy, and of the value.
 
-Shape legend: P parameters, L layers, n samples, D numbers of an observation, M outputs of the policy's head, W
-parameters of the distribution.
+Shape legend: P parameters, L layers, n samples, S slices of them, D numbers of an observation, M outputs of the
+policy's head, W parameters of the distribution.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ def differentiate(
     by_value: np.ndarray,
     gradient: np.ndarray,
 ) -> None:
-    """Add the gradient by all parameters to gradient [P], given those by the policy's parameters [n, W] and by values
-    [n]. Other arguments are those of evaluate, and what it returned.
+    """Add the gradient of each of S equal slices of the samples by all parameters to gradient [S, P or more], given
+    those by the policy's parameters [n, W] and by values [n]. Other arguments are those of evaluate, and what it
+    returned.
 
     A log standard deviation outside its bounds has only the gradient that leads back. If it does not depend on the
     observation, call lead_back after the last samples.
@@ -89,15 +90,15 @@ def differentiate(
     gradients = np.empty_like(scratch)
     head, to_head = activations(scratch, layers, n, last - 1), activations(gradients, layers, n, last - 1)
     to_value = activations(gradients, layers, n, last)
-    emitted, size = head.shape[1], by_policy.shape[1]
+    emitted, size, each = head.shape[1], by_policy.shape[1], n // len(gradient)
     for i in range(n):
         to_value[i, 0] = by_value[i]
         for j in range(emitted):
             led_back = j >= size - log_stds
             to_head[i, j] = _led_back(head[i, j], by_policy[i, j]) if led_back else by_policy[i, j]
         for j in range(emitted, size):
-            gradient[free_std + j - emitted] += by_policy[i, j]
-    backward(parameters, layers, x, scratch, gradients, gradient.reshape((1, -1)), False, x[:0])
+            gradient[i // each, free_std + j - emitted] += by_policy[i, j]
+    backward(parameters, layers, x, scratch, gradients, gradient, False, x[:0])
 
 
 @compiled

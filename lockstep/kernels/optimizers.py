@@ -1,12 +1,18 @@
-"""Gradient clipping and optimizers in portable arithmetic."""
+"""Gradient clipping and optimizers in portable arithmetic.
+
+Shape legend: P parameters, G groups of them.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from lockstep.kernels.cache import compiled
+from lockstep.kernels.denormals import denormal, root, shrunk
+from lockstep.kernels.instructions import select
 from lockstep.kernels.math import sqrt
 
+_ZERO, _ONE = np.float32(0), np.float32(1)
 _LANES = 64
 """Parts of a sum: so many that LLVM computes with vectors."""
 
@@ -79,16 +85,56 @@ def adam(
     """
     found = clip(gradient, largest)
     step = np.float32(rate / (1.0 - power(beta1, steps)))
-    root = np.float32(np.float64(1.0) / sqrt(1.0 - power(beta2, steps)))
+    scale = np.float32(np.float64(1.0) / sqrt(1.0 - power(beta2, steps)))
     b1, b2, e = np.float32(beta1), np.float32(beta2), np.float32(eps)
     c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
+    # A denormal m moves no parameter above this: m / e * step is less than half the distance to the nearest float32.
+    moved = np.float32(2.0**-100 * step / eps)
     for i in range(len(x)):
         g = gradient[i]
-        m = b1 * first[i] + c1 * g
-        v = b2 * second[i] + c2 * (g * g)
+        m = shrunk(b1, first[i]) + c1 * g
+        v = shrunk(b2, second[i]) + c2 * (g * g)
         first[i], second[i] = m, v
-        x[i] -= step * (m / (sqrt(v) * root + e))
+        rests = denormal(m) and abs(x[i]) > moved
+        x[i] -= step * (select(rests, _ZERO, m) / (root(v) * scale + e))
     return found
+
+
+@compiled
+def adam_of_groups(
+    x: np.ndarray,
+    gradient: np.ndarray,
+    largest: float,
+    first: np.ndarray,
+    second: np.ndarray,
+    groups: np.ndarray,
+    rates: np.ndarray,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    norms: np.ndarray,
+) -> None:
+    """One step of Adam for several groups of parameters. Other arguments are those of adam.
+
+    Args:
+        groups: where each begins and ends among the parameters, and the number of its step: int64 [G, 3].
+        rates: float64 [G].
+        norms: of gradients before they were clipped, float64 [G]; written.
+    """
+    for g in range(len(groups)):
+        begin, end, steps = groups[g]
+        moments = first[begin:end], second[begin:end]
+        norms[g] = adam(x[begin:end], gradient[begin:end], largest, *moments, steps, rates[g], beta1, beta2, eps)
+
+
+@compiled
+def follow(target: np.ndarray, x: np.ndarray, weight: np.float32) -> None:
+    """Move the parameters of a target network, float32 [P], towards others [P] by a share of the distance."""
+    if weight == _ONE:
+        target[:] = x
+    else:
+        for i in range(len(x)):
+            target[i] += (x[i] - target[i]) * weight
 
 
 @compiled
@@ -100,7 +146,7 @@ def rmsprop(
     r, d, c, e = np.float32(rate), np.float32(decay), np.float32(1.0 - decay), np.float32(eps)
     for i in range(len(x)):
         g = gradient[i]
-        v = d * second[i] + c * (g * g)
+        v = shrunk(d, second[i]) + c * (g * g)
         second[i] = v
-        x[i] -= r * (g / (sqrt(v) + e))
+        x[i] -= r * (g / (root(v) + e))
     return found

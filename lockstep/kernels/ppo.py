@@ -1,7 +1,7 @@
 """PPO in portable arithmetic: the gradient of the loss that lockstep.algorithms.ppo defines, for all shards at once.
 
-Shape legend: P parameters, S shards of this process, N items of a shard's rollout, n of them in a minibatch's slice,
-D numbers of an observation, A numbers of an action, W parameters of a policy.
+Shape legend: P parameters, S shards of this process, C of them that are computed together, N items of a rollout, n of
+them in a slice of a minibatch, D numbers of an observation, A numbers of an action, W parameters of a policy.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _add_gradient(
     log_stds: int,
     parameters: np.ndarray,
     items: tuple[np.ndarray, ...],
-    shard: int,
+    first: int,
     index: np.ndarray,
     advantage_mean: np.float32,
     advantage_std: np.float32,
@@ -154,16 +154,18 @@ def _add_gradient(
     gradient: np.ndarray,
     sums: np.ndarray,
 ) -> None:
-    """Add the gradient [P] and the sums [1 + SUMS] of some items, index [n], of one shard's slice."""
+    """Add the gradients [C, P or more] and the sums [C, 1 + SUMS] of some items of the slices of C shards, from a first
+    one on: index [C, n]."""
     observations, actions, choices, old_log_probs, old_values, advantages, targets, valids = items
     clip, value_clip, value_coef, entropy_coef = hyper
-    n = len(index)
+    shards, each = index.shape
+    n = shards * each
     x = np.empty((n, observations.shape[2]), np.float32)
     action, choice = np.empty((n, actions.shape[2]), np.float32), np.empty(n, np.int64)
     old_log_prob, old_value = np.empty(n, np.float32), np.empty(n, np.float32)
     advantage, target, valid = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.bool_)
     for i in range(n):
-        item = index[i]
+        shard, item = first + i // each, index[i // each, i % each]
         x[i] = observations[shard, item]
         action[i] = actions[shard, item]
         choice[i] = choices[shard, item]
@@ -174,25 +176,27 @@ def _add_gradient(
         valid[i] = valids[shard, item]
     policy, value, memory = evaluate(layers, free_std, log_stds, parameters, x)
     of_policy, of_value = np.empty_like(policy), np.empty_like(value)
-    ppo_loss(
-        kind,
-        policy,
-        value,
-        action,
-        choice,
-        old_log_prob,
-        old_value,
-        advantage,
-        target,
-        valid,
-        clip,
-        value_clip,
-        value_coef,
-        entropy_coef,
-        of_policy,
-        of_value,
-        sums,
-    )
+    for c in range(shards):
+        begin, end = c * each, (c + 1) * each
+        ppo_loss(
+            kind,
+            policy[begin:end],
+            value[begin:end],
+            action[begin:end],
+            choice[begin:end],
+            old_log_prob[begin:end],
+            old_value[begin:end],
+            advantage[begin:end],
+            target[begin:end],
+            valid[begin:end],
+            clip,
+            value_clip,
+            value_coef,
+            entropy_coef,
+            of_policy[begin:end],
+            of_value[begin:end],
+            sums[c],
+        )
     differentiate(layers, free_std, log_stds, parameters, x, memory, of_policy, of_value, gradient)
 
 
@@ -223,14 +227,14 @@ def ppo_gradients(
         hyper: clip, value_clip, value_coef and entropy_coef, as for ppo_loss.
         out: float32 [S, P + 1 + SUMS]: each shard's gradient, the number of its valid samples, its sums of metrics.
     """
-    size, sums = len(parameters), np.empty(1 + SUMS)
-    together = max(_LEAST, _TOGETHER // layers[:, OUTPUTS].sum())
-    for shard in range(len(index)):
-        gradient = out[shard, :size]
-        gradient[:] = 0
-        sums[:] = 0
-        for begin in range(0, index.shape[1], together):
-            few = index[shard, begin : begin + together]
+    shards, each = index.shape
+    size, sums = len(parameters), np.zeros((shards, 1 + SUMS))
+    together = max(_LEAST, _TOGETHER // layers[:, OUTPUTS].sum())  # one slice's items, or several slices
+    several = max(1, together // each)
+    out[:, :size] = 0
+    for first in range(0, shards, several):
+        last = min(first + several, shards)
+        for begin in range(0, each, together):
             _add_gradient(
                 layers,
                 kind,
@@ -238,14 +242,15 @@ def ppo_gradients(
                 log_stds,
                 parameters,
                 items,
-                shard,
-                few,
+                first,
+                index[first:last, begin : begin + together],
                 advantage_mean,
                 advantage_std,
                 hyper,
-                gradient,
-                sums,
+                out[first:last],
+                sums[first:last],
             )
-        lead_back(free_std, log_stds, parameters, gradient)
+    for shard in range(shards):
+        lead_back(free_std, log_stds, parameters, out[shard])
         for j in range(1 + SUMS):
-            out[shard, size + j] = np.float32(sums[j])
+            out[shard, size + j] = np.float32(sums[shard, j])

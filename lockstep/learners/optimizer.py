@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
@@ -61,14 +62,18 @@ class Optimizer:
             return x if span is None else x[span]
 
         gradient, vector = of(gradient), of(self._vector)
-        name = f"step.{group.prefix}".removesuffix(".")
-        if name not in self.counts:
-            self.counts[name] = self._counter()
         moments = [of(moment) for moment in self.moments.values()]
         if self._decays is not None:
             kept = torch.ones_like(vector)
             vector.mul_(kept.masked_fill_(of(self._decays), 1 - group.learning_rate * self._config.weight_decay))
-        return self._descend(vector, gradient, moments, self.counts[name], group.learning_rate)
+        return self._descend(vector, gradient, moments, self._count(group), group.learning_rate)
+
+    def _count(self, group: ParameterGroup) -> Tensor:
+        """How many steps a group has taken."""
+        name = f"step.{group.prefix}".removesuffix(".")
+        if name not in self.counts:
+            self.counts[name] = self._counter()
+        return self.counts[name]
 
     def _descend(
         self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float
@@ -151,6 +156,30 @@ class PortableOptimizer(Optimizer):
         from lockstep.kernels import optimizers  # which need Numba
 
         self._kernels = optimizers
+
+    def step(self, gradient: Tensor, groups: tuple[ParameterGroup, ...]) -> float | Tensor:
+        """As Optimizer.step, for Adam in one call."""
+        config = self._config
+        if config.name != "adam" or any(isinstance(group, PlainGroup) for group in groups):
+            return super().step(gradient, groups)
+        moments = [moment.numpy() for moment in self.moments.values()]
+        places, norms = np.empty((len(groups), 3), np.int64), np.empty(len(groups))
+        for place, group in zip(places, groups, strict=True):
+            span, count = self._flat.span(group.prefix), self._count(group).numpy()
+            count += 1
+            place[:] = span.start, span.stop, count
+        self._kernels.adam_of_groups(
+            self._vector.numpy(),
+            gradient.numpy(),
+            self._max_norm,
+            *moments,
+            places,
+            np.array([float(group.learning_rate) for group in groups]),
+            *config.betas,
+            config.eps,
+            norms,
+        )
+        return math.hypot(*norms) if len(norms) > 1 else float(norms[0])
 
     def _descend(self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float) -> float:
         config, x, g = self._config, vector.numpy(), gradient.numpy()

@@ -6,16 +6,18 @@ Shape legend: P parameters, S slots, N items of all slots, Z numbers of noise.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
+from torch import Tensor
 
 from lockstep.agent import Agent
 from lockstep.algorithms.ddpg import DDPGConfig
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.algorithms.sac import SAC, SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.buffers.batches import CollectedRollout
@@ -23,9 +25,10 @@ from lockstep.buffers.replay_batches import ReplayBatches, Taken
 from lockstep.core.transitions import Transitions
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradients, td3_gradients
+from lockstep.kernels.optimizers import follow
 from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradients
 from lockstep.learners.kernels import KernelLearner
-from lockstep.learners.learner import LearningReport
+from lockstep.learners.learner import Computed, LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import Deterministic, SquashedGaussian
 from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers
@@ -34,7 +37,7 @@ from lockstep.portable.numbers import portable_numbers
 
 
 class Arrays(NamedTuple):
-    """Items as kernels take them: [N, ...], N items of a slot for one or several gradient steps, or of all slots."""
+    """Items as kernels take them: [N, ...], perhaps behind an axis of gradient steps."""
 
     obs: np.ndarray
     action: np.ndarray
@@ -43,16 +46,12 @@ class Arrays(NamedTuple):
     next_obs: np.ndarray
     weight: np.ndarray
     noise: np.ndarray
-    """float32 [Z] for each gradient step or slot, one after the other."""
+    """float32 [Z] of each slot, one after the other."""
 
-    def part(self, index: int, of: int) -> Arrays:
-        """Part `index` of equal parts."""
 
-        def part(x: np.ndarray) -> np.ndarray:
-            size = len(x) // of
-            return x[index * size : (index + 1) * size]
-
-        return Arrays(*map(part, self))
+def _by_step(parts: Sequence[np.ndarray], steps: int) -> np.ndarray:
+    """Items of each slot for several gradient steps, one after the other -> [steps, N, ...]"""
+    return np.concatenate([x.reshape(steps, len(x) // steps, *x.shape[1:]) for x in parts], 1)
 
 
 class ReplayLearner(KernelLearner):
@@ -68,8 +67,10 @@ class ReplayLearner(KernelLearner):
         assert encoder is not None
         self._encoder, self._sums = encoder, sums
         self._target = agent.vectors[1].numpy()
-        self._seen: dict[int, tuple[Taken, Arrays]] = {}
-        """By slot: what was read last."""
+        assert isinstance(agent.algorithm, OffPolicy)
+        self._following = agent.algorithm.following
+        self._seen: tuple[Taken, Arrays] | None = None
+        """What was read last, of all slots, and of the first."""
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         """As Learner.learn. Torch's operations around the kernels are exact, so they need not be replaced."""
@@ -79,25 +80,33 @@ class ReplayLearner(KernelLearner):
 
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray) -> None:
         assert isinstance(self.batches, ReplayBatches)
-        drawn = [self._items(slot, step) for slot in self._slots]
-        items = drawn[0] if len(drawn) == 1 else Arrays(*map(np.concatenate, zip(*drawn, strict=True)))
+        items = self._items(step)
         priority = np.empty(len(items.weight), np.float32)
         self._call(items, hyper, out, priority)
+        if not self._algorithm.weighted:
+            return
         for slot, numbers in zip(self._slots, torch.from_numpy(priority).chunk(len(out)), strict=True):
             self.batches.learned(slot, numbers)
-        if self._algorithm.weighted:  # one number per slot, so that the sum holds each slot's largest weight
-            largest = out[:, self._parameters.size + 1 + self._sums :]
-            largest[:] = 0
-            for row, slot, each in zip(largest, self._slots, drawn, strict=True):
-                row[slot] = each.weight.max()
+        # One number per slot, so that the sum holds each slot's largest weight.
+        largest = out[:, self._parameters.size + 1 + self._sums :]
+        largest[:] = 0
+        for row, slot, weights in zip(largest, self._slots, items.weight.reshape(len(out), -1), strict=True):
+            row[slot] = weights.max()
 
-    def _items(self, slot: int, step: int) -> Arrays:
-        """A slot's slice of one gradient step's minibatch."""
+    def _apply(self, computed: Computed) -> float | Tensor:
+        norm = self.optimizer.step(computed.gradient, computed.groups)
+        if weight := self._following(computed.step):
+            follow(self._target, self._parameters, np.float32(weight))
+        return norm
+
+    def _items(self, step: int) -> Arrays:
+        """All slots' slices of one gradient step's minibatch."""
         assert isinstance(self.batches, ReplayBatches)
-        taken, index = self.batches.taken(slot, step)
-        if slot not in self._seen or self._seen[slot][0] is not taken:
-            self._seen[slot] = taken, self._arrays(taken.batch)
-        return self._seen[slot][1].part(index, len(taken.drawn))
+        (first, index), *others = (self.batches.taken(slot, step) for slot in self._slots)
+        if self._seen is None or self._seen[0] is not first:
+            parts = [self._arrays(taken.batch) for taken in (first, *(taken for taken, _ in others))]
+            self._seen = first, Arrays(*(_by_step(each, len(first.drawn)) for each in zip(*parts, strict=True)))
+        return Arrays(*(x[index] for x in self._seen[1]))
 
     def _arrays(self, batch: Transitions) -> Arrays:
         obs, next_obs = (observed(self._encoder, x) for x in (batch.obs, batch.next_obs))

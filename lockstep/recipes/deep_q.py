@@ -34,7 +34,7 @@ def dqn_cartpole() -> Experiment:
         ),
         scheme=Scheme(shards=4, acting_batch=8),
         total_steps=100_000,
-        precision="fp32",
+        precision="portable",
     )
 
 
@@ -239,5 +239,5 @@ def dqn_minatar(game: str = "Breakout") -> Experiment:
             replay=ReplayConfig(capacity=100_000),
         ),
         scheme=Scheme(shards=4, acting_batch=8),
-        precision="fp32",
+        precision="portable",
     )

@@ -8,7 +8,6 @@ import platform as system
 import sys
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from lockstep.config.layout import Layout
 from lockstep.config.user_code import digests_of
 from lockstep.run.gpus import used_gpus
+from lockstep.system.machine import cpu
 
 PORTABLE = 2
 """The version of portable arithmetic. Version 1, which runs did not record, rounded products before it added them."""
@@ -40,15 +40,10 @@ _LIBRARIES = (
 
 
 def _cpu() -> dict[str, str]:
-    info: dict[str, str] = {}
-    cpuinfo = Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.exists() else ():
-        name, _, value = line.partition(":")
-        info[name.strip().lower()] = value.strip()
-    flags = info.get("flags", info.get("features", "")).split()
+    found = cpu()
     return {
-        "model": info.get("model name") or system.processor() or system.machine(),
-        "features": " ".join(sorted(flag for flag in flags if flag.startswith(_ARITHMETIC_FLAGS))),
+        "model": found.model,
+        "features": " ".join(sorted(flag for flag in found.flags if flag.startswith(_ARITHMETIC_FLAGS))),
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
 

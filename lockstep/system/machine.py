@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import platform
 from pathlib import Path
+from typing import NamedTuple
 
 _of_the_run: int | None = None
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -32,18 +34,27 @@ def cores_of_the_run() -> int:
     return cores() if _of_the_run is None else _of_the_run
 
 
-def cpu_flags() -> set[str]:
-    """The names of this CPU's features, as Linux has them. Empty on other systems."""
+class Cpu(NamedTuple):
+    """What Linux says of the CPU; on other systems, only its model may be known."""
+
+    model: str
+    flags: frozenset[str]
+    """The names of its features."""
+
+
+def cpu() -> Cpu:
+    """This machine's CPU. Kernels ask their compiler instead, since a user may have it compile for another one."""
+    info: dict[str, str] = {}
     cpuinfo = Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
+    for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.exists() else ():
         name, _, value = line.partition(":")
-        if name.strip().lower() in ("flags", "features"):
-            return set(value.split())
-    return set()
+        info[name.strip().lower()] = value.strip()
+    flags = info.get("flags", info.get("features", "")).split()
+    return Cpu(info.get("model name") or platform.processor() or platform.machine(), frozenset(flags))
 
 
 def emulates_bf16() -> bool:
     """Whether this CPU is known to lack instructions for bf16, so that torch computes it several times slower than
     fp32."""
-    flags = cpu_flags()
+    flags = cpu().flags
     return bool(flags) and not flags & _BF16_FLAGS

@@ -32,7 +32,7 @@ def test_bf16_is_warned_about_where_the_cpu_emulates_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(machine, "cpu_flags", lambda: set(flags.split()))
+    monkeypatch.setattr(machine, "cpu", lambda: machine.Cpu("", frozenset(flags.split())))
     experiment = dataclasses.replace(EXPERIMENTS["cartpole-lag-1"](), precision=precision)
     train(experiment, "inline", options(tmp_path / "run"), stop_after=1)
     assert ("no instructions for bf16" in capsys.readouterr().err) is warned
