@@ -21,6 +21,7 @@ from lockstep.models.distributions import Distribution
 from lockstep.models.encoders import (
     _NATURE_MINIMUM,
     MLP,
+    DataEfficientCNN,
     ImpalaResNet,
     Initialization,
     MinAtarCNN,
@@ -223,9 +224,10 @@ class TrunkConfig(ModelConfig):
     """Encoder and core, chosen by name. Subclass a model's config to replace its encoder, or ModelConfig to replace the
     whole model."""
 
-    encoder: Literal["auto", "mlp", "nature", "convnet_simple", "impala", "minatar", "symbols"] = "auto"
+    encoder: Literal["auto", "mlp", "nature", "convnet_simple", "data_efficient", "impala", "minatar", "symbols"] = "auto"
     """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
-    features for larger images; impala is a deep residual network that learns more from each sample and costs about
+    features for larger images; data_efficient has two coarse convolutions, for few samples, and costs a fifth of
+    nature; impala is a deep residual network that learns more from each sample and costs about
     eight times as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols does it
     with grids of symbols from 0 to 10, such as MiniGrid's, each of which becomes a separate input. auto takes nature,
     or impala below 36x36 pixels. Vectors always pass through an MLP."""
@@ -243,8 +245,8 @@ class TrunkConfig(ModelConfig):
     channels: tuple[int, ...] = (16, 32, 32)
     """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
     dense_size: int = 0
-    """Number of features of an encoded image; 0 takes 128 for minatar, 256 for impala and 512 for the others. More fit
-    more, and cost more."""
+    """Number of features of an encoded image; 0 takes 128 for minatar, 256 for impala, no dense layer for
+    data_efficient, and 512 for the others. More fit more, and cost more."""
 
     @property
     def uses_previous(self) -> bool:
@@ -270,6 +272,8 @@ class TrunkConfig(ModelConfig):
                 return MinAtarCNN(shape, self.dense_size or 128, initialization)
             if name == "nature":
                 return NatureCNN(shape, self.dense_size or 512, initialization)
+            if name == "data_efficient":
+                return DataEfficientCNN(shape, self.dense_size, initialization)
             if name == "convnet_simple":
                 return SimpleConvNet(shape, self.dense_size or 512, initialization)
             return ImpalaResNet(shape, self.channels, self.dense_size or 256, initialization)
