@@ -215,6 +215,7 @@ def acting_copy(model: ModelT) -> ModelT:
     return acting
 
 
+EncoderName = Literal["auto", "mlp", "nature", "convnet_simple", "data_efficient", "impala", "minatar", "symbols"]
 KERNEL_ENCODERS = ("auto", "mlp", "minatar")
 """Encoders that kernels compute: auto, if there are no images."""
 
@@ -224,7 +225,7 @@ class TrunkConfig(ModelConfig):
     """Encoder and core, chosen by name. Subclass a model's config to replace its encoder, or ModelConfig to replace the
     whole model."""
 
-    encoder: Literal["auto", "mlp", "nature", "convnet_simple", "data_efficient", "impala", "minatar", "symbols"] = "auto"
+    encoder: EncoderName = "auto"
     """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
     features for larger images; data_efficient has two coarse convolutions, for few samples, and costs a fifth of
     nature; impala is a deep residual network that learns more from each sample and costs about

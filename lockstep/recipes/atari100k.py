@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.algorithms import DQNConfig
+from lockstep.algorithms import DQNConfig, DrQConfig
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.algorithms.offpolicy import OffPolicyConfig, ReplayConfig
 from lockstep.envs.base import EnvConfig
@@ -12,7 +12,7 @@ from lockstep.scheme import Scheme
 
 
 def der_atari100k(game: str = "Pong") -> Experiment:
-    """Data-efficient Rainbow on Atari 100k, classic protocol (settings of van Hasselt et al. 2019, arXiv:1906.05243)."""
+    """Data-efficient Rainbow on Atari 100k, classic protocol (van Hasselt et al. 2019, arXiv:1906.05243)."""
     return _hundred_thousand(
         game,
         QModelConfig(
@@ -35,6 +35,21 @@ def der_atari100k(game: str = "Pong") -> Experiment:
             replay=ReplayConfig(capacity=100_000, prioritized=True, alpha=0.5, beta=0.4),
         ),
     )
+
+
+def drq_atari100k(game: str = "Pong") -> Experiment:
+    """DrQ(ε) on Atari 100k, classic protocol, Nature CNN (settings of Agarwal et al. 2021, arXiv:2108.13264)."""
+    return _hundred_thousand(
+        game,
+        QModelConfig(encoder="nature", dueling=True),
+        DrQConfig(
+            warmup=1_600,
+            max_grad_norm=1e9,
+            optimizer=OptimizerConfig(eps=1.5e-4),
+            epsilon_fraction=0.066,
+            replay=ReplayConfig(capacity=100_000),
+        ),
+    ).replace(precision="bf16")
 
 
 def _hundred_thousand(game: str, model: QModelConfig, algorithm: OffPolicyConfig) -> Experiment:
