@@ -61,8 +61,8 @@ class DrQConfig(DQNConfig):
         super().validate_with(setup)
         if isinstance(setup.model, QModelConfig) and setup.model.returns != "expected":
             raise SettingsError(
-                f"model.returns={setup.model.returns} is a distribution of returns, but algorithm=drq averages expected "
-                "ones: use --model.returns expected."
+                f"model.returns={setup.model.returns} is a distribution of returns, but algorithm=drq averages "
+                "expected ones: use --model.returns expected."
             )
 
     def build(self) -> DrQ:

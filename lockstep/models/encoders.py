@@ -146,9 +146,7 @@ class DataEfficientCNN(ConvNet):
     """The network of van Hasselt et al. 2019 (arXiv:1906.05243, appendix) for few samples: two convolutions, which the
     streams of the head follow."""
 
-    def __init__(
-        self, shape: tuple[int, int, int], dense_size: int = 0, initialization: Initialization = "orthogonal"
-    ):
+    def __init__(self, shape: tuple[int, int, int], dense_size: int = 0, initialization: Initialization = "orthogonal"):
         super().__init__(shape, _DATA_EFFICIENT, dense_size, partial(F.relu, inplace=True), initialization)
 
 
