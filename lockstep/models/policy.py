@@ -215,7 +215,7 @@ def acting_copy(model: ModelT) -> ModelT:
     return acting
 
 
-EncoderName = Literal["auto", "mlp", "nature", "convnet_simple", "data_efficient", "impala", "minatar", "symbols"]
+EncoderName = Literal["auto", "mlp", "nature", "convnet_simple", "der", "impala", "minatar", "symbols"]
 KERNEL_ENCODERS = ("auto", "mlp", "minatar")
 """Encoders that kernels compute: auto, if there are no images."""
 
@@ -227,11 +227,11 @@ class TrunkConfig(ModelConfig):
 
     encoder: EncoderName = "auto"
     """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
-    features for larger images; data_efficient has two coarse convolutions, for few samples, and costs a fifth of
-    nature; impala is a deep residual network that learns more from each sample and costs about
-    eight times as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols does it
-    with grids of symbols from 0 to 10, such as MiniGrid's, each of which becomes a separate input. auto takes nature,
-    or impala below 36x36 pixels. Vectors always pass through an MLP."""
+    features for larger images; der, of data-efficient Rainbow, has two coarse convolutions, for few samples, and costs
+    a fifth of nature; impala is a deep residual network that learns more from each sample and costs about eight times
+    as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols does it with grids of
+    symbols from 0 to 10, such as MiniGrid's, each of which becomes a separate input. auto takes nature, or impala below
+    36x36 pixels. Vectors always pass through an MLP."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of the MLP. More or wider ones fit harder functions, learn less stably, and cost time."""
     activation: Literal["tanh", "relu", "elu"] = "tanh"
@@ -247,7 +247,7 @@ class TrunkConfig(ModelConfig):
     """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
     dense_size: int = 0
     """Number of features of an encoded image; 0 takes 128 for minatar, 256 for impala, no dense layer for
-    data_efficient, and 512 for the others. More fit more, and cost more."""
+    der, and 512 for the others. More fit more, and cost more."""
 
     @property
     def uses_previous(self) -> bool:
@@ -273,7 +273,7 @@ class TrunkConfig(ModelConfig):
                 return MinAtarCNN(shape, self.dense_size or 128, initialization)
             if name == "nature":
                 return NatureCNN(shape, self.dense_size or 512, initialization)
-            if name == "data_efficient":
+            if name == "der":
                 return DataEfficientCNN(shape, self.dense_size, initialization)
             if name == "convnet_simple":
                 return SimpleConvNet(shape, self.dense_size or 512, initialization)

@@ -16,7 +16,7 @@ def der_atari100k(game: str = "Pong") -> Experiment:
     return _hundred_thousand(
         game,
         QModelConfig(
-            encoder="data_efficient",
+            encoder="der",
             dueling=True,
             noisy=True,
             noisy_sigma=0.1,

@@ -70,7 +70,7 @@ def slow_augment(image: np.ndarray, draws: Tensor, pad: int, intensity: float) -
 def test_the_loss_is_what_loops_give(double: bool, noisy: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     config = DrQConfig(double=double, copies=2, target_copies=3, pad=2, intensity=0.1)
-    model = QModelConfig(encoder="data_efficient", dueling=True, noisy=noisy)
+    model = QModelConfig(encoder="der", dueling=True, noisy=noisy)
     space = spaces.Box(0, 255, (2, SIZE, SIZE), np.uint8)
     online, target = (
         model.build(space, spaces.Discrete(ACTIONS), precision="fp32", normalize_observations=False, seed=seed)
