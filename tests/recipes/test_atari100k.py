@@ -58,4 +58,6 @@ def test_the_network_is_that_of_the_paper() -> None:
     assert [(layer.weight.shape[1], layer.weight.shape[0]) for layer in noisy] == [
         (576, 256), (256, 6 * 51), (576, 256), (256, 51),
     ]  # fmt: skip
-    assert all(float(layer.weight_sigma.detach()[0, 0]) == pytest.approx(0.1 / layer.weight.shape[1] ** 0.5) for layer in noisy)
+    assert all(
+        float(layer.weight_sigma.detach()[0, 0]) == pytest.approx(0.1 / layer.weight.shape[1] ** 0.5) for layer in noisy
+    )

@@ -15,6 +15,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.evaluation import statistics
 from lockstep.reports import atari
 from lockstep.reports.report import report
+from lockstep.reports.runs import Run
 from lockstep.reports.suites import SUITES, key, published, sources, suite_of
 
 DATA = Path(__file__).parent / "data"
@@ -145,6 +146,17 @@ def test_a_suite_without_a_scale_has_a_table_alone(tmp_path: Path) -> None:
     run = write_run(tmp_path / "hopper", task="Hopper-v4", score=lambda done: 3000 * done)
     standing = report(run, tmp_path / "page.html", suite="mujoco").standing
     assert standing is not None and not standing.aggregates and standing.rows[0].published["CleanRL SAC"] == 2310
+
+
+def test_a_very_long_run_keeps_its_evaluations_and_its_end(tmp_path: Path) -> None:
+    path = write_runs(tmp_path, {"Pong": (0.0,)})[0]
+    lines = [{"iteration": n, "samples": n, "score/mean": float(n)} for n in range(1, 50_001)]
+    evaluated = {"iteration": 12_344, "samples": 12_344, "eval/score": 3.0}
+    rows = [*lines[:12_344], evaluated, *lines[12_344:]]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = Run.read(path)
+    assert len(run.records) < 20_000 and run.last("samples") == 50_000
+    assert run.curve("samples", "eval/score")[1].tolist() == [3.0]
 
 
 def test_a_sweep_takes_a_suites_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
