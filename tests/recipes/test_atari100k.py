@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -37,19 +38,20 @@ def test_one_update_follows_every_step_of_one_environment_after_1600(name: str) 
     algorithm: Any = experiment.algorithm.build()
     steps = [algorithm.updates_in(iteration, experiment.samples_per_iteration) for iteration in range(100_000)]
     assert experiment.samples_per_iteration == 1 and experiment.iterations == 100_000
-    assert sum(steps) == 98_400 and set(steps[1600:]) == {1} and experiment.algorithm.batch_size == 32
+    assert sum(steps) == 98_400 and set(steps[1600:]) == {1} and algorithm.config.batch_size == 32
 
 
 def test_the_network_is_that_of_the_paper() -> None:
     experiment = RECIPES["der-atari100k"]()
-    model = experiment.build_model(spaces.Box(0, 255, (4, 84, 84), "uint8"), spaces.Discrete(6))
+    model = experiment.build_model(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6))
     assert isinstance(model, QModel)
     encoder: Any = model.trunk.encoder
     network = encoder.images[0]
-    assert isinstance(network, DataEfficientCNN) and network.out_features == 64 * 3 * 3
+    assert type(network) is DataEfficientCNN and network.out_features == 64 * 3 * 3
     image = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     x = image / 255
-    for layer, channels in zip(network.convolutions, (32, 64), strict=True):
+    for convolution, channels in zip(network.convolutions, (32, 64), strict=True):
+        layer: Any = convolution
         assert layer.weight.shape[0] == channels and layer.kernel_size == layer.stride == (5, 5)
         x = torch.conv2d(x, layer.weight, layer.bias, 5).relu()
     expected = x.permute(0, 2, 3, 1).flatten(1)
