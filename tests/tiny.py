@@ -298,3 +298,9 @@ def collected(rollout: Rollout, normalizers: Normalizers, shard: int = 0) -> Col
     """A rollout as collectors hand it over, of which nothing else is known."""
     info = RolloutInfo(shard, 0, 0, ((0, 0),), np.zeros(0), {}, [])
     return CollectedRollout(info, rollout, normalizers)
+
+
+EXPERIMENTS["der"] = lambda: replaying(recipes.der_atari100k, replay={}, stream_size=8)
+EXPERIMENTS["drq"] = lambda: replaying(
+    recipes.drq_atari100k, replay={}, algorithm={"copies": 2, "target_copies": 2}, scheme={"lag": 1}
+)

@@ -6,6 +6,7 @@ from lockstep.algorithms.base import Algorithm, AlgorithmConfig, LossOutput, Opt
 from lockstep.algorithms.crossq import CrossQ, CrossQConfig
 from lockstep.algorithms.ddpg import DDPG, DDPGConfig
 from lockstep.algorithms.dqn import DQN, DQNConfig
+from lockstep.algorithms.drq import DrQ, DrQConfig
 from lockstep.algorithms.impala import IMPALA, IMPALAConfig
 from lockstep.algorithms.mpc import MPC, MPCConfig
 from lockstep.algorithms.mpo import MPO, MPOConfig
@@ -36,6 +37,8 @@ __all__ = [
     "CrossQConfig",
     "DDPGConfig",
     "DQNConfig",
+    "DrQ",
+    "DrQConfig",
     "IMPALAConfig",
     "LossOutput",
     "MPCConfig",

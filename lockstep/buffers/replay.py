@@ -183,16 +183,16 @@ class Replay:
     def _returns(self, time: Tensor, environment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """For each of these steps: the discounted sum of up to n rewards, the weight of the value that follows, and how
         many steps later that is."""
-        reward, going = torch.zeros(time.shape), torch.ones(time.shape, dtype=torch.bool)
-        terminated, ahead = torch.zeros(time.shape, dtype=torch.bool), torch.zeros(time.shape, dtype=torch.int64)
-        for k in range(self._config.n_step):
-            at = (time + k) % self.steps
-            reward += self._discount**k * self._reward[at, environment] * going
-            ahead += going
-            ended = self._terminated[at, environment]
-            terminated |= ended & going
-            going &= ~(ended | self._truncated[at, environment])
-        return reward, self._discounts[ahead] * ~terminated, ahead
+        forwards = torch.arange(self._config.n_step).view(-1, *[1] * time.ndim)
+        at = (time + forwards) % self.steps  # [steps of a return, ...]
+        ended = self._terminated[at, environment]
+        cut = ended | self._truncated[at, environment]
+        going = torch.cat([torch.ones_like(cut[:1]), cut[:-1].cumsum(0) == 0])
+        reward = torch.zeros(time.shape)
+        for each in self._discounts[forwards] * self._reward[at, environment] * going:
+            reward += each  # in this order
+        ahead = going.sum(0)
+        return reward, self._discounts[ahead] * ~(ended & going).any(0), ahead
 
     def batch(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Any:
         """The minibatch of items that were drawn."""

@@ -21,8 +21,11 @@ class ReportArguments:
     """Folders of runs, or of sweeps with all their runs. Runs that differ only in seed and task are one method."""
     out: str | None = None
     """The .html file to write. Default: report.html in the only folder given, or here."""
-    metric: str = "score/mean"
-    """The metric in metrics.jsonl that counts as the score, such as eval/score for runs with evaluations."""
+    metric: str | None = None
+    """The metric in metrics.jsonl that counts as the score, such as eval/score for runs with evaluations. Default:
+    score/mean, or that of the suite."""
+    suite: str | None = None
+    """Show the runs beside published scores of a suite: atari100k, atari57 or mujoco."""
     verify: int = 0
     """Iterations of each run to repeat and compare with its ledger. More prove more but take longer."""
     json: bool = False
@@ -57,16 +60,19 @@ def report(arguments: list[str]) -> int:
     home = Path(given.runs[0]) if len(given.runs) == 1 else Path()
     out = Path(given.out) if given.out else home / "report.html"
     with progress_to_stderr():
-        written = write(runs, out, metric=given.metric, verify=given.verify)
+        written = write(runs, out, metric=given.metric, verify=given.verify, suite=given.suite)
     if given.json:
         proofs = [{"run": name, "ok": proof.ok, "verdict": proof.verdict} for name, proof in written.proofs]
         known = {"file": str(out), "bytes": out.stat().st_size, "left_out": list(written.left_out)}
-        say_json({**known, "scores": [asdict(each) for each in written.scores], "proofs": proofs})
+        suite = {} if written.standing is None else {"suite": asdict(written.standing)}
+        say_json({**known, "scores": [asdict(each) for each in written.scores], **suite, "proofs": proofs})
     else:
         if written.left_out:
-            say(f"left out, since they have no {given.metric}: {some(written.left_out)}")
+            say(f"left out, since they have no {written.metric}: {some(written.left_out)}")
         for name, proof in written.proofs if given.verify else ():
             say(f"{name}: {proof.verdict}")
+        if written.standing:
+            say(str(written.standing))
         _say_written(out)
     return 1 if given.verify and not all(proof.ok for _, proof in written.proofs) else 0
 

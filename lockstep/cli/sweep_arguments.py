@@ -52,6 +52,7 @@ def is_population(folder: Path, search: Search | Population | None) -> bool:
 def read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | None, SweepOptions]:
     """The folder, the runs to add or a search or a population, and the options."""
     words = list(takewhile(lambda word: not word.startswith("-"), arguments))
+    arguments = _with_suite(arguments, words)
     defaults = _defaults(Path(words[0])) if words else SweepOptions()
     found: Any = []
     if len(words) == 1 and not Path(words[0]).exists() and _is_recipe(words[0]):
@@ -106,6 +107,29 @@ def read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | N
     if isinstance(found, list):
         return Path(given.folder), found, None, given.options
     return Path(given.folder), [], found, given.options
+
+
+def _with_suite(arguments: list[str], words: list[str]) -> list[str]:
+    """The arguments with the tasks of --suite as --env.id."""
+    found: list[str] = []
+    groups = with_values(arguments)
+    for flag, *values in groups:
+        name, _, given = flag.partition("=")
+        if name != "--suite" or not (given or values):
+            found += [flag, *values]
+            continue
+        from lockstep.reports.suites import suite_of
+
+        tasks = suite_of(given or values[0]).tasks
+        if len(words) < 2:
+            raise SettingsError(
+                f"--suite {given or values[0]} is for recipes. Name what to run before all flags, as in lockstep sweep "
+                f"FOLDER der-atari100k --suite {given or values[0]}."
+            )
+        if any(other.partition("=")[0] == "--env.id" for other, *_ in groups):
+            raise SettingsError("--suite and --env.id both name the tasks. Leave one of them out.")
+        found += ["--env.id", ",".join(tasks)]
+    return found
 
 
 def _refuse_settings(arguments: list[str], words: list[str]) -> None:

@@ -29,6 +29,7 @@ _CLASSES = {
     "MPO": "lockstep.algorithms.mpo:MPOConfig",
     "MPC": "lockstep.algorithms.mpc:MPCConfig",
     "CrossQ": "lockstep.algorithms.crossq:CrossQConfig",
+    "DrQ": "lockstep.algorithms.drq:DrQConfig",
 }
 """The current module of each class. Names are hashed into identities, so none may change."""
 FORMER = {

@@ -30,6 +30,7 @@ Initialization = Literal["orthogonal", "impala"]
 _NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 _SIMPLE = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
 _MINATAR = ((16, 3, 1),)
+_DATA_EFFICIENT = ((32, 5, 5), (64, 5, 5))
 """Channels, kernel size and stride of each convolution."""
 
 
@@ -74,7 +75,7 @@ class ConvNet(nn.Module):
     Args:
         shape: [C, H, W] of an image.
         layers: channels, kernel size and stride of each convolution.
-        dense_size: number of features.
+        dense_size: number of features; 0 leaves out the dense layer, and the last convolution's output is the features.
         activation: after every layer; it may overwrite its argument.
         initialization: for all layers.
     """
@@ -100,8 +101,8 @@ class ConvNet(nn.Module):
             convolution = PixelConv2d if index == 0 else Conv2d
             self.convolutions.append(convolution(channels, out_channels, kernel, stride=stride))
             channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        self.dense = Linear(channels * height * width, dense_size)
-        self.out_features = dense_size
+        self.dense = Linear(channels * height * width, dense_size) if dense_size else None
+        self.out_features = dense_size or channels * height * width
         self.activation = activation
         _initialize(self, initialization)
 
@@ -111,7 +112,7 @@ class ConvNet(nn.Module):
         x = self.activation(first(image, dtype))
         for convolution in rest:
             x = self.activation(convolution(x))
-        return self.activation(self.dense(_flatten(x)))
+        return _flatten(x) if self.dense is None else self.activation(self.dense(_flatten(x)))
 
 
 class NatureCNN(ConvNet):
@@ -139,6 +140,14 @@ class MinAtarCNN(ConvNet):
         self, shape: tuple[int, int, int], dense_size: int = 128, initialization: Initialization = "orthogonal"
     ):
         super().__init__(shape, _MINATAR, dense_size, partial(F.relu, inplace=True), initialization)
+
+
+class DataEfficientCNN(ConvNet):
+    """The network of van Hasselt et al. 2019 (arXiv:1906.05243, appendix) for few samples: two convolutions, which the
+    streams of the head follow."""
+
+    def __init__(self, shape: tuple[int, int, int], dense_size: int = 0, initialization: Initialization = "orthogonal"):
+        super().__init__(shape, _DATA_EFFICIENT, dense_size, partial(F.relu, inplace=True), initialization)
 
 
 class ResidualBlock(nn.Module):

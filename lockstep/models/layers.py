@@ -147,9 +147,17 @@ class PixelConv2d(nn.Conv2d):
         stride, padding = self.stride, self.padding
         if block > 1 and image.shape[-2] % block == 0 and image.shape[-1] % block == 0:
             image, weight, stride = fold_pixels(image, block), fold_kernel(weight, block), 1
+        else:
+            image = channels_last(image)
         image = image.to(dtype, memory_format=torch.channels_last)
         weight = weight.to(dtype, memory_format=torch.channels_last)
         return F.conv2d(image, weight, self.bias.to(dtype), stride, padding)
+
+
+def channels_last(image: Tensor) -> Tensor:
+    """uint8 [N, C, H, W] in the memory format channels_last. Interleaving bytes, and converting them afterwards, takes
+    half as long as doing both at once."""
+    return torch.stack(image.unbind(1), -1).permute(0, 3, 1, 2)
 
 
 def fold_pixels(image: Tensor, block: int) -> Tensor:

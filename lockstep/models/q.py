@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import gymnasium
@@ -64,10 +65,20 @@ class QHead(nn.Module):
     minus the mean advantage of all actions.
     """
 
-    def __init__(self, in_features: int, actions: int, numbers: int, *, dueling: bool, noisy: bool, stream_size: int):
+    def __init__(
+        self,
+        in_features: int,
+        actions: int,
+        numbers: int,
+        *,
+        dueling: bool,
+        noisy: bool,
+        stream_size: int,
+        noisy_sigma: float = 0.5,
+    ):
         super().__init__()
         self.actions, self.numbers = actions, numbers
-        linear = NoisyLinear if noisy else nn.Linear
+        linear = partial(NoisyLinear, sigma=noisy_sigma) if noisy else nn.Linear
 
         def stream(size: int) -> nn.Module:
             if not stream_size:
@@ -219,6 +230,7 @@ class QModelConfig(TrunkConfig):
     """A Q-network over discrete actions."""
 
     has_policy_and_value: ClassVar[bool] = False
+    later: ClassVar[frozenset[str]] = frozenset({"noisy_sigma"})
 
     dueling: bool = False
     """Estimate the state's value and each action's advantage in separate streams. On generalises over actions."""
@@ -240,6 +252,9 @@ class QModelConfig(TrunkConfig):
     """Lowest atom of a categorical return. If it is too high, bad returns look alike."""
     v_max: float = 10.0
     """Highest atom. If it is too low, good returns look alike."""
+    noisy_sigma: float = 0.5
+    """σ₀: the size of the noise of noisy layers before learning, as a multiple of 1 / √inputs. Higher explores more at
+    first, and disturbs learning more."""
 
     @property
     def has_kernels(self) -> bool:
@@ -285,6 +300,7 @@ class QModelConfig(TrunkConfig):
                 dueling=self.dueling,
                 noisy=self.noisy,
                 stream_size=self.stream_size,
+                noisy_sigma=self.noisy_sigma,
             )
             if self.returns == "implicit":
                 assert isinstance(head, QHead)
@@ -297,6 +313,8 @@ class QModelConfig(TrunkConfig):
         for name, least in (("stream_size", 0), ("numbers", 1), ("cosines", 1)):
             if getattr(self, name) < least:
                 raise SettingsError(f"model.{name}={getattr(self, name)} must be at least {least}.")
+        if not self.noisy_sigma > 0:
+            raise SettingsError(f"model.noisy_sigma={self.noisy_sigma} must be above 0, for example 0.5.")
         if self.returns == "categorical" and self.numbers < 2:
             raise SettingsError(f"model.numbers={self.numbers}: categorical returns need at least 2 atoms, such as 51.")
         if self.returns == "categorical" and not self.v_min < self.v_max:

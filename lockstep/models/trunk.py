@@ -17,6 +17,7 @@ from lockstep.models.core import GRU, LSTM, Core, MinGRU, RecurrentCore
 from lockstep.models.encoders import (
     _NATURE_MINIMUM,
     MLP,
+    DataEfficientCNN,
     ImpalaResNet,
     Initialization,
     MinAtarCNN,
@@ -90,6 +91,7 @@ def acting_copy(model: ModelT) -> ModelT:
     return acting
 
 
+EncoderName = Literal["auto", "mlp", "nature", "convnet_simple", "der", "impala", "minatar", "symbols"]
 KERNEL_ENCODERS = ("auto", "mlp", "minatar")
 """Encoders that kernels compute: auto, if there are no images."""
 
@@ -99,12 +101,13 @@ class TrunkConfig(ModelConfig):
     """Encoder and core, chosen by name. Subclass a model's config to replace its encoder, or ModelConfig to replace the
     whole model."""
 
-    encoder: Literal["auto", "mlp", "nature", "convnet_simple", "impala", "minatar", "symbols"] = "auto"
+    encoder: EncoderName = "auto"
     """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
-    features for larger images; impala is a deep residual network that learns more from each sample and costs about
-    eight times as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols does it
-    with grids of symbols from 0 to 10, such as MiniGrid's, each of which becomes a separate input. auto takes nature,
-    or impala below 36x36 pixels. Vectors always pass through an MLP."""
+    features for larger images; der, of data-efficient Rainbow, has two coarse convolutions, for few samples, and costs
+    a fifth of nature; impala is a deep residual network that learns more from each sample and costs about eight times
+    as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols does it with grids of
+    symbols from 0 to 10, such as MiniGrid's, each of which becomes a separate input. auto takes nature, or impala below
+    36x36 pixels. Vectors always pass through an MLP."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of the MLP. More or wider ones fit harder functions, learn less stably, and cost time."""
     activation: Literal["tanh", "relu", "elu"] = "tanh"
@@ -127,8 +130,8 @@ class TrunkConfig(ModelConfig):
     channels: tuple[int, ...] = (16, 32, 32)
     """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
     dense_size: int = 0
-    """Number of features of an encoded image; 0 takes 128 for minatar, 256 for impala and 512 for the others. More fit
-    more, and cost more."""
+    """Number of features of an encoded image; 0 takes 128 for minatar, 256 for impala, no dense layer for
+    der, and 512 for the others. More fit more, and cost more."""
 
     later: ClassVar[frozenset[str]] = frozenset({"core_memory", "core_layers", "core_heads"})
 
@@ -156,6 +159,8 @@ class TrunkConfig(ModelConfig):
                 return MinAtarCNN(shape, self.dense_size or 128, initialization)
             if name == "nature":
                 return NatureCNN(shape, self.dense_size or 512, initialization)
+            if name == "der":
+                return DataEfficientCNN(shape, self.dense_size, initialization)
             if name == "convnet_simple":
                 return SimpleConvNet(shape, self.dense_size or 512, initialization)
             return ImpalaResNet(shape, self.channels, self.dense_size or 256, initialization)

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from lockstep.config.settings import SettingsError
 from lockstep.evaluation.statistics import ENOUGH
-from lockstep.reports import aggregates, curves, findings, page, provenance
+from lockstep.reports import aggregates, curves, findings, page, provenance, suites
 from lockstep.reports.charts import PageRuns
 from lockstep.reports.findings import Scored
 from lockstep.reports.page import Section
 from lockstep.reports.provenance import Proof
 from lockstep.reports.runs import Method, Run, listed, methods, tasks, tell_apart, title, with_metric
+from lockstep.reports.suites import Standing
 from lockstep.run.files import write_whole, writing
 
 
@@ -25,35 +26,45 @@ class Report:
     """The result of writing a page."""
 
     path: Path
+    metric: str
+    """What counts as the score."""
     left_out: tuple[str, ...]
     """Runs without a value of the metric."""
     proofs: tuple[tuple[str, Proof], ...]
     """The verdict of each run's ledger, also for runs that were left out."""
     scores: tuple[Scored, ...] = ()
     """The scores of each method on each task."""
+    standing: Standing | None = None
+    """The comparison with a suite's published scores, if one was asked for."""
 
 
 def report(
     runs: Path | str | Sequence[Path | str],
     out: Path | str = "report.html",
     *,
-    metric: str = "score/mean",
+    metric: str | None = None,
     verify: int = 0,
+    suite: str | None = None,
 ) -> Report:
     """Write one self-contained HTML page about some runs. Runs that differ only in seed and task are one method.
 
     Args:
         runs: run folders; the runs may still be training.
         out: file to write, ending in .html.
-        metric: name in metrics.jsonl that counts as the score; runs without it are left out and named.
+        metric: name in metrics.jsonl that counts as the score, by default score/mean or that of the suite; runs without
+        it are left out and named.
         verify: iterations of each run to repeat and compare (see lockstep.verify), 0 for none.
+        suite: name of a suite (lockstep.reports.suites), whose published scores the page shows beside those of the
+        runs.
 
     Returns:
         The page's path, and its findings about single runs.
 
     Raises:
-        SettingsError: a folder is not a run, no run has the metric, or the file's name does not end in .html.
+        SettingsError: a folder is not a run, no run has the metric, the file's name does not end in .html, or there is
+        no such suite.
     """
+    metric = metric or (suites.suite_of(suite).metric if suite else "score/mean")
     runs = listed(runs)
     if not runs:
         raise SettingsError("No run was given. Name at least one run folder, for example: lockstep report runs/pong")
@@ -62,7 +73,8 @@ def report(
     heading = title([run.settings for run in found])
     for group in groups:
         group.label = group.label or heading or "all runs"
-    return write_page(out, heading or "Report", groups, metric, left_out=left_out, verify=verify)
+    standing = suites.standing(suite, groups, metric) if suite else None
+    return write_page(out, heading or "Report", groups, metric, left_out=left_out, verify=verify, standing=standing)
 
 
 def read_runs(paths: Sequence[Path | str], metric: str) -> tuple[list[Run], list[Run]]:
@@ -87,9 +99,10 @@ def write_page(
     verdict: Section | None = None,
     left_out: Sequence[Run] = (),
     verify: int = 0,
+    standing: Standing | None = None,
 ) -> Report:
     """The page about some methods. verdict: the result of a comparison at equal x. left_out: the runs without the
-    metric.
+    metric. standing: the comparison with a suite's published scores.
 
     Raises:
         SettingsError: see report.
@@ -108,6 +121,7 @@ def write_page(
     drawn = PageRuns(runs, [number for number, group in enumerate(groups) for _ in group.runs])
     sections = [
         *([verdict] if verdict else []),
+        *([suites.section(standing, metric)] if standing else []),
         Section("scores", "Scores", findings.warnings(groups, metric, names) + findings.scores(groups, scored, metric)),
         Section("curves", "Learning curves", curves.curves(groups, named, metric, drawn)),
         Section("parallel", "Parallel coordinates", curves.parallel(drawn, metric)),
@@ -131,4 +145,5 @@ def write_page(
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, text.encode(errors="replace"))  # a folder's name may not be valid text
-    return Report(out, names, tuple((run.name, proof) for run, proof in zip(every, proofs, strict=True)), tuple(scored))
+    verdicts = tuple((run.name, proof) for run, proof in zip(every, proofs, strict=True))
+    return Report(out, metric, names, verdicts, tuple(scored), standing)

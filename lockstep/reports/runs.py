@@ -34,6 +34,8 @@ TASK = "env.id"
 _MAIN = (TASK, "algorithm.$type")
 _RULES = ("env.protocol", "env.options", "env.num_levels", "env.start_level", "env.opponents")
 _CURRICULUM = "env.curriculum"
+_LINES = 20_000
+"""At most about this many lines of a run's metrics are kept. Charts show far fewer."""
 _NAMED = 6
 """How many of several runs a sentence names."""
 
@@ -71,7 +73,7 @@ class Run:
                 f"{path} is not a run folder: it has no experiment.json. Give the folder that train printed."
             )
         folder = RunFolder(path)
-        records = folder.records() if folder.metrics.is_file() else []  # missing before the first iteration
+        records = _fewer(folder.records()) if folder.metrics.is_file() else []  # missing before the first iteration
         settings = {name: value for name, value in flat(folder.read("experiment.json")).items() if value != {}}
         seed, steps = settings.pop("seed", None), settings.get("total_steps", 0)
         if not isinstance(seed, int) or not isinstance(steps, int):
@@ -164,6 +166,17 @@ class Run:
         later = " Scores appear when the first episodes have ended." if metric.startswith("score/") else ""
         later = " Runs are evaluated with --eval-every." if metric.startswith("eval/") else later
         return f"{self.path} has no values of {metric!r} yet. {hint}{later}"
+
+
+def _fewer(records: list[dict[str, float | None]]) -> list[dict[str, float | None]]:
+    """Every k-th line of a very long run, with the last one and those of evaluations, so that many such runs fit into
+    memory."""
+    every = -(-len(records) // _LINES)
+    if every <= 1:
+        return records
+    kept = {len(records) - 1, *range(0, len(records), every)}
+    kept |= {n for n, record in enumerate(records) if "eval/score" in record}
+    return [records[n] for n in sorted(kept)]
 
 
 def listed(runs: Path | str | Sequence[_Item]) -> list[_Item | Path | str]:

@@ -13,6 +13,8 @@ from lockstep.sweep.stopping import StopRule
 class SweepOptions:
     """How a sweep is run. Nothing here changes what a run learns, only whether it is stopped early."""
 
+    suite: str | None = None
+    """Train recipes on every task of a suite, in place of --env.id: atari100k, atari57 or mujoco."""
     slots: int = 0
     """The maximum number of runs at once. 0 fills the cores and GPUs of this machine (on Slurm 256 runs, or 4 of a
     search)."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.models import layers
-from lockstep.models.layers import Linear
+from lockstep.models.layers import Linear, channels_last
 
 
 def differs(found: list[Tensor | None], expected: list[Tensor | None]) -> float:
@@ -48,3 +48,12 @@ def test_only_large_products_of_fp32_are_onednns(monkeypatch: pytest.MonkeyPatch
     assert not calls
     Linear(128, 128)(torch.randn(4, 32, 128))
     assert calls == [(128, 128)]
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 9, 7), (1, 3, 8, 8), (2, 1, 5, 5)])
+def test_interleaved_bytes_are_what_torch_gives(shape: tuple[int, ...]) -> None:
+    """Equal strides too, by which torch chooses a convolution."""
+    image = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    expected = image.to(torch.float32, memory_format=torch.channels_last)
+    found = channels_last(image).to(torch.float32, memory_format=torch.channels_last)
+    assert torch.equal(found, expected) and found.stride() == expected.stride()

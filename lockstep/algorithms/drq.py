@@ -1,0 +1,171 @@
+"""Data-regularized Q-learning (DrQ, Kostrikov et al. 2020, https://arxiv.org/abs/2004.13649): deep Q-learning of images
+that are shifted and brightened or darkened at random, whose targets are means over several such images.
+
+Shape legend: n items, M copies of what was observed, K copies of what was observed next, A actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lockstep.algorithms.base import LossOutput, Setup
+from lockstep.algorithms.dqn import DQN, DQNConfig, distribution_of, disturb
+from lockstep.config.settings import SettingsError
+from lockstep.core.arrays import map_structure
+from lockstep.core.transitions import Transitions
+from lockstep.models.base import Networks, PolicyModel
+from lockstep.models.gaussian import standard_normal
+from lockstep.models.q import QModel, QModelConfig
+from lockstep.models.selection import of_action
+
+_NUMBERS = 3
+"""Uniform numbers that one copy of an item takes: for its rows, its columns and its brightness."""
+_STRONGEST = 2.0
+"""Deviations at which changes of brightness are clipped."""
+
+
+@dataclass(frozen=True)
+class DrQConfig(DQNConfig):
+    """Q-learning of augmented images; the defaults are those of DrQ(ε) for Atari 100k (Agarwal et al. 2021)."""
+
+    name = "drq"
+
+    rollout: int = 1
+    n_step: int = 10
+    double: bool = True
+    pad: int = 4
+    """Pixels by which an image is shifted at most, in each direction; what moves in repeats the border. More augments
+    more, and hides more of the border; 0 is off."""
+    intensity: float = 0.05
+    """Standard deviation of the factor by which an image becomes brighter or darker. Higher augments more; 0 is off."""
+    copies: int = 1
+    """M: augmented copies of each item whose losses are averaged. More make the gradient less noisy, and cost more."""
+    target_copies: int = 1
+    """K: augmented copies of what was observed next, whose values a target averages. More make targets less noisy, and
+    cost more."""
+
+    def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
+        """Raise SettingsError for values out of range."""
+        super().validate(envs_per_shard, recurrent=recurrent)
+        for setting, least in (("pad", 0), ("intensity", 0), ("copies", 1), ("target_copies", 1)):
+            if not getattr(self, setting) >= least:
+                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least {least}.")
+
+    def validate_with(self, setup: Setup) -> None:
+        """Raise SettingsError for settings that do not fit the rest of the experiment."""
+        super().validate_with(setup)
+        if isinstance(setup.model, QModelConfig) and setup.model.returns != "expected":
+            raise SettingsError(
+                f"model.returns={setup.model.returns} is a distribution of returns, but algorithm=drq averages "
+                "expected ones: use --model.returns expected."
+            )
+
+    def build(self) -> DrQ:
+        return DrQ(self)
+
+
+class DrQ(DQN[DrQConfig]):
+    """Moves the values of augmented copies of a replayed step towards one target: the mean over augmented copies of
+    what followed (equations 1 and 3)."""
+
+    def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
+        """Huber loss of the expected return, mean over an item's copies, summed over items."""
+        online, target = model
+        assert isinstance(online, QModel) and isinstance(target, QModel) and batch.noise is not None
+        config, items = self.config, len(batch.weight)
+        disturb(online, target, batch.noise)
+        draws = batch.noise[2 * online.noise_numbers :].view(-1, items, _NUMBERS)
+        of_obs, of_next = draws.split([config.copies, config.target_copies])
+        obs = augment(batch.obs, of_obs, config.pad, config.intensity)
+        next_obs = augment(batch.next_obs, of_next, config.pad, config.intensity)
+        q_tm1 = _of_copies(online, obs, config.copies)  # [M, n, A]
+        with torch.no_grad():
+            q_t = _of_copies(target, next_obs, config.target_copies)  # [K, n, A]
+            q_selector = _of_copies(online, next_obs, config.target_copies) if config.double else q_t
+            v_t = of_action(q_t, q_selector.argmax(-1)).mean(0)
+            target_tm1 = (batch.reward + batch.discount * v_t).expand(config.copies, items)
+        q_tm1 = of_action(q_tm1, batch.action.expand(config.copies, items))
+        error = F.smooth_l1_loss(q_tm1, target_tm1, reduction="none").mean(0)
+        loss = (batch.weight * error).sum()
+        with torch.no_grad():
+            away = (target_tm1 - q_tm1).mean(0).abs()
+            metrics = {
+                "loss/value": loss.detach(),
+                "value/mean": q_tm1.detach().mean(0).sum(),
+                "value/target": target_tm1[0].sum(),
+                "value/error": away.sum(),
+            }
+        return LossOutput(loss, metrics, away)
+
+    def noise_numbers(self, model: PolicyModel, items: int) -> int:
+        copies = self.config.copies + self.config.target_copies
+        return super().noise_numbers(model, items) + copies * items * _NUMBERS
+
+
+def augment(obs: Any, draws: Tensor, pad: int, intensity: float) -> Any:
+    """Copies of images, each shifted and brightened or darkened at random; other observations are repeated.
+
+    All frames of an item move together, and all its images. An image is padded by repeating its border and cropped to
+    its size at a random place (Kostrikov et al. 2020, section 3), then multiplied by 1 + intensity times a normal
+    number that is clipped to two deviations (Schwarzer et al. 2020, arXiv:2007.05929, appendix). It stays of whole grey
+    levels, of which the brightest is 255.
+
+    Args:
+        obs: [1, n, ...]; images are uint8 [1, n, C, H, W].
+        draws: [copies, n, 3], uniform in (0, 1).
+
+    Returns:
+        [1, copies * n, ...]
+
+    Raises:
+        SettingsError: there are no images.
+    """
+    numbers = draws.flatten(0, 1)
+    images = 0
+
+    def changed(leaf: Tensor) -> Tensor:
+        nonlocal images
+        copied = leaf[0].repeat(len(draws), *[1] * (leaf.ndim - 2))
+        if leaf.dtype == torch.uint8 and leaf.ndim == 5:
+            images += 1
+            copied = brightened(shifted(copied, numbers[:, :2], pad), numbers[:, 2], intensity)
+        return copied.unsqueeze(0)
+
+    found = map_structure(changed, obs)
+    if not images:
+        raise SettingsError(
+            "algorithm=drq augments images, which are uint8 with three dimensions [C, H, W], but there are none among "
+            "the observations. Use an environment of images, or DQNConfig, which augments nothing."
+        )
+    return found
+
+
+def shifted(images: Tensor, draws: Tensor, pad: int) -> Tensor:
+    """uint8 [N, C, H, W], uniform numbers [N, 2] -> [N, C, H, W], moved by up to pad pixels."""
+    if not pad:
+        return images
+    height, width = images.shape[-2:]
+    by = (draws * (2 * pad + 1)).long().clamp(max=2 * pad) - pad
+    row = (torch.arange(height, device=by.device) + by[:, :1]).clamp(0, height - 1)
+    column = (torch.arange(width, device=by.device) + by[:, 1:]).clamp(0, width - 1)
+    place = (row.unsqueeze(2) * width + column.unsqueeze(1)).flatten(1).unsqueeze(1)
+    return images.flatten(2).gather(2, place.expand(-1, images.shape[1], -1)).view_as(images)
+
+
+def brightened(images: Tensor, draws: Tensor, intensity: float) -> Tensor:
+    """uint8 [N, C, H, W], uniform numbers [N] -> [N, C, H, W], each multiplied by its factor."""
+    if not intensity:
+        return images
+    factor = 1 + intensity * standard_normal(draws).clamp(-_STRONGEST, _STRONGEST)
+    return (images * factor.view(-1, 1, 1, 1)).round().clamp(0, 255).to(torch.uint8)
+
+
+def _of_copies(model: QModel, obs: Any, copies: int) -> Tensor:
+    """[1, copies * n, ...] -> the values by which actions are chosen, [copies, n, A]"""
+    q = model.choices(distribution_of(model, obs), obs)
+    return q.view(copies, -1, q.shape[-1])
