@@ -21,7 +21,7 @@ from lockstep.core.schedule import RolloutId
 from lockstep.distributed.groups import GlooGroup, Group, PeerGone, meeting_point
 from lockstep.distributed.shared_memory import PrivateMemory
 from lockstep.learners.learner import Computed
-from lockstep.learners.parameter_store import ParameterStore, Read
+from lockstep.learners.parameter_store import Changed, ParameterStore, Read
 from lockstep.run.folder import is_run
 from lockstep.system import children
 from lockstep.training.context import StopRequest, Work, WorkerContext
@@ -186,7 +186,7 @@ class RemoteStore:
     def newest(self, seen: int) -> Read:
         return self._ask("newest", seen)
 
-    def change(self, learner: int, computed: Computed, first: int) -> tuple[int, int, float]:
+    def change(self, learner: int, computed: Computed, first: int) -> Changed:
         return self._ask("change", learner, computed, first)
 
     def _ask(self, method: str, *args: Any) -> Any:
