@@ -106,7 +106,7 @@ def _who(run: Run, shards: int, *, learners: bool) -> Callable[[int, int], str]:
 
     def name(iteration: int, shard: int) -> str:
         layout = layouts[bisect.bisect_right(begins, iteration) - 1]
-        if layout is None:
+        if layout is None or (layout.growing and not learners):  # shards move between collectors
             return f"shard {shard}"
         role = ("learner" if learners else "collector") if layout.split else "process"
         count = layout.learning if learners else layout.collecting
