@@ -87,7 +87,8 @@ class GrowingDriver(RayDriver):
 
     def _grow(self) -> None:
         """Start processes if there are too few, or if the cluster has room and there is a shard for each."""
-        there, starting = len(self._processes), any(process.steps < 0 for process in self._processes)
+        # What a process takes is missing in Ray's books of free resources by the time it has made a step.
+        there, starting = len(self._processes), any(process.steps < 1 for process in self._processes)
         new = max(0, len(self._layout.collectors) - there)
         if not (new or starting) and (new := min(self._room(), self._groups - there)) > 0:
             say(f"The cluster has room: {new} collector{'s join' if new > 1 else ' joins'} the {there}.")
@@ -136,8 +137,10 @@ class GrowingDriver(RayDriver):
             return
         self._paused.remove(group)
         self._forget(collector)
-        collector.process.handle.leave.remote(group)
-        self._start(group, self._moving.pop(group))
+        process = self._moving.pop(group)
+        if process is not collector.process:
+            collector.process.handle.leave.remote(group)
+        self._start(group, process)
 
     def _replace(self, lost: Actor, why: str) -> None:
         self._processes.remove(lost)
