@@ -153,6 +153,8 @@ class Nodes:
         self._cpus = cpus
         while len(self._nodes) < number:
             self._nodes.append(self._cluster.add_node(num_cpus=cpus))
+        while ray.cluster_resources().get("CPU", 0) != number * cpus:  # Ray learns of lost nodes late
+            time.sleep(0.1)
 
     def disturb(self, kind: str, lines: int, draw: random.Random, run: Future[Any]) -> tuple[str, float]:
         """Kill a node at a moment of the run. Returns what was on it, and when."""
@@ -164,7 +166,7 @@ class Nodes:
 
         wait(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") > lines and self._victims(kind))
         joined = None
-        if kind == "Joining":
+        if kind == "Joining" and not run.done():
             before = len(processes("Collector"))
             joined = self._cluster.add_node(num_cpus=2)
             self._nodes.append(joined)
