@@ -9,6 +9,7 @@ that of the second tenth (in the first one caches fill).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,21 +28,38 @@ FLAGS = (
 )
 
 
-def look(group: int) -> tuple[float, float, int]:
-    """MB of memory (proportional, so that shared pages count once), MB of it shared, and open files of a group."""
+def look(processes: Iterable[int]) -> tuple[float, float, int]:
+    """MB of memory (proportional, so that shared pages count once), MB of it shared, and open files of processes."""
     memory = shared = files = 0
-    for process in Path("/proc").iterdir():
+    for process in processes:
+        folder = Path(f"/proc/{process}")
         try:
-            if not process.name.isdigit() or os.getpgid(int(process.name)) != group:
-                continue
-            lines = (process / "smaps_rollup").read_text().splitlines()[1:]
+            lines = (folder / "smaps_rollup").read_text().splitlines()[1:]
             sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
             memory += sizes["Pss"]
             shared += sizes["Pss_Shmem"]
-            files += len(list((process / "fd").iterdir()))
+            files += len(list((folder / "fd").iterdir()))
         except (OSError, KeyError):  # it has ended
             continue
     return memory / 1024, shared / 1024, files
+
+
+def of_group(group: int) -> Iterator[int]:
+    """The processes of a group."""
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            if process.name.isdigit() and os.getpgid(int(process.name)) == group:
+                yield int(process.name)
+
+
+def table(names: Iterable[str], looks: Iterable[tuple[float, ...]]) -> str:
+    """A row for each column of looks."""
+    rows = ["| | second tenth | last tenth | change |", "|---|---|---|---|"]
+    for name, values in zip(names, zip(*looks, strict=True), strict=True):
+        tenth = len(values) // 10
+        early, late = statistics.median(values[tenth : 2 * tenth]), statistics.median(values[-tenth:])
+        rows.append(f"| {name} | {early:.0f} | {late:.0f} | {f'{100 * (late / early - 1):+.1f}%' if early else '–'} |")
+    return "\n".join(rows)
 
 
 def late_over_early(values: list[float]) -> float:
@@ -59,7 +78,7 @@ def main() -> None:
         with open(Path(folder) / "output", "w+") as output:
             child = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
             while child.poll() is None:
-                looks.append(look(child.pid))
+                looks.append(look(of_group(child.pid)))
                 time.sleep(1.0)
             output.seek(0)
             if child.returncode:
@@ -68,14 +87,8 @@ def main() -> None:
     step = max(1, len(lines) // 400)
     marks = [(line["samples"], line["seconds"]) for line in lines[::step]]
     rates = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(marks)]
-    columns = [list(map(float, column)) for column in zip(*looks[:-1], strict=True)]
     print(f"{lines[-1]['samples']:,} samples in {len(lines):,} iterations, {len(looks)} looks at all processes\n")
-    print("| | second tenth | last tenth | change |\n|---|---|---|---|")
-    for name, values in zip(("memory, MB", "shared memory, MB", "open files"), columns, strict=True):
-        tenth = len(values) // 10
-        early, late = statistics.median(values[tenth : 2 * tenth]), statistics.median(values[-tenth:])
-        change = f"{100 * (late / early - 1):+.1f}%" if early else "–"
-        print(f"| {name} | {early:.0f} | {late:.0f} | {change} |")
+    print(table(("memory, MB", "shared memory, MB", "open files"), looks[:-1]))
     print(f"| samples a second | | | {100 * (late_over_early(rates) - 1):+.1f}% |")
 
 

@@ -1,7 +1,8 @@
 """How fast training would be on more hosts than there are here: one learner's costs, as measured, and a network.
 
 Every host holds one learner with the same number of shards, so that n learners collect n times the samples of one
-(weak scaling). docs/scaling.md derives the formulas and compares them with measurements.
+(weak scaling). free_running, instead, spreads the shards of one learner over more collectors (strong scaling).
+docs/scaling.md derives the formulas and compares them with measurements.
 """
 
 from __future__ import annotations
@@ -120,3 +121,43 @@ def project(learners: int, work: Work, network: Network, *, apart: bool = False)
     seconds = max(learner, collector)
     computing = computing if learner >= collector else work.collecting
     return Projected(learners, computing, seconds - computing, samples)
+
+
+@dataclass(frozen=True)
+class FreeRunning:
+    """A free-running scheme (lag async) with one learner: the slowest of the three works all the time."""
+
+    seconds: float
+    """Of an iteration."""
+    limit: str
+    """What works all the time: collectors, learner, or network."""
+    policy_lag: float
+    """Versions, mean over samples."""
+    waiting: float
+    """Share of the time in which collectors wait for a buffer."""
+
+
+def free_running(
+    collectors: int, work: Work, network: Network, *, shards: int, max_lag: int = 4, learner_delay: float = 0.0
+) -> FreeRunning:
+    """One iteration of a learner and so many collectors, each on a further host, none of which waits for the other.
+
+    A collector steps its shards in turn, so its lap takes as long as it has shards, and begins with the newest version.
+    Meanwhile the learner publishes a version each iteration. If it is the slowest, rollouts wait in all buffers:
+    each shard has max_lag + 1, one of which is learned from and gives its place to the next.
+
+    Args:
+        work: of all shards, collected by one collector.
+        learner_delay: seconds that the learner sleeps in each iteration.
+    """
+    parts = {
+        "collectors": work.collecting / collectors,
+        "learner": work.learning + work.other + learner_delay,
+        "network": work.rollout_bytes / network.bandwidth,
+    }
+    limit = max(parts, key=lambda name: parts[name])
+    seconds = parts[limit]
+    # Of each shard, which has as many rollouts learned from as it collects.
+    lap = work.collecting / shards * math.ceil(shards / collectors) + network.message(work.rollout_bytes / shards)
+    lag = min(max_lag, lap / seconds) if limit == "collectors" else max_lag
+    return FreeRunning(seconds, limit, lag, 1 - parts["collectors"] / seconds)

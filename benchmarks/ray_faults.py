@@ -1,10 +1,13 @@
 """Whether a run survives the loss of machines: a Ray cluster of three nodes, all here, of which one is killed mid-run.
 
-    python benchmarks/ray_faults.py [--kills 10] [--kinds Collector Learner] [--seed 0] [--gradient-lag async]
+    python benchmarks/ray_faults.py [--kills 10] [--kinds Collector Learner Store Joining] [--gradient-lag async]
 
 The first node only conducts; processes are spread over the others, of which either has room for all. At a random moment
-the node is killed (SIGKILL to all of its processes) on which a collector, or a learner, is; then a new one joins. The
-digest, and the ledger, must be those of an undisturbed run inline or, with asynchronous gradients, of a run inline that
+the node is killed (SIGKILL to all of its processes) on which a collector, or a learner, is; then a new one joins. With
+Store, it is the node of learner 0, which keeps the parameters of asynchronous gradients. With Joining, a node joins a
+run of ray:a2+-l1 and is killed once collectors work on it.
+
+The digest, and the ledger, must be those of an undisturbed run inline or, if timing decides, of a run inline that
 repeats the recorded decisions.
 """
 
@@ -19,8 +22,9 @@ import random
 import signal
 import statistics
 import tempfile
-import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from lockstep import recipes
+from lockstep.algorithms import IMPALAConfig
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.experiment import Experiment
@@ -39,21 +44,30 @@ from lockstep.launchers.launch import train
 from lockstep.reproducibility.replay import replay
 from lockstep.run.folder import RunFolder
 
-ITERATIONS = 60
-LAYOUTS = {"Collector": "ray:a2-l1,jitter=0.01", "Learner": "ray:a2-l2,jitter=0.01"}
+LAYOUTS = {
+    "Collector": "ray:a2-l1,jitter=0.01",
+    "Learner": "ray:a2-l2,jitter=0.01",
+    "Store": "ray:a2-l2,jitter=0.01",
+    "Joining": "ray:a2+-l1,jitter=0.03,restarts=0",
+}
 """By what is to be lost."""
+ITERATIONS = dict.fromkeys(LAYOUTS, 60) | {"Joining": 240}
+"""Of a run; a node takes seconds to join."""
 CPUS = 4
 """Of a node: as many as the largest layout has processes."""
 
 
-def experiment(gradient_lag: Any) -> Experiment:
-    """PPO on CartPole, one version behind."""
-    full = recipes.ppo_cartpole()
+def experiment(kind: str, gradient_lag: Any) -> Experiment:
+    """PPO on CartPole, one version behind; free-running with IMPALA's loss where collectors come and go."""
+    full, growing = recipes.ppo_cartpole(), kind == "Joining"
+    algorithm = dataclasses.replace(full.algorithm, rollout=8, epochs=1, minibatches=2)
+    lag = "async" if growing else 1
     return full.replace(
         env=dataclasses.replace(full.env, num_envs=8, adapter="gymnasium", reseed_every=40),
-        algorithm=dataclasses.replace(full.algorithm, rollout=8, epochs=1, minibatches=2),
-        scheme=dataclasses.replace(full.scheme, shards=4, lag=1, acting_batch=0, gradient_lag=gradient_lag),
-        total_steps=ITERATIONS * 8 * 8,
+        algorithm=IMPALAConfig(rollout=8, minibatches=2) if growing else algorithm,
+        scheme=dataclasses.replace(full.scheme, shards=4, lag=lag, acting_batch=0, gradient_lag=gradient_lag),
+        precision="fp32",
+        total_steps=ITERATIONS[kind] * 8 * 8,
     )
 
 
@@ -61,9 +75,9 @@ def options(folder: str) -> RunOptions:
     return RunOptions(run=folder, checkpoint_every=5, display="none", tensorboard=False)
 
 
-def trained(gradient_lag: Any, layout: str, folder: str) -> tuple[str, bytes]:
+def trained(kind: str, gradient_lag: Any, layout: str, folder: str) -> tuple[str, bytes]:
     """Digest and ledger."""
-    result = train(experiment(gradient_lag), Layout.parse(layout), options(folder))
+    result = train(experiment(kind, gradient_lag), Layout.parse(layout), options(folder))
     return result.digest, RunFolder(result.run).ledger.read_bytes()
 
 
@@ -74,11 +88,12 @@ def repeated() -> tuple[str, bytes]:
 
 
 def processes(kind: str) -> list[int]:
-    """Actors of a kind, by process id."""
+    """Actors of a kind of the run in this folder, by process id."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
-            if (entry / "cmdline").read_bytes().startswith(f"ray::Ray{kind}".encode()):
+            name = (entry / "cmdline").read_bytes()
+            if name.startswith(f"ray::Ray{kind}".encode()) and (entry / "cwd").readlink() == Path.cwd():
                 found.append(int(entry.name))
     return sorted(found)
 
@@ -107,34 +122,77 @@ def node_of(process: int, nodes: list[Any]) -> Any:
     return raylets.get(process)
 
 
-class Kill(threading.Thread):
-    """Kills the node of one of a kind of processes, at a moment of the run."""
+def keeper() -> list[int]:
+    """The process of learner 0, which writes the ledger."""
+    ledger = str(Path("run/ledger.jsonl").absolute())
+    found = []
+    for process in processes("Learner"):
+        with contextlib.suppress(OSError):
+            if any(os.readlink(each) == ledger for each in Path(f"/proc/{process}/fd").iterdir()):
+                found.append(process)
+    return found
 
-    def __init__(self, cluster: Cluster, nodes: list[Any], kind: str, lines: int, draw: random.Random) -> None:
-        super().__init__(daemon=True)
-        self._cluster, self._nodes, self._kind, self._lines, self._draw = cluster, nodes, kind, lines, draw
-        self.what = ""
-        self.at = 0.0
-        self.start()
 
-    def run(self) -> None:
+class Nodes:
+    """The cluster, and what happens to its nodes during a run in another thread: only this one can start nodes."""
+
+    def __init__(self) -> None:
+        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self._nodes: list[Any] = []
+        self._cpus = 0
+        ray.init(self._cluster.address, log_to_driver=False)
+
+    def close(self) -> None:
+        ray.shutdown()
+        self._cluster.shutdown()
+
+    def be(self, number: int, cpus: int) -> None:
+        """Have so many nodes of this size beside the first one."""
+        while self._nodes and (self._cpus != cpus or len(self._nodes) > number):
+            self._cluster.remove_node(self._nodes.pop(), allow_graceful=False)
+        self._cpus = cpus
+        while len(self._nodes) < number:
+            self._nodes.append(self._cluster.add_node(num_cpus=cpus))
+        while ray.cluster_resources().get("CPU", 0) != number * cpus:  # Ray learns of lost nodes late
+            time.sleep(0.1)
+
+    def disturb(self, kind: str, lines: int, draw: random.Random, run: Future[Any]) -> tuple[str, float]:
+        """Kill a node at a moment of the run. Returns what was on it, and when."""
         ledger = Path("run/ledger.jsonl").absolute()
-        while not (ledger.exists() and ledger.read_bytes().count(b"\n") > self._lines and processes(self._kind)):
-            time.sleep(0.02)
-        time.sleep(self._draw.uniform(0.0, 0.1))
+
+        def wait(condition: Callable[[], Any]) -> None:
+            while not (condition() or run.done()):
+                time.sleep(0.02)
+
+        wait(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") > lines and self._victims(kind))
+        joined = None
+        if kind == "Joining" and not run.done():
+            before = len(processes("Collector"))
+            joined = self._cluster.add_node(num_cpus=2)
+            self._nodes.append(joined)
+            wait(lambda: len(processes("Collector")) > before)
+            lines = ledger.read_bytes().count(b"\n")
+            wait(lambda: ledger.read_bytes().count(b"\n") > lines + 10)
+        time.sleep(draw.uniform(0.0, 0.1))
+        if run.done():
+            return "nothing", time.monotonic()
         learning = [node_of(process, self._nodes) for process in processes("Learner")]
-        homes = [node_of(process, self._nodes) for process in processes(self._kind)]
+        homes = [node_of(process, self._nodes) for process in self._victims(kind)]
         # A collector's node without a learner where there is one.
-        node = self._draw.choice([home for home in homes if home not in learning] or homes)
+        apart = [home for home in homes if home not in learning] if kind == "Collector" else []
+        node = joined or draw.choice(apart or homes)
         there = [kind for kind in ("Learner", "Collector") for p in processes(kind) if node_of(p, self._nodes) is node]
-        self.what = f"{there.count('Learner')} learners, {there.count('Collector')} collectors"
-        self.at = time.monotonic()
+        at = time.monotonic()
         self._nodes.remove(node)
         # All that runs there at once, as if its power had failed.
         for process in sorted(descendants(node.all_processes["raylet"][0].process.pid), reverse=True):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         node.kill_all_processes(check_alive=False, allow_graceful=False)
+        return f"{there.count('Learner')} learners, {there.count('Collector')} collectors", at
+
+    def _victims(self, kind: str) -> list[int]:
+        return keeper() if kind == "Store" else processes("Collector" if kind == "Joining" else kind)
 
 
 def main() -> None:
@@ -144,54 +202,55 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gradient-lag", choices=["0", "async"], default="0", help="as --scheme.gradient-lag")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as threads:
         os.chdir(folder)
-        lag = "async" if given.gradient_lag == "async" else 0
-        expected = None if lag else trained(lag, "inline", "inline")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-        nodes = [cluster.add_node(num_cpus=CPUS) for _ in range(2)]
-        ray.init(cluster.address, log_to_driver=False)
-        rows = []
+        nodes = Nodes()
         try:
             for kind in given.kinds:
+                lag = "async" if kind == "Store" or given.gradient_lag == "async" else 0
+                decides = lag == "async" or kind == "Joining"
+                expected = None if decides else trained(kind, lag, "inline", f"inline-{kind}")
                 for number in range(given.kills):
                     draw = random.Random(f"{given.seed} {kind} {number}")
                     os.makedirs(f"{kind}-{number}")
                     os.chdir(f"{kind}-{number}")
-                    moment = draw.randint(0, ITERATIONS - 10)
-                    kill = Kill(cluster, nodes, kind, moment, draw)
-                    begin = end = time.monotonic()
+                    nodes.be(*((1, 3) if kind == "Joining" else (2, CPUS)))
+                    moment = draw.randint(0, ITERATIONS[kind] // 4 if kind == "Joining" else ITERATIONS[kind] - 10)
+                    begin = time.monotonic()
+                    run = threads.submit(trained, kind, lag, LAYOUTS[kind], "run")
+                    there, at = nodes.disturb(kind, moment, draw, run)
                     try:
-                        ran = trained(lag, LAYOUTS[kind], "run")
+                        ran = run.result()
                         end = time.monotonic()
                         outcome = "equal" if ran == (expected or repeated()) else "DIFFERS"
                     except Exception as error:
-                        outcome = f"FAILED: {error}"
+                        end, outcome = time.monotonic(), f"FAILED: {error}"
                     row = {
-                        "killed": f"the node of a {kind.lower()}",
+                        "killed": kind,
                         "after_iteration": moment,
-                        "with_it": kill.what or "nothing",
+                        "with_it": there,
                         "digest_and_ledger": outcome,
                         "seconds": round(end - begin, 1),
-                        "seconds_after_the_kill": round(end - kill.at, 1) if kill.at else None,
+                        "seconds_after_the_kill": round(end - at, 1),
                     }
                     rows.append(row)
                     print(json.dumps(row), flush=True)
-                    os.chdir("..")
-                    if len(nodes) < 2:
-                        nodes.append(cluster.add_node(num_cpus=CPUS))
                     deadline = time.monotonic() + 20
                     while left := processes("Learner") + processes("Collector"):
                         assert time.monotonic() < deadline, f"left: {left}"
                         time.sleep(0.1)
+                    os.chdir("..")
         finally:
-            ray.shutdown()
-            cluster.shutdown()
-        equal = sum(row["digest_and_ledger"] == "equal" for row in rows)
-        after = [row["seconds_after_the_kill"] for row in rows if row["seconds_after_the_kill"]]
-        print(f"{equal} of {len(rows)} runs ended with the right digest and ledger")
-        if after:
-            print(f"from the kill to the end: median {statistics.median(after):.1f} s, at most {max(after):.1f} s")
+            nodes.close()
+    for kind in given.kinds:
+        mine = [row for row in rows if row["killed"] == kind]
+        equal, after = (
+            sum(row["digest_and_ledger"] == "equal" for row in mine),
+            [row["seconds_after_the_kill"] for row in mine],
+        )
+        print(f"{kind}: {equal} of {len(mine)} runs ended with the right digest and ledger")
+        print(f"from the kill to the end: median {statistics.median(after):.1f} s, at most {max(after):.1f} s")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     python benchmarks/scaling.py run            # presets on this machine (Figure 7 of arXiv:2007.02622, in small)
     python benchmarks/scaling.py check          # as root: the model against hosts with a slow network between them
     python benchmarks/scaling.py project        # what one learner costs here, and what 16, 64 and 256 would do
+    python benchmarks/scaling.py nodes          # presets on 1 to 5 nodes of a Ray cluster whose environments sleep
     python benchmarks/scaling.py report         # tables.md from what was measured
 
 Each writes its part of benchmarks/scaling/scaling.json. docs/scaling.md says what the numbers mean.
@@ -25,6 +26,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import nodes
 import torch
 from hosts import ROOT, Hosts, change, go_first
 from projection import Network, Projected, Work, project, tree_seconds
@@ -275,6 +277,8 @@ def report(found: dict[str, Any]) -> str:
         parts += [_presets_table(task, cases) for task, cases in found["run"].items()]
     if "check" in found:
         parts += [_sums_table(found["check"]), _runs_table(found["check"])]
+    if "nodes" in found:
+        parts.append(_table("Presets on nodes of a Ray cluster", *nodes.table(found["nodes"])))
     if "project" in found:
         parts += [_projection_table(name, Work(**work)) for name, work in found["project"].items()]
     return "\n\n".join(parts) + "\n"
@@ -369,10 +373,12 @@ def _projection_table(name: str, work: Work) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "check", "project", "report", "probe"))
+    parser.add_argument("what", choices=("run", "check", "project", "nodes", "report", "probe"))
     parser.add_argument("--seconds", type=float, default=10.0, help="of every trial")
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--tasks", nargs="*", default=list(TASKS))
+    parser.add_argument("--nodes", type=int, nargs="*", default=list(nodes.NODES))
+    parser.add_argument("--presets", nargs="*", default=list(nodes.CASES), choices=nodes.CASES, help="of nodes")
     given = parser.parse_args()
     what = given.what
     if what == "probe":
@@ -386,6 +392,7 @@ def main() -> int:
             "run": lambda: run(given.seconds, given.workers, given.tasks),
             "check": check,
             "project": lambda: measured_work(given.seconds),
+            "nodes": lambda: found.get("nodes", {}) | nodes.nodes(given.seconds, given.nodes, given.presets),
         }[what]()
         path.write_text(json.dumps(found, indent=1) + "\n")
     (RESULTS / "tables.md").write_text(report(json.loads(path.read_text())))

@@ -7,13 +7,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tiny import cut, replaying
+from tiny import cut, options, replaying
+from workers import Ran
 
 from lockstep import recipes
 from lockstep.algorithms import APPOConfig, DQNConfig, IMPALAConfig
 from lockstep.experiment import Experiment
 from lockstep.models.normalize import NormalizeConfig
+from lockstep.reproducibility.replay import replay
 from lockstep.run import ledger
+from lockstep.run.folder import RunFolder
 
 
 def free(
@@ -70,6 +73,27 @@ def check_updates(experiment: Experiment, recorded: list[list[tuple[int, int]]],
             warm = experiment.algorithm.replays and iteration == 0
             taken = [sum(slot == each for slot, _ in decided) for each in shards]
             assert taken == [0 if warm else steps] * len(shards)
+
+
+def repeated(ran: Ran, layout: str = "inline", *, ended: bool = True) -> list[dict[str, Any]]:
+    """Check the record of a run in which timing decided: no rollout and no gradient was too old, none was left out, and
+    a run that repeats the decisions ends with the same bits. Returns the record; ended: whether the run was not stopped
+    before."""
+    experiment = RunFolder(ran.run).experiment()
+    _, lines = ledger.read(ran.run / "ledger.jsonl")
+    assert len(lines) == experiment.iterations or not ended
+    numbers = dict.fromkeys(range(experiment.scheme.shards), 0)
+    for iteration, line in enumerate(lines):
+        for event in line.get("events", ()):
+            ((_, version),) = event["versions"]
+            assert iteration - experiment.scheme.max_lag <= version <= iteration
+            assert event["rollout"] == numbers[event["shard"]]
+            numbers[event["shard"]] += 1
+    if experiment.scheme.gradient_lag == "async":
+        check_updates(experiment, updates(ran.run))
+    again = replay(ran.run, layout, options(Path("again")))
+    assert again.ok and again.digest == ran.digest, again
+    return lines
 
 
 def forge(run: Path, iteration: int, **changes: Any) -> Path:

@@ -38,7 +38,7 @@ class Launcher:
     """Whether processes that share no memory decide by messages what depends on timing: free-running collectors,
     asynchronous gradients and preemption."""
     options: tuple[str, ...] = ("device",)
-    """Which of the layout's options `device`, `pin`, `restarts`, `compress` and `resources` it supports."""
+    """Which of the layout's options `device`, `pin`, `restarts`, `compress`, `growing` and `resources` it supports."""
     package: str = ""
     """An optional package that it needs. lockstep's extra for it has the same name."""
 
@@ -79,7 +79,7 @@ LAUNCHERS = {
         one_machine=False,
         shares_memory=False,
         decides_by_messages=True,
-        options=("restarts", "compress", "resources"),
+        options=("restarts", "compress", "growing", "resources"),
         package="ray",
     ),
 }

@@ -20,8 +20,8 @@ AUTO = "auto"
 _HELP = (
     "Use auto (lockstep chooses for this machine), inline (one process), processes:N (N processes that collect and "
     "learn), cpu:aC-lL (C collectors and L learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on "
-    "GPUs 1, 2 and 3, twice), ray:N or ray:aC-lL (the same on a Ray cluster), torchrun (under torchrun only), or "
-    "file.py:NAME (a launcher of yours)."
+    "GPUs 1, 2 and 3, twice), ray:N or ray:aC-lL (the same on a Ray cluster), ray:aC+-lL (C collectors and as many "
+    "more as fit), torchrun (under torchrun only), or file.py:NAME (a launcher of yours)."
 )
 _OPTIONS = {
     "device": str,
@@ -42,6 +42,7 @@ _ONLY = {
     "restarts": "restarts is for ray:N and ray:aC-lL, which replace lost processes: leave it out.",
     "compress": "compress is for ray:N and ray:aC-lL, which send rollouts over a network. Elsewhere they stay in "
     "memory: leave it out.",
+    "growing": "only on Ray may collectors join a run, as in ray:a4+-l1. Leave out the +.",
     "resources": "resources of processes, such as learner.gpus, are for ray:N and ray:aC-lL. On one machine, a0-l1 "
     "names the GPUs.",
 }
@@ -53,7 +54,7 @@ _DEVICES = "processes"
 _EXAMPLES = {str: "GPU", int: "N", float: "SECONDS"}
 _SEVERAL = re.compile(r"device=(?P<first>\d+)(?P<more>(,\d+)+)(,|$)")
 """The devices of a layout as somebody writes them who has seen a0-l1,2,3."""
-_SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
+_SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)(?P<growing>\+?)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,9 @@ class Layout:
     """Devices of processes that only collect, one each: cpu, or a number for a GPU."""
     learners: tuple[str, ...] = ()
     """Devices of processes that only learn."""
+    growing: bool = False
+    """On Ray: whether collectors are the fewest, and more join as long as the cluster has room and there is a shard for
+    each. Needs --scheme.lag async."""
     device: str = "cpu"
     """Devices of processes that collect and learn: cpu, the number of a GPU, several as in 0+1, which are dealt to the
     processes of a machine in blocks, or local under torchrun: process i of a machine computes on its GPU i."""
@@ -104,8 +108,8 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """Parse `auto`, `inline`, `processes:N`, `cpu:aC-lL`, `a0-l1,2,3-d2`, `ray:N`, `ray:aC-lL` or `torchrun`, each
-        with options as in `processes:2,env_threads=2`.
+        """Parse `auto`, `inline`, `processes:N`, `cpu:aC-lL`, `a0-l1,2,3-d2`, `ray:N`, `ray:aC-lL`,
+        `ray:aC+-lL` or `torchrun`, each with options as in `processes:2,env_threads=2`.
 
         Raises:
             SettingsError: the text has none of these forms.
@@ -146,7 +150,7 @@ class Layout:
         text = self.backend
         if self.split and set(self.collectors + self.learners) == {"cpu"}:
             where = "cpu" if self.backend == _DEVICES else self.backend
-            text = f"{where}:a{len(self.collectors)}-l{len(self.learners)}"
+            text = f"{where}:a{len(self.collectors)}{'+' * self.growing}-l{len(self.learners)}"
         elif self.split:
             text = f"a{','.join(self.collectors)}-l{','.join(self.learners)}"
         elif not self.is_auto and self.launcher.starts_processes:
@@ -206,6 +210,11 @@ class Layout:
     def split(self) -> bool:
         """Whether collectors and learners are separate processes."""
         return bool(self.collectors)
+
+    def groups(self, shards: int) -> int:
+        """Into how many groups separate collectors divide the shards. A group moves as a whole from one collector to
+        another, so with a changing number of collectors each shard is one."""
+        return shards if self.growing else len(self.collectors)
 
     @property
     def collecting(self) -> int:
@@ -380,6 +389,7 @@ def _head(head: str, text: str) -> Layout:
         backend=name if counted and name != "cpu" else _DEVICES,
         collectors=tuple(_shifted(device, step * copy) for copy in range(copies) for device in collectors),
         learners=tuple(_shifted(device, step * copy) for copy in range(copies) for device in learners),
+        growing=bool(split["growing"]),
     )
 
 

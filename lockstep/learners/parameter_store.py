@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,6 +23,19 @@ from lockstep.models.arithmetic import arithmetic
 Read = tuple[int, list[np.ndarray]]
 """The number of updates, and the parameters after them, as Agent.vectors: fp32 [N] each. No parameters if the learner
 has them."""
+
+
+class Changed(NamedTuple):
+    """What an update of the store's parameters was."""
+
+    place: int
+    """Updates of the iteration before it."""
+    behind: int
+    """How many of all came since its parameters were read."""
+    norm: float
+    """Of its gradient."""
+    seconds: float
+    """That it took, without waiting for others."""
 
 
 class Store(Protocol):
@@ -40,15 +53,12 @@ class Store(Protocol):
         """The newest parameters."""
         ...
 
-    def change(self, learner: int, computed: Computed, first: int) -> tuple[int, int, float]:
+    def change(self, learner: int, computed: Computed, first: int) -> Changed:
         """Wait until a learner may apply its gradient, and apply it.
 
         Args:
             computed: its gradient as an array, so that it travels without copies.
             first: updates before this iteration.
-
-        Returns:
-            As Parameters.change does.
         """
         ...
 
@@ -97,7 +107,7 @@ class ParameterStore:
             assert not self._bases
             return self._newest(seen)
 
-    def change(self, learner: int, computed: Computed, first: int) -> tuple[int, int, float]:
+    def change(self, learner: int, computed: Computed, first: int) -> Changed:
         def may() -> bool:
             others = [base for other, base in self._bases.items() if other != learner]
             return in_time(self._count + 1, others, self._bound)
@@ -106,12 +116,13 @@ class ParameterStore:
         computed = computed._replace(gradient=torch.tensor(computed.gradient))
         with self._changed:
             self._changed.wait_for(may)
+            begin = time.perf_counter()
             place, behind = self._count - first, self._count - self._bases.pop(learner)
             with arithmetic(self._agent.model):
                 norm = apply(computed, place, self._agent, self._optimizer)
             self._count += 1
             self._changed.notify_all()
-        return place, behind, norm
+            return Changed(place, behind, norm, time.perf_counter() - begin)
 
     def _newest(self, seen: int) -> Read:
         vectors = [] if seen == self._count else [vector.numpy().copy() for vector in self._agent.vectors]
@@ -144,9 +155,11 @@ class StoredParameters:
     def change(self, computed: Computed) -> tuple[int, int, float]:
         begin = time.perf_counter()
         sent = computed._replace(gradient=computed.gradient.numpy())
-        changed = self._store.change(self._group.rank, sent, self._first)
-        self._group.waited += time.perf_counter() - begin
-        return changed
+        place, behind, norm, seconds = self._store.change(self._group.rank, sent, self._first)
+        waited = time.perf_counter() - begin
+        # In its own process, applying the gradient is work.
+        self._group.waited += waited - seconds if isinstance(self._store, ParameterStore) else waited
+        return place, behind, norm
 
     def close(self) -> None:
         self._take(self._store.newest(self._seen))

@@ -9,7 +9,7 @@ import numpy as np
 from lockstep.config.settings import SettingsError
 from lockstep.evaluation.statistics import ENOUGH, Curve
 from lockstep.reports import charts, page
-from lockstep.reports.charts import PageRuns
+from lockstep.reports.charts import Chart, PageRuns
 from lockstep.reports.runs import (
     Method,
     Run,
@@ -67,13 +67,7 @@ def diagnostics(groups: Sequence[Method], named: Sequence[str], drawn: PageRuns)
     kept = [name for name in names if _is_diagnostic(name)]
     parts, count, dropped = list[str](), 0, list[str]()
     for task in named:
-        found = []
-        for metric in kept:
-            known = [with_curves(group.on(task), metric) for group in groups]
-            if not any(np.ptp(y) > 0 for _, curves in known for _, y in curves):  # a constant is a setting
-                continue
-            lines = [drawn.mean(*each) for each in known if each[0]]
-            found.append(charts.curves(metric, lines, metric))
+        found = changing(groups, task, kept, drawn)
         if count + len(found) > _MOST_CHARTS:
             dropped.append(task)
         elif found:
@@ -89,6 +83,16 @@ def diagnostics(groups: Sequence[Method], named: Sequence[str], drawn: PageRuns)
     if dropped:
         text += f" The page would be too large with {', '.join(dropped)}: make a separate report of these."
     return page.paragraph(text, "note") + "".join(parts)
+
+
+def changing(groups: Sequence[Method], task: str, names: Sequence[str], drawn: PageRuns) -> list[Chart]:
+    """A chart for each of these metrics that changed, captioned with its name: a line for each method."""
+    found = []
+    for metric in names:
+        known = [with_curves(group.on(task), metric) for group in groups]
+        if any(np.ptp(y) > 0 for _, curves in known for _, y in curves):  # a constant is a setting
+            found.append(charts.curves(metric, [drawn.mean(*each) for each in known if each[0]], metric))
+    return found
 
 
 def _is_diagnostic(metric: str) -> bool:

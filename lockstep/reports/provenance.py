@@ -1,4 +1,4 @@
-"""The sections of a report about speed, lag, settings, proof and machines."""
+"""The sections of a report about speed, settings, proof and machines."""
 
 from __future__ import annotations
 
@@ -43,38 +43,6 @@ def speed(runs: Sequence[Run]) -> str:
     text = text if any(row[-1] for row in rows) else "Over the whole run."
     key = page.key([_tail(name) for name in parts])
     return key + page.table(header, rows, range(len(runs))) + page.paragraph(text, "note")
-
-
-def lag(runs: Sequence[Run]) -> str:
-    """The age of the data that each run learned from, and of the parameters that its gradients were computed with;
-    empty if no run had any lag."""
-    if not any(run.settings.get("scheme.lag") or any(map(run.average, run.names("lag/"))) for run in runs):
-        return ""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for run in runs:
-        known = [name for name in run.names("lag/share_") if name.split("_")[1].isdigit()]
-        counted = sorted(known, key=lambda name: int(name.split("_")[1]))
-        shares = {f"{name.split('_')[1]} behind": run.average(name) for name in counted}
-        names = (
-            "policy_versions",
-            "policy_versions_max",
-            "gradient_steps",
-            "versions_per_trajectory",
-            "gradient_asynchrony",
-        )
-        means = [run.average(f"lag/{name}") for name in names]
-        cells = ["" if math.isnan(value) else readable(value) for value in means]
-        told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
-        bar = Html(f"{page.share_bar(shares)} {told}") if shares else ""
-        alike.setdefault((str(run.settings.get("scheme.lag", "")), *cells, bar), []).append(run.name)
-    header = ["Run", "scheme.lag", "Versions", "Versions, oldest", "Gradient steps", "Versions in a trajectory"]
-    header += ["Gradient asynchrony", "Distribution"]
-    rows = [[", ".join(names), *cells] for cells, names in alike.items()]
-    text = (
-        "How many versions the collecting policy was older than the learning one, and how many updates came between "
-        "the parameters of a gradient and its own update: means over iterations."
-    )
-    return page.table(header, rows) + page.paragraph(text, "note")
 
 
 def settings(groups: Sequence[Method]) -> str:

@@ -1,6 +1,6 @@
 """`lockstep report`: shows runs on one page.
 
-findings.py, curves.py and aggregates.py show what was learned, provenance.py how.
+findings.py, curves.py and aggregates.py show what was learned, ages.py and provenance.py how.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.config.settings import SettingsError
 from lockstep.evaluation.statistics import ENOUGH
-from lockstep.reports import aggregates, curves, findings, page, provenance, suites
+from lockstep.reports import ages, aggregates, curves, findings, page, provenance, suites
 from lockstep.reports.charts import PageRuns
 from lockstep.reports.findings import Scored
 from lockstep.reports.page import Section
@@ -128,7 +128,7 @@ def write_page(
         Section("aggregates", "Aggregates", aggregates.aggregates(groups, named, metric, drawn, x)),
         Section("diagnostics", "Diagnostics", curves.diagnostics(groups, named, drawn)),
         Section("speed", "Speed and waiting", provenance.speed(runs)),
-        Section("lag", "Policy lag", provenance.lag(runs)),
+        Section("lag", "Lag and asynchrony", ages.section(runs, groups, named, drawn)),
         Section("settings", "Settings", provenance.settings(groups)),
         Section("proof", "Proof", provenance.proof(every, proofs, len(runs))),
         Section("machines", "Versions and machines", provenance.machines(runs)),

@@ -150,7 +150,8 @@ def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[]
     if context.channels is not None:
         return SharedMemoryRollouts(agent, context.channels, group, schedule, versions, free=job.collects_freely)
     if context.inbox is not None:
-        return MessageRollouts(agent, context.inbox, group, schedule, versions, len(job.layout.collectors))
+        groups = job.layout.groups(experiment.scheme.shards)
+        return MessageRollouts(agent, context.inbox, group, schedule, versions, groups)
     slots = block(experiment.scheme.shards, group.size, group.rank)
     buffers = buffers_of(agent, slots, schedule, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)
     cuts = preemption(experiment.scheme, job.recorded, context.counts or group.collected, len(slots))
@@ -237,12 +238,12 @@ def _collect_freely(connection: CollectorConnection, collectors: Collectors, *, 
 def collector_service(
     job: Job, index: int, alive: Callable[[], None], counts: DistantCounts | None = None
 ) -> CollectorService:
-    """A collector in a separate process, which is asked for each rollout; counts as in WorkerContext."""
+    """Collects one group of shards in a separate process, on request; counts as in WorkerContext."""
     keep_freed_memory()
-    device = job.layout.device_of("collector", index)
+    device = job.layout.device_of("collector", min(index, len(job.layout.collectors) - 1))
     settle(job.experiment.torch_threads, device, strict=not job.experiment.allow_nondeterministic)
     agent = Agent(job.experiment, device)
-    shards = block(job.experiment.scheme.shards, len(job.layout.collectors), index)
+    shards = block(job.experiment.scheme.shards, job.layout.groups(job.experiment.scheme.shards), index)
     buffers = buffers_of(agent, shards, job.schedule, PrivateArena(pinned=agent.device.type != "cpu"), ahead=False)
     cuts = preemption(job.experiment.scheme, job.recorded, counts, len(shards))
     collectors = Collectors(agent, buffers, job.layout, _paced(alive, job.layout.jitter), cuts, stop=job.stops)

@@ -206,6 +206,12 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
             "or more of each, or --scheme.lag 1, which also overlaps collecting and learning, and gives the same "
             "result on any layout."
         )
+    if layout.growing and not free:
+        raise SettingsError(
+            f"--layout {layout} with --scheme.lag {experiment.scheme.lag}: collectors may only come and go if no "
+            "iteration waits for particular ones. Use --scheme.lag async, or --layout "
+            f"{dataclasses.replace(layout, growing=False)}, which replaces lost collectors."
+        )
     if free and recorded is None and not shares_memory and experiment.scheme.refresh == "step":
         raise SettingsError(
             f"--scheme.refresh step with --layout {layout}: collectors look for a newer version at every step in "

@@ -139,14 +139,14 @@ class Inbox:
             self._changed.wait_for(lambda: number in self._versions)
             return self._versions[number]
 
-    def started(self, collector: int, ready: tuple[int, int]) -> None:
+    def started(self, group: int, ready: tuple[int, int]) -> None:
         """Receive what CollectorService.start returned."""
         with self._changed:
-            self._ready[collector] = ready
+            self._ready[group] = ready
             self._changed.notify_all()
 
-    def ready(self, collectors: int) -> list[tuple[int, int]]:
-        """Wait until so many have started."""
+    def ready(self, groups: int) -> list[tuple[int, int]]:
+        """Wait until the collectors of so many groups of shards have started."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._ready) >= collectors)
+            self._changed.wait_for(lambda: len(self._ready) >= groups)
             return list(self._ready.values())

@@ -28,10 +28,11 @@ class MessageRollouts:
     """Rollouts that a learner takes from its inbox. Learner 0 also publishes versions."""
 
     def __init__(
-        self, agent: Agent, inbox: Inbox, group: Group, schedule: Schedule, versions: Versions, collectors: int
+        self, agent: Agent, inbox: Inbox, group: Group, schedule: Schedule, versions: Versions, groups: int
     ) -> None:
         self._inbox, self._group, self._schedule, self.versions = inbox, group, schedule, versions
-        self._collectors = collectors if group.rank == 0 else 0
+        self._groups = groups if group.rank == 0 else 0
+        """Of shards that are collected together."""
         self._speaks = group.rank == 0
         self._experiment, self._shards = agent.experiment, agent.experiment.scheme.shards
         self._slots = block(self._shards, group.size, group.rank)
@@ -53,7 +54,7 @@ class MessageRollouts:
         self._last: dict[int, int] = {}
         """By shard: the last lap that was learned from."""
         self._times: dict[int, Counter[str]] = {}
-        """By the first shard of each collector."""
+        """By the first shard of each group."""
         self.waited = 0.0
         self.frames_per_step = 0
 
@@ -73,7 +74,7 @@ class MessageRollouts:
         held = list(self.versions.held().values())
         for version in held if self._choice is None else held[-1:]:
             self._inbox.publish(version, 0, [])
-        ready = self._inbox.ready(self._collectors)
+        ready = self._inbox.ready(self._groups)
         self.frames_per_step = ready[0][1]
         return sum(replayed for replayed, _ in ready)
 

@@ -128,6 +128,10 @@ class CollectorService:
             for index, (each, fields) in enumerate(zip(collected, packed, strict=True))
         ]
 
+    def rest(self) -> None:
+        """Count as waiting what comes from now on: until now, the process collected for another service."""
+        self._since = time.perf_counter()
+
     def close(self) -> None:
         self._collectors.close()
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from projection import Network, Work, project, tree_seconds
+from projection import Network, Work, free_running, project, tree_seconds
 
 WORK = Work(samples=1000, collecting=2.0, learning=1.0, gradient_steps=10, gradient_bytes=4_000_000, other=0.5)
 ETHERNET = Network(latency=100e-6, bandwidth=125e6)
@@ -69,3 +69,23 @@ def test_a_worse_network_is_never_faster(apart: bool) -> None:
         ]
         assert rates == sorted(rates, reverse=True)
         assert rates[0] <= learners * project(1, work, Network(0.0), apart=apart).rate * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("collectors", "delay", "bandwidth", "seconds", "limit", "lag", "waiting"),
+    [
+        (1, 0.0, math.inf, 8.0, "collectors", 1.0, 0.0),
+        (4, 0.0, math.inf, 2.0, "collectors", 1.0, 0.0),
+        (5, 0.0, math.inf, 1.6, "collectors", 2 / 1.6, 0.0),  # of eight shards, three collectors have two
+        (8, 0.0, math.inf, 1.5, "learner", 4, 1 - 1 / 1.5),
+        (4, 2.5, math.inf, 4.0, "learner", 4, 0.5),
+        (8, 0.0, 1e6, 2.0, "network", 4, 0.5),
+    ],
+)
+def test_a_free_running_scheme_is_as_fast_as_its_slowest_part(
+    collectors: int, delay: float, bandwidth: float, seconds: float, limit: str, lag: float, waiting: float
+) -> None:
+    work = replace(WORK, collecting=8.0, rollout_bytes=0 if bandwidth == math.inf else 2_000_000)
+    seen = free_running(collectors, work, Network(0.0, bandwidth), shards=8, learner_delay=delay)
+    assert (seen.seconds, seen.limit) == (pytest.approx(seconds), limit)
+    assert (seen.policy_lag, seen.waiting) == (pytest.approx(lag), pytest.approx(waiting))

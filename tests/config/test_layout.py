@@ -26,6 +26,7 @@ from lockstep.config.settings import SettingsError
         "ray:2",
         "ray:a2-l3,restarts=5,compress=1",
         "ray:a4-l2,collector.gpus=0.25,learner.gpus=1",
+        "ray:a4+-l1,restarts=9",
         "ray:2,worker.cpus=2,worker.desk=1",
     ],
 )
@@ -52,6 +53,9 @@ def test_roles_on_ray() -> None:
     layout = Layout.parse("ray:a2-l3")
     assert (layout.backend, layout.split, layout.processes, layout.learning) == ("ray", True, 5, 3)
     assert layout.device_of("learner", 2) == "cpu"
+    assert layout.groups(8) == 2
+    layout = Layout.parse("ray:a2+-l1")
+    assert (layout.growing, layout.processes, layout.groups(8)) == (True, 3, 8)
     layout = Layout.parse("ray:3")
     assert (layout.backend, layout.split, layout.processes, layout.learning) == ("ray", False, 3, 3)
 

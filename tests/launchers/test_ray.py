@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import torch
 from children import Child, until
-from free_running import check_updates, free, remembering, updates, with_async
+from free_running import free, remembering, repeated, updates, with_async
+from sentences import says
 from tiny import EXPERIMENTS, cut, options
 from workers import Ran, ran_of
 
@@ -31,8 +32,7 @@ from lockstep.launchers.launch import resume, train
 from lockstep.launchers.ray.driver import RayDriver
 from lockstep.launchers.ray.launcher import _answering, temporary_folder
 from lockstep.launchers.ray.places import require_places
-from lockstep.reproducibility.replay import replay
-from lockstep.run import ledger
+from lockstep.launchers.ray.requests import Delivery
 from lockstep.run.folder import RunFolder
 from lockstep.system.supervision import WorkerError
 
@@ -109,26 +109,6 @@ def inline(experiment: Experiment) -> Ran:
 def test_the_digest_of_every_other_layout(name: str, layout: str, cluster: None) -> None:
     assert on_ray(EXPERIMENTS[name](), layout) == inline(EXPERIMENTS[name]())
     until(lambda: not actors(), "all actors to end")
-
-
-def repeated(ran: Ran, layout: str = "inline") -> list[dict[str, Any]]:
-    """Check the record of a run in which timing decided: no rollout and no gradient was too old, none was left out, and
-    a run that repeats the decisions ends with the same bits. Returns the record."""
-    experiment = RunFolder(ran.run).experiment()
-    _, lines = ledger.read(ran.run / "ledger.jsonl")
-    assert len(lines) == experiment.iterations
-    numbers = dict.fromkeys(range(experiment.scheme.shards), 0)
-    for iteration, line in enumerate(lines):
-        for event in line.get("events", ()):
-            ((_, version),) = event["versions"]
-            assert iteration - experiment.scheme.max_lag <= version <= iteration
-            assert event["rollout"] == numbers[event["shard"]]
-            numbers[event["shard"]] += 1
-    if experiment.scheme.gradient_lag == "async":
-        check_updates(experiment, updates(ran.run))
-    again = replay(ran.run, layout, options(Path("again")))
-    assert again.ok and again.digest == ran.digest, again
-    return lines
 
 
 @pytest.mark.parametrize(
@@ -283,6 +263,33 @@ def test_a_start_that_did_not_come_through_is_repeated(monkeypatch: pytest.Monke
     monkeypatch.setattr(RayDriver, "_call", failing_once)
     repeated(on_ray(free(5), "ray:a2-l1"))
     assert asked.count("take_over") == 3
+
+
+@pytest.mark.parametrize("experiment", [free(9), long_run(9)])
+def test_a_rollout_that_is_lost_on_its_way(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, cluster: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The answers of a lap end like those of a process that cannot be reached, but the collector lives. It collects the
+    lap and later ones again, and each is learned from once."""
+    deliver, lost = RayDriver._deliver, list[int]()
+
+    def losing_one(self: RayDriver, delivery: Delivery) -> None:
+        if delivery.number == 3 and not lost:
+            nobody = ray.remote(Nobody).remote()
+            ray.kill(nobody)
+            delivery.collector.last = nobody.nothing.remote()
+            delivery = dataclasses.replace(delivery, answers=dict.fromkeys(delivery.answers, delivery.collector.last))
+            lost.append(delivery.collector.index)
+        deliver(self, delivery)
+
+    monkeypatch.setattr(RayDriver, "_deliver", losing_one)
+    ran = on_ray(experiment, "ray:a2-l1,jitter=0.003")
+    (index,) = lost
+    assert says(capfd.readouterr().err, f"A rollout of Collector {index} of 2 was lost", "1 of restarts=3")
+    if experiment.scheme.free_running:
+        repeated(ran)
+    else:
+        assert ran == inline(experiment)
 
 
 def test_an_error_names_the_process_that_raised_it(monkeypatch: pytest.MonkeyPatch, cluster: None) -> None:

@@ -40,6 +40,7 @@ from lockstep.distributed.shared_memory import SharedMemory
 from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import resume, train
+from lockstep.learners import parameter_store
 from lockstep.learners.asynchronous import AsyncLearner
 from lockstep.learners.learner import Applied, Computed, Learner
 from lockstep.learners.optimizer import Optimizer, optimizer_for
@@ -319,17 +320,26 @@ def test_learners_see_each_others_updates(device: str) -> None:
     memory.close()
 
 
-def test_learners_of_several_machines_see_each_others_updates() -> None:
-    """Two in one process, by turns, as above; what learner 0's optimizer remembers is the store's."""
+def test_learners_of_several_machines_see_each_others_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two in one process, by turns, as above; what learner 0's optimizer remembers is the store's. Each update takes a
+    second, in learner 0's process."""
     experiment = ppo(scheme={"max_gradient_lag": 1})
     store = ParameterStore(bound=1)
+    apply, now, groups = parameter_store.apply, [0.0], list[Any]()
+
+    def slowly(*arguments: Any) -> float:
+        now[0] += 1.0
+        return apply(*arguments)
+
+    monkeypatch.setattr(parameter_store, "apply", slowly)
+    monkeypatch.setattr(parameter_store, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     shown: Any = SimpleNamespace(read=store.read, newest=store.newest, change=store.change)
 
     def learner(rank: int) -> tuple[StoredParameters, Optimizer, Agent]:
         agent = Agent(experiment)
         optimizer = optimizer_for(experiment, agent.flat)
-        group: Any = SimpleNamespace(rank=rank, waited=0.0)
-        return StoredParameters(agent, optimizer, group, shown if rank else store), optimizer, agent
+        groups.append(SimpleNamespace(rank=rank, waited=0.0))
+        return StoredParameters(agent, optimizer, groups[rank], shown if rank else store), optimizer, agent
 
     (a, rule, of_a), (b, _, of_b) = learner(0), learner(1)
     generator = torch.Generator().manual_seed(1)
@@ -343,6 +353,7 @@ def test_learners_of_several_machines_see_each_others_updates() -> None:
     assert b.change(computed[1])[:2] == (1, 1)
     b.read(0)
     assert b.change(computed[2])[:2] == (2, 0)
+    assert [group.waited for group in groups] == [0.0, 2.0], "learner 0 worked"
     a.close()
     b.close()
     alone = Agent(experiment)

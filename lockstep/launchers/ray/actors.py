@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ from lockstep.core.schedule import RolloutId
 from lockstep.distributed.groups import GlooGroup, Group, PeerGone, meeting_point
 from lockstep.distributed.shared_memory import PrivateMemory
 from lockstep.learners.learner import Computed
-from lockstep.learners.parameter_store import ParameterStore, Read
+from lockstep.learners.parameter_store import Changed, ParameterStore, Read
 from lockstep.run.folder import is_run
 from lockstep.system import children
 from lockstep.training.context import StopRequest, Work, WorkerContext
@@ -170,8 +171,8 @@ class RayLearner(_Process):
     def version(self, number: int) -> VersionMessage:
         return self._inbox.version(number)
 
-    def started(self, collector: int, ready: tuple[int, int]) -> None:
-        self._inbox.started(collector, ready)
+    def started(self, group: int, ready: tuple[int, int]) -> None:
+        self._inbox.started(group, ready)
 
 
 class RemoteStore:
@@ -186,7 +187,7 @@ class RemoteStore:
     def newest(self, seen: int) -> Read:
         return self._ask("newest", seen)
 
-    def change(self, learner: int, computed: Computed, first: int) -> tuple[int, int, float]:
+    def change(self, learner: int, computed: Computed, first: int) -> Changed:
         return self._ask("change", learner, computed, first)
 
     def _ask(self, method: str, *args: Any) -> Any:
@@ -219,31 +220,57 @@ class RemoteCounts:
 
 
 class RayCollector(_Process):
-    """A process that collects each rollout on request."""
+    """A process that collects rollouts of some groups of shards on request."""
 
-    def __init__(self, name: str, job: Job, directory: str, index: int) -> None:
+    def __init__(self, name: str, job: Job, directory: str, _: int) -> None:
         super().__init__(name, job, directory)
-        self._index = index
-        self._service: CollectorService | None = None
+        self._services: dict[int, CollectorService] = {}
+        """By group."""
+        self._generations: dict[int, int] = {}
 
-    def start(self, learner_0: Any, *held: tuple[dict[int, State], dict[int, int]]) -> list[Any]:
-        """Start with what each learner holds of the collector's shards. Returns the state of each shard, and what
+    def start(
+        self, group: int, generation: int, learner_0: Any, *held: tuple[dict[int, State], dict[int, int]]
+    ) -> list[Any]:
+        """Start a group of shards with what each learner holds of them. Returns the state of each shard, and what
         CollectorService.start does.
 
         Args:
+            generation: what was requested with a lower one is no longer wanted.
             learner_0: the actor of learner 0.
         """
         self._works()
         self._require_gpu("collector")
-        if self._service is not None:  # it had started, but its answer did not arrive
-            self._service.close()
-        self._service = collector_service(self._job, self._index, self._stop.alive, RemoteCounts(learner_0))
+        self.leave(group)
+        self._generations[group] = generation
+        service = collector_service(self._job, group, self._stop.alive, RemoteCounts(learner_0))
+        self._services[group] = service
         states, offsets = ({shard: each for some in kind for shard, each in some.items()} for kind in zip(*held))
-        ready = self._service.start(states, offsets)
-        return [*self._service.states().values(), ready]
+        ready = service.start(states, offsets)
+        return [*service.states().values(), ready]
 
-    def collect(self, lap: int, version: VersionMessage, before: Any) -> list[RolloutMessage | None]:
+    def collect(self, group: int, generation: int, lap: int, version: VersionMessage, before: Any) -> list[Any]:
         """A message for each shard, and None as a result that the next call can wait for."""
-        assert self._service is not None
+        service = self._services.get(group)
+        if service is None or generation < self._generations[group]:
+            raise NotWanted(group)
         self._works()
-        return [*self._service.collect(lap, version), None]
+        messages = [_of_process(message, len(self._services)) for message in service.collect(lap, version)]
+        for each in self._services.values():
+            each.rest()
+        return [*messages, None]
+
+    def leave(self, group: int) -> None:
+        """End a group's environments here."""
+        if (service := self._services.pop(group, None)) is not None:
+            service.close()
+
+
+class NotWanted(Exception):
+    """A rollout was requested before its collector started anew or left. Nobody waits for it."""
+
+
+def _of_process(message: RolloutMessage, groups: int) -> RolloutMessage:
+    """The message with times of the whole process, of which this group's are a part."""
+    if groups == 1 or not message.spent:
+        return message
+    return dataclasses.replace(message, spent={name: groups * seconds for name, seconds in message.spent.items()})

@@ -19,59 +19,41 @@ Processes call learner 0 directly, without the driver, for what depends on timin
 asynchronous gradients (lockstep.learners.parameter_store), and who is late (lockstep.collectors.preemption).
 
 The driver replaces a lost collector: the new one continues from the shards' states that came with their last rollouts,
-and collects again what had not arrived, with the same versions. If a learner is lost, all processes restart from the
-newest checkpoint.
+and collects again what had not arrived, with the same versions. So does a collector that lives, if a rollout was lost
+on its way. If a learner is lost, all processes restart from the newest checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
-import sys
 import time
 from typing import Any
 
-from lockstep.config.layout import Layout
 from lockstep.core.shards import block, holder
 from lockstep.distributed.groups import PeerGone
 from lockstep.launchers.ray.actors import WHILE_BUSY, RayCollector, RayLearner, call
+from lockstep.launchers.ray.ending import ProcessLost, require_restarts_left, say, stalled
 from lockstep.launchers.ray.outcomes import fail, outcome, raised, short
 from lockstep.launchers.ray.places import places
-from lockstep.launchers.ray.requests import Actor, Delivery, NextLap, Request, Start
+from lockstep.launchers.ray.requests import Actor, Collector, Delivery, NextLap, Request, Start
 from lockstep.run.checkpoint import iteration_of
-from lockstep.system.output import tell
-from lockstep.system.supervision import StallDetector, WorkerError
+from lockstep.system.supervision import StallDetector
 from lockstep.training.context import StopRequest, Work
 from lockstep.training.job import Job, Result
 
 _POLL = 1.0
 """Seconds between two polls of every process for its progress."""
 _AGAIN = 0.5
-"""Seconds after which a failed delivery of a rollout is repeated if its collector seems to be alive."""
+"""Seconds after which a failed request is repeated if its collector seems to be alive."""
+_TRIES = 3
+"""Failures of a request, while its collector is alive, after which what it depends on is taken for lost."""
 _NOTICING = 30.0
 """Seconds that Ray has to notice the loss of a node after a learner's connection to it broke."""
 _ENDING = 10.0
 """Seconds that processes have to end."""
-
-
-class ProcessLost(Exception):
-    """A process of the run is lost; the text says which one, and why."""
-
-
-def require_restarts_left(losses: int, layout: Layout, text: str) -> None:
-    """Raise WorkerError if the layout allows fewer losses; text: what was lost."""
-    if losses > layout.restarts:
-        longer = dataclasses.replace(layout, restarts=Layout.restarts)
-        raise WorkerError(
-            f"{text}. The layout allows only {layout.restarts} losses. To survive more, use --layout "
-            f"{longer},restarts=N; lockstep resume continues from the newest checkpoint."
-        )
-
-
-def say(text: str) -> None:
-    """Print a line for the user."""
-    tell(text, sys.stderr)
 
 
 class RayDriver:
@@ -94,10 +76,15 @@ class RayDriver:
         self._arrived = dict.fromkeys(range(self._shards), begin - 1)
         """By shard: the last rollout that a learner has; by its lap, if collectors run freely."""
         self._learners: list[Actor] = []
-        self._collectors: list[Actor] = []
+        self._processes: list[Actor] = []
+        """Those that only collect."""
+        self._groups = layout.groups(self._shards)
+        self._collectors: dict[int, Collector] = {}
+        """By group of shards."""
+        self._generations = itertools.count()
         self._runs: dict[Any, int] = {}
         """By reference, as below: the learner that returns this result."""
-        self._starts: dict[Any, int] = {}
+        self._starts: dict[Any, Start] = {}
         """By reference: the collector that is starting."""
         self._deliveries: dict[Any, Delivery] = {}
         self._admissions: dict[Any, NextLap] = {}
@@ -108,6 +95,8 @@ class RayDriver:
         """When a learner's connection broke, and the error message."""
         self._places, self._group = places(job), None
         """What each process takes of its node, and the group of places for them."""
+        self._placed = len(self._places)
+        """How many of these places are kept for the run from its beginning."""
         self._polled = 0.0
         self._stall = StallDetector(job.layout.stall_timeout)
         self._told = False
@@ -126,22 +115,33 @@ class RayDriver:
         layout = self._layout
         if self._job.options.display != "none":
             say(f"Starting {layout.processes} processes on Ray …")
-        self._group = self._ray.util.placement_group(self._places, strategy="SPREAD")
+        self._group = self._ray.util.placement_group(self._places[: self._placed], strategy="SPREAD")
         learning, kind = layout.learning, "Learner" if layout.split else "Worker"
         for rank in range(learning):
-            name = f"{kind} {rank} of {learning}"
-            self._learners.append(self._actor(name, RayLearner, rank, rank))
+            self._learners.append(self._actor(f"{kind} {rank} of {learning}", RayLearner, rank, rank))
         meeting = self._call(self._learners[0], "meeting") if learning > 1 else None
         for rank, learner in enumerate(self._learners):
             self._runs[learner.handle.work.remote(self._work, meeting, self._learners[0].handle)] = rank
-        for index in range(len(layout.collectors)):
-            self._add(index)
+        self._begin_collectors()
 
-    def _actor(self, name: str, kind: type, place: int, index: int) -> Actor:
-        strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            placement_group=self._group, placement_group_bundle_index=place
-        )
-        taken = dict(self._places[place])
+    def _begin_collectors(self) -> None:
+        for index in range(self._groups):
+            self._processes.append(self._collecting(index))
+            self._start(index, self._processes[index])
+
+    def _collecting(self, index: int) -> Actor:
+        """A new process that collects."""
+        place = len(self._learners) + index
+        return self._actor(f"Collector {index} of {self._groups}", RayCollector, index, place)
+
+    def _actor(self, name: str, kind: type, index: int, place: int | None = None) -> Actor:
+        """A new process; place: in the group of places, None for any node that has what a collector takes."""
+        strategy: Any = "SPREAD"
+        if place is not None:
+            strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=place
+            )
+        taken = dict(self._places[-1 if place is None else place])
         remote = self._ray.remote(
             num_cpus=taken.pop("CPU"),
             num_gpus=taken.pop("GPU", 0),
@@ -150,7 +150,7 @@ class RayDriver:
             max_task_retries=0,
             # Versions that are waited for may occupy lag + 1 threads; of each process, admissions and parameters one,
             # and rollouts that may be late two.
-            concurrency_groups={WHILE_BUSY: self._schedule.lag + 8 + 3 * self._layout.processes},
+            concurrency_groups={WHILE_BUSY: self._schedule.lag + 8 + 3 * (self._layout.learning + self._groups)},
             allow_out_of_order_execution=True,
             scheduling_strategy=strategy,
         )
@@ -160,46 +160,40 @@ class RayDriver:
         """Call a method of an actor while it works."""
         return call(actor.handle, method, *args)
 
-    def _add(self, index: int) -> None:
-        """Start the process of a collector."""
-        name, place = f"Collector {index} of {len(self._layout.collectors)}", len(self._learners) + index
-        collector = self._actor(name, RayCollector, place, index)
-        collector.generation = self.losses
-        self._start(collector, index)
-
-    def _start(self, collector: Actor, index: int) -> None:
-        """Start a collector, which continues after the last rollouts of its shards that arrived."""
+    def _start(self, index: int, process: Actor) -> None:
+        """Start to collect a group of shards in a process, after the last rollouts of them that arrived."""
         learning = len(self._learners)
-        shards = block(self._shards, len(self._layout.collectors), index)
+        shards = block(self._shards, self._groups, index)
+        collector = self._collectors[index] = Collector(index, shards, process, next(self._generations))
         next_one: Any = min(self._arrived[shard] for shard in shards) + 1
         if self._free:  # learner 0 knows more about what has arrived
             next_one = self._call(self._learners[0], "take_over", list(shards), collector.generation)
-        self._collectors[index : index + 1] = [collector]
         states = [
             self._call(learner, "states", mine, next_one)
             for rank, learner in enumerate(self._learners)
             if (mine := [shard for shard in shards if shard in block(self._shards, learning, rank)])
         ]
-        start = collector.handle.start.options(num_returns=len(shards) + 1)
-        *begun, collector.last = start.remote(self._learners[0].handle, *states)
-        self._starts[collector.last] = index
+        start = process.handle.start.options(num_returns=len(shards) + 1)
+        *begun, collector.last = start.remote(index, collector.generation, self._learners[0].handle, *states)
+        self._starts[collector.last] = Start(collector)
         self._call(self._learners[0], "started", index, collector.last)
         if self._free:
             for shard, state in zip(shards, begun, strict=True):  # a checkpoint may come before its first rollout
                 self._call(self._learners[holder(self._shards, learning, shard)], "remember", shard, next_one, state)
-            self._admit(NextLap(collector, index, next_one))
+            self._admit(NextLap(collector, next_one))
             return
         for number in range(next_one, self._requested):
-            self._collect(index, number, self._schedule.collects_with(number))
+            self._collect(collector, number, self._schedule.collects_with(number))
 
-    def _collect(self, index: int, number: int, wanted: int) -> None:
+    def _collect(self, collector: Collector, number: int, wanted: int) -> None:
         """Request a rollout of all shards of a collector with the wanted version, and have it delivered."""
-        collector, shards = self._collectors[index], block(self._shards, len(self._layout.collectors), index)
         if wanted not in self._versions:
             self._versions[wanted] = self._call(self._learners[0], "version", wanted)
-        collect = collector.handle.collect.options(num_returns=len(shards) + 1)
-        *answers, collector.last = collect.remote(number, self._versions[wanted], collector.last)
-        by_shard = dict(zip(shards, answers, strict=True))
+        collect = collector.process.handle.collect.options(num_returns=len(collector.shards) + 1)
+        *answers, collector.last = collect.remote(
+            collector.index, collector.generation, number, self._versions[wanted], collector.last
+        )
+        by_shard = dict(zip(collector.shards, answers, strict=True))
         for each in [by_shard] if self._free else [{shard: answer} for shard, answer in by_shard.items()]:
             self._deliver(Delivery(collector, number, each))
 
@@ -215,26 +209,28 @@ class RayDriver:
         self._deliveries[received[0]] = delivery
 
     def _admit(self, admission: NextLap) -> None:
-        shards = list(block(self._shards, len(self._layout.collectors), admission.index))
-        ref = self._call(self._learners[0], "admit", shards, admission.lap, admission.collector.last)
+        collector = admission.collector
+        ref = self._call(self._learners[0], "admit", list(collector.shards), admission.lap, collector.last)
         self._admissions[ref] = admission
 
     def _admitted(self, ref: Any) -> None:
-        """Request the lap, and the admission of the next one."""
         admission = self._admissions.pop(ref)
         admitted, error = outcome(self._ray, ref)
-        if error is not None:
+        if error is None:
+            self._begin_lap(admission.collector, *admitted)
+        else:
             self._failed(admission, error)
-            return
-        lap, version = admitted
+
+    def _begin_lap(self, collector: Collector, lap: int, version: int) -> None:
+        """Request a lap, and the admission of the next one."""
         self._versions = {number: each for number, each in self._versions.items() if number >= version}
-        self._collect(admission.index, lap, version)
-        self._admit(dataclasses.replace(admission, lap=lap + 1))
+        self._collect(collector, lap, version)
+        self._admit(NextLap(collector, lap + 1))
 
     def _step(self) -> None:
         """Wait for the next event, and handle it."""
         self._poll()
-        polls = {actor.poll: actor for actor in (*self._learners, *self._collectors) if actor.poll is not None}
+        polls = {actor.poll: actor for actor in (*self._learners, *self._processes) if actor.poll is not None}
         # Deliveries first: what has arrived is freed before more is requested.
         refs = [*self._starts, *self._runs, *polls, *self._deliveries, *self._admissions]
         for ref in self._ray.wait(refs, num_returns=1, timeout=_POLL / 2, fetch_local=False)[0]:
@@ -249,10 +245,12 @@ class RayDriver:
             else:
                 self._delivered(ref)
         now = time.monotonic()
-        due, self._again = [f for at, f in self._again if at <= now], [(at, f) for at, f in self._again if at > now]
-        for each in due:
-            if each.collector in self._collectors:
-                self._repeat(each)
+        failed, self._again = self._again, []
+        for at, each in failed:
+            if at + _AGAIN > now:
+                self._again.append((at, each))
+            elif self._collectors.get(each.collector.index) is each.collector:
+                self._repeat(each, alive=each.collector.process.answered > at)
         if self._broken is not None and now > self._broken[0] + _NOTICING:
             raise ProcessLost(self._broken[1])
         if self._stop.requested() and not self._told:
@@ -266,15 +264,15 @@ class RayDriver:
         while self._collectors and self._requested < self._end and not self._free:
             if min(self._arrived.values()) < self._requested - self._schedule.lag - 1:
                 break
-            for index in range(len(self._collectors)):
-                self._collect(index, self._requested, self._schedule.collects_with(self._requested))
+            for collector in self._collectors.values():
+                self._collect(collector, self._requested, self._schedule.collects_with(self._requested))
             self._requested += 1
 
     def _started(self, ref: Any) -> None:
-        index = self._starts.pop(ref)
+        start = self._starts.pop(ref)
         _, error = outcome(self._ray, ref)
         if error is not None:
-            self._failed(Start(self._collectors[index], index), error)
+            self._failed(start, error)
 
     def _ended(self, ref: Any) -> None:
         rank = self._runs.pop(ref)
@@ -308,47 +306,63 @@ class RayDriver:
         if (cause := raised(self._ray, error)) is not None:
             fail(cause)
         # One of the processes is lost, which the next poll will show, or was unreachable.
-        self._again.append((time.monotonic() + _AGAIN, what))
+        self._again.append((time.monotonic(), what))
 
-    def _repeat(self, what: Request) -> None:
-        if isinstance(what, Delivery):
-            self._deliver(what)
-        elif isinstance(what, NextLap):
-            self._admit(what)
-        else:  # with everything that was requested since, which waited for it and failed with it
-            self._forget(what.collector)
-            self._versions.clear()  # a request for one of them may have failed, too
-            self._start(dataclasses.replace(what.collector, last=None), what.index)
+    def _repeat(self, what: Request, *, alive: bool) -> None:
+        """Make a request that failed again; alive: whether its collector has answered since."""
+        if isinstance(what, Start):
+            self._start_again(what.collector)
+        elif what.tries < _TRIES:
+            again = dataclasses.replace(what, tries=what.tries + alive)
+            self._deliver(again) if isinstance(again, Delivery) else self._admit(again)
+        else:  # a learner can be reached again by now: what it was to receive is lost, or what the collector needed
+            name = what.collector.process.name
+            if self._timing_cuts():
+                raise ProcessLost(f"A rollout of {name} was lost")
+            self._lose(f"A rollout of {name} was lost", "It collects again what has not arrived")
+            self._start_again(what.collector)
 
-    def _forget(self, collector: Actor) -> None:
+    def _start_again(self, collector: Collector) -> None:
+        """Start a collector again, with everything that was requested since, which waited for it and failed with it."""
+        self._forget(collector)
+        self._versions.clear()  # a request for one of them may have failed, too
+        self._start(collector.index, collector.process)
+
+    def _lose(self, what: str, then: str) -> None:
+        """Count a loss that the run survives."""
+        self.losses += 1
+        require_restarts_left(self.losses, self._layout, what)
+        say(f"{what}. {then} ({self.losses} of restarts={self._layout.restarts}).")
+
+    def _forget(self, collector: Collector) -> None:
         """Wait no longer for what was requested from a collector."""
-        self._starts = {ref: index for ref, index in self._starts.items() if self._collectors[index] is not collector}
-        self._deliveries = {ref: each for ref, each in self._deliveries.items() if each.collector is not collector}
-        self._admissions = {ref: each for ref, each in self._admissions.items() if each.collector is not collector}
+        for requested in (self._starts, self._deliveries, self._admissions):
+            for ref in [ref for ref, each in requested.items() if each.collector is collector]:
+                del requested[ref]
 
     def _polled_one(self, actor: Actor) -> None:
         steps, error = outcome(self._ray, actor.poll)
         actor.poll = None
         if error is None:
-            actor.steps = steps
+            actor.steps, actor.answered = steps, time.monotonic()
         elif not isinstance(error, self._ray.exceptions.ActorUnavailableError):
-            if actor in self._collectors and not self._timing_cuts():
-                self._replace(self._collectors.index(actor), short(error))
-            elif actor in self._collectors or self._learners.index(actor) not in self._results:
+            if actor in self._processes and not self._timing_cuts():
+                self._replace(actor, short(error))
+            elif actor in self._processes or self._learners.index(actor) not in self._results:
                 raise ProcessLost(f"{actor.name} was lost ({short(error)})")
 
     def _timing_cuts(self) -> bool:
         """Whether timing decides the ends of rollouts. Then a new collector would not collect the same ones again."""
         preempts = self._job.experiment.scheme.preempt < 1 and self._job.recorded is None
-        return preempts and len(self._collectors) > 1
+        return preempts and self._groups > 1
 
-    def _replace(self, index: int, why: str) -> None:
-        lost = self._collectors[index]
-        self.losses += 1
-        require_restarts_left(self.losses, self._layout, f"{lost.name} was lost ({why})")
-        say(f"{lost.name} was lost ({why}). A new one continues ({self.losses} of restarts={self._layout.restarts}).")
-        self._forget(lost)
-        self._add(index)
+    def _replace(self, lost: Actor, why: str) -> None:
+        """Replace a lost process that collects."""
+        self._lose(f"{lost.name} was lost ({why})", "A new one continues")
+        index = self._processes.index(lost)
+        self._forget(self._collectors[index])
+        self._processes[index] = self._collecting(index)
+        self._start(index, self._processes[index])
 
     def _poll(self) -> None:
         """Poll every process for its progress from time to time; raise if none makes any."""
@@ -356,36 +370,18 @@ class RayDriver:
         if now < self._polled + _POLL:
             return
         self._polled = now
-        processes = [*self._learners, *self._collectors]
+        processes = [*self._learners, *self._processes]
         steps = sum(actor.steps for actor in processes) + sum(self._arrived.values())
         patience = self._stall.too_long(steps, started=any(actor.steps > 0 for actor in processes))
         if patience is not None:
-            self._explain(processes, patience)
+            raise stalled(self._ray, processes, patience, self._layout)
         for actor in processes:
             if actor.poll is None:
                 actor.poll = self._call(actor, "progress")
 
-    def _explain(self, processes: list[Actor], patience: float) -> None:
-        unstarted = [actor.name for actor in processes if actor.steps < 0]
-        if unstarted:
-            raise WorkerError(
-                f"Ray has not started {', '.join(unstarted)} within {patience:g} seconds: the cluster may not have "
-                f"what each of them needs, or has lost nodes. ray status shows its state."
-            )
-        stacks = [(actor.name, self._call(actor, "stack")) for actor in processes]
-        for name, ref in stacks:
-            with contextlib.suppress(self._ray.exceptions.RayError):
-                say(f"\n{name}, stack:\n{self._ray.get(ref, timeout=2.0)}")
-        longer = dataclasses.replace(self._layout, stall_timeout=Layout.stall_timeout)
-        raise WorkerError(
-            f"No process has made progress for {patience:g} seconds (Layout.stall_timeout); their step counts are "
-            f"{ {actor.name: actor.steps for actor in processes} }. Their stacks are printed above: one hangs, and "
-            f"the others wait for it. To allow more time, use --layout {longer},stall_timeout=SECONDS."
-        )
-
     def _close(self) -> None:
         """End every process, and wait for those that may be writing to the run's folder."""
-        for actor in (*self._collectors, *self._learners):
+        for actor in (*self._processes, *self._learners):
             with contextlib.suppress(Exception):
                 self._ray.kill(actor.handle)
         if self._runs:

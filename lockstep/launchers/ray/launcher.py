@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.settings import SettingsError
-from lockstep.launchers.ray.driver import ProcessLost, RayDriver, require_restarts_left, say
+from lockstep.launchers.ray.driver import RayDriver
+from lockstep.launchers.ray.ending import ProcessLost, require_restarts_left, say
+from lockstep.launchers.ray.growing import GrowingDriver
 from lockstep.launchers.ray.places import places, require_places
 from lockstep.launchers.watching import stopping_on_signals
 from lockstep.run.checkpoint import iteration_of
@@ -49,7 +51,8 @@ def run_ray(work: Work, job: Job) -> Result:
     with connected(int(sum(each["CPU"] for each in needed))) as ray, stopping_on_signals(stop):
         require_places(ray, job.layout, needed)
         while True:
-            driver = RayDriver(ray, work, told, stop, losses)
+            kind = GrowingDriver if job.layout.growing else RayDriver
+            driver = kind(ray, work, told, stop, losses)
             try:
                 return dataclasses.replace(driver.run(), run=job.folder.path)
             except ProcessLost as lost:

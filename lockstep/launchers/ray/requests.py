@@ -16,38 +16,51 @@ class Actor:
     """Its progress when it was last polled; -1 until it answers."""
     poll: Any = None
     """The reference to its answer while a poll is open."""
+    answered: float = 0.0
+    """When it answered last (time.monotonic)."""
+
+
+@dataclass(eq=False)
+class Collector:
+    """The work of collecting one group of shards, in one of the processes."""
+
+    index: int
+    """Of the group."""
+    shards: range
+    process: Actor
+    generation: int
+    """Higher than those of its predecessors, from which nothing is taken any more."""
     last: Any = None
-    """The reference to a collector's last task, which must end before the next one begins."""
-    generation: int = 0
-    """Of a collector: higher than those of its predecessors."""
+    """The reference to its last task, which must end before the next one begins."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a collector's work."""
+    """The start of a collector."""
 
-    collector: Actor
-    index: int
+    collector: Collector
 
 
 @dataclass(frozen=True)
 class Delivery:
     """Rollouts on their way from a collector to a learner or, if collectors run freely, to all that may need them."""
 
-    collector: Actor
+    collector: Collector
     number: int
     answers: dict[int, Any]
     """By shard: the reference to its rollout."""
+    tries: int = 0
+    """How often it failed while the collector was alive."""
 
 
 @dataclass(frozen=True)
 class NextLap:
     """A lap that a free-running collector waits to begin."""
 
-    collector: Actor
-    index: int
+    collector: Collector
     lap: Any
     """Its number, or the reference to it."""
+    tries: int = 0
 
 
 Request = Start | Delivery | NextLap

@@ -1,0 +1,54 @@
+"""Why a run on a Ray cluster begins again or ends early, and how people are told."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.config.layout import Layout
+from lockstep.launchers.ray.actors import call
+from lockstep.launchers.ray.requests import Actor
+from lockstep.system.output import tell
+from lockstep.system.supervision import WorkerError
+
+
+class ProcessLost(Exception):
+    """A process of the run is lost; the text says which one, and why."""
+
+
+def require_restarts_left(losses: int, layout: Layout, text: str) -> None:
+    """Raise WorkerError if the layout allows fewer losses; text: what was lost."""
+    if losses > layout.restarts:
+        longer = dataclasses.replace(layout, restarts=Layout.restarts)
+        raise WorkerError(
+            f"{text}. The layout allows only {layout.restarts} losses. To survive more, use --layout "
+            f"{longer},restarts=N; lockstep resume continues from the newest checkpoint."
+        )
+
+
+def say(text: str) -> None:
+    """Print a line for the user."""
+    tell(text, sys.stderr)
+
+
+def stalled(ray: Any, processes: Sequence[Actor], patience: float, layout: Layout) -> WorkerError:
+    """The error of a run that has made no progress for so many seconds. Prints what each process is doing."""
+    unstarted = [actor.name for actor in processes if actor.steps < 0]
+    if unstarted:
+        return WorkerError(
+            f"Ray has not started {', '.join(unstarted)} within {patience:g} seconds: the cluster may not have "
+            f"what each of them needs, or has lost nodes. ray status shows its state."
+        )
+    stacks = [(actor.name, call(actor.handle, "stack")) for actor in processes]
+    for name, ref in stacks:
+        with contextlib.suppress(ray.exceptions.RayError):
+            say(f"\n{name}, stack:\n{ray.get(ref, timeout=2.0)}")
+    longer = dataclasses.replace(layout, stall_timeout=Layout.stall_timeout)
+    return WorkerError(
+        f"No process has made progress for {patience:g} seconds (Layout.stall_timeout); their step counts are "
+        f"{ {actor.name: actor.steps for actor in processes} }. Their stacks are printed above: one hangs, and "
+        f"the others wait for it. To allow more time, use --layout {longer},stall_timeout=SECONDS."
+    )

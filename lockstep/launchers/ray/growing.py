@@ -1,0 +1,161 @@
+"""The driver of a run whose collectors come and go with the cluster's nodes (ray:a4+-l1).
+
+Each shard is a group of its own here, and moves from one collector to another as a whole. Nothing that is learned
+depends on which collector a shard has: learner 0 admits its laps and the ledger records them, as in any free-running
+run. So a run is repeated without knowing who collected what.
+
+        a node joins ──► a process starts there ──► shards move to it, each after the rollout that it is collecting
+        a node is lost ──► its shards move to the other processes, which collect again what was in flight
+
+A shard moves when its next lap is admitted and the one before has arrived: the new collector then continues with its
+state, and nothing is collected twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+from lockstep.core.shards import block
+from lockstep.launchers.ray.actors import RayCollector
+from lockstep.launchers.ray.driver import RayDriver
+from lockstep.launchers.ray.ending import say
+from lockstep.launchers.ray.requests import Actor, Collector
+
+_Process = TypeVar("_Process")
+
+
+def moves(homes: Mapping[int, _Process | None], processes: Collection[_Process]) -> dict[int, _Process]:
+    """Which groups must move where, so that all processes have equally many, or one more. As few as possible move.
+
+    Args:
+        homes: by group: the process that has it, or is to have it; one that is not among the processes is lost.
+        processes: those that can collect.
+    """
+    if not processes:
+        return {}
+    found: dict[int, _Process] = {}
+    counts = dict.fromkeys(processes, 0)
+    for home in homes.values():
+        if home is not None and home in counts:
+            counts[home] += 1
+
+    def chosen(pick: Callable[..., _Process]) -> _Process:
+        return pick(counts, key=lambda process: counts[process])
+
+    for group, home in homes.items():
+        if home not in counts:
+            found[group] = chosen(min)
+            counts[found[group]] += 1
+    while counts[fullest := chosen(max)] > counts[emptiest := chosen(min)] + 1:
+        found[max(group for group, home in homes.items() if found.get(group, home) is fullest)] = emptiest
+        counts[fullest] -= 1
+        counts[emptiest] += 1
+    return found
+
+
+class GrowingDriver(RayDriver):
+    """As RayDriver, with at least as many collectors as the layout says, and as many as fit."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._placed = self._layout.learning
+        self._numbered = 0
+        """Processes that were started so far."""
+        self._moving: dict[int, Actor] = {}
+        """By group: the process that it moves to."""
+        self._paused: set[int] = set()
+        """Groups whose next lap is admitted, and will begin where they move to."""
+
+    def _begin_collectors(self) -> None:
+        least = len(self._layout.collectors)
+        self._processes = [self._next() for _ in range(least)]
+        for number, process in enumerate(self._processes):
+            for group in block(self._groups, least, number):
+                self._start(group, process)
+
+    def _next(self) -> Actor:
+        """One more process that collects. Ray starts it where there is room."""
+        self._numbered += 1
+        return self._actor(f"Collector {self._numbered - 1}", RayCollector, 0)
+
+    def _poll(self) -> None:
+        polled = self._polled
+        super()._poll()
+        if self._polled != polled:
+            self._grow()
+
+    def _grow(self) -> None:
+        """Start processes if there are too few, or if the cluster has room and there is a shard for each."""
+        # What a process takes is missing in Ray's books of free resources by the time it has made a step.
+        there, starting = len(self._processes), any(process.steps < 1 for process in self._processes)
+        new = max(0, len(self._layout.collectors) - there)
+        if not (new or starting) and (new := min(self._room(), self._groups - there)) > 0:
+            say(f"The cluster has room: {new} collector{'s join' if new > 1 else ' joins'} the {there}.")
+        self._processes += [self._next() for _ in range(new)]
+        self._balance()
+
+    def _room(self) -> int:
+        """How many more collectors fit."""
+        free = self._ray.available_resources()
+        return min(int(free.get(name, 0) / amount) for name, amount in self._places[-1].items())
+
+    def _balance(self) -> None:
+        """Spread the shards evenly over the processes that have started."""
+        homes = {group: self._home(group) for group in range(self._groups)}
+        ready = [process for process in self._processes if process.steps >= 0 or process in homes.values()]
+        for group, process in moves(homes, ready).items():
+            if group in self._collectors:
+                self._moving[group] = process
+                self._move(group)
+            else:
+                self._start(group, process)
+
+    def _home(self, group: int) -> Actor | None:
+        """The process that collects a group, or will."""
+        if group in self._moving:
+            return self._moving[group]
+        return self._collectors[group].process if group in self._collectors else None
+
+    def _begin_lap(self, collector: Collector, lap: int, version: int) -> None:
+        if collector.index in self._moving:
+            self._paused.add(collector.index)
+            self._move(collector.index)
+        else:
+            super()._begin_lap(collector, lap, version)
+
+    def _delivered(self, ref: Any) -> None:
+        group = self._deliveries[ref].collector.index
+        super()._delivered(ref)
+        self._move(group)
+
+    def _move(self, group: int) -> None:
+        """Move a group if the time has come."""
+        collector = self._collectors.get(group)
+        under_way = [*self._deliveries.values(), *(each for _, each in self._again)]
+        if group not in self._paused or collector is None or any(each.collector is collector for each in under_way):
+            return
+        self._paused.remove(group)
+        self._forget(collector)
+        process = self._moving.pop(group)
+        if process is not collector.process:
+            collector.process.handle.leave.remote(group)
+        self._start(group, process)
+
+    def _replace(self, lost: Actor, why: str) -> None:
+        self._processes.remove(lost)
+        for group, collector in list(self._collectors.items()):
+            if collector.process is lost:
+                self._forget(self._collectors.pop(group))
+                self._moving.pop(group, None)
+                self._paused.discard(group)
+            elif self._moving.get(group) is lost:  # it stays
+                self._moving[group] = collector.process
+        what = f"{lost.name} was lost ({why})"
+        if len(self._processes) < len(self._layout.collectors) or lost.steps < 0:
+            self._lose(what, "Others take its shards, and a new one joins when there is room")
+        else:
+            say(f"{what}. Others take its shards.")
+        self._balance()
+        for group in list(self._paused):
+            self._move(group)
