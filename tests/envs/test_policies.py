@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -154,6 +155,12 @@ def small(**changes: Any) -> Experiment:
 def test_mistakes_are_named(changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=expected):
         train(small(**changes), options=RunOptions(run=str(tmp_path / "run")))
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpe2", None)
+    with pytest.raises(SettingsError, match=r'pip install .*\[mpe\]"'):
+        envs.resolve(recipes.mappo_mpe("simple_nothing_v0").env)
 
 
 def test_a_shared_policy_may_have_a_critic_that_sees_all() -> None:

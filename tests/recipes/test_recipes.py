@@ -44,7 +44,8 @@ def spaces_of(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[
 )
 def test_recipe_builds_a_model_for_its_environment(name: str) -> None:
     experiment = RECIPES[name]()
-    for package, prefix in (("minatar", "MinAtar/"), ("gymnasium_robotics", "gymnasium_robotics:")):
+    optional = (("minatar", "MinAtar/"), ("gymnasium_robotics", "gymnasium_robotics:"), ("mpe2", "pettingzoo/mpe2."))
+    for package, prefix in optional:
         if experiment.env.id.startswith(prefix) and importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
     model = experiment.build_model(*spaces_of(experiment.env))
