@@ -15,7 +15,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 from numba.core import event
 from numba.core.compiler_lock import global_compiler_lock
 
@@ -75,7 +75,19 @@ def compiled(function: Any, **names: Any) -> Any:
     digest = hashlib.sha256(f"{inspect.getsource(function)}\n{text}".encode()).hexdigest()[:16]
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__module__, copy.__qualname__ = function.__module__, f"{function.__qualname__}_{digest}"
-    return _compiled_once(njit(error_model="numpy", nogil=True, cache=True)(copy))
+    return _compiled_once(_without_literals(njit(error_model="numpy", nogil=True, cache=True)(copy)))
+
+
+def _without_literals(function: Any) -> Any:
+    """Let a call with constants, such as a stride of 1, use the code for any number. Numba would compile the function
+    for each set of constants, and with it everything that calls it."""
+    template_of = function.get_call_template
+
+    def get_call_template(args: Any, kws: Any) -> Any:
+        return template_of(tuple(map(types.unliteral, args)), {name: types.unliteral(x) for name, x in kws.items()})
+
+    function.get_call_template = get_call_template
+    return function
 
 
 def _compiled_once(function: Any) -> Any:

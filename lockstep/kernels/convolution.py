@@ -60,7 +60,7 @@ def convolve(
         few = x[begin : begin + _TOGETHER]
         _write_patches(few, channels, height, width, kernel, patches)
         to = address(y) + 4 * begin * y.shape[1]
-        product(address(patches), terms, 1, weight, 1, terms, bias, 0, to, m, len(few) * rows, terms, m)
+        product(address(patches), terms, 1, weight, 1, terms, bias, 0, to, m, len(few) * rows, terms, m, False)
 
 
 @compiled
@@ -81,7 +81,7 @@ def convolve_back(
         few = x[begin : begin + _TOGETHER]
         _write_patches(few, channels, height, width, kernel, patches)
         given = address(by_y) + 4 * begin * by_y.shape[1]
-        product(address(patches), 1, terms, given, m, 1, sums, m, sums, m, terms, len(few) * rows, m)
+        product(address(patches), 1, terms, given, m, 1, sums, m, sums, m, terms, len(few) * rows, m, False)
     for j in range(m):
         for k in range(terms):
             store(by_weight + 4 * (j * terms + k), turned[k, j])

@@ -150,9 +150,9 @@ def _by_parameters(
     if kernel:
         convolve_back(below, channels, height, width, kernel, grad, fresh, to)
     elif layers[layer, TURNED]:
-        product(address(below), 1, k, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m)
+        product(address(below), 1, k, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m, False)
     else:
-        product(address(grad), 1, m, address(below), k, 1, start, 0 if fresh else k, to, k, m, n, k)
+        product(address(grad), 1, m, address(below), k, 1, start, 0 if fresh else k, to, k, m, n, k, False)
 
 
 @compiled
@@ -164,7 +164,7 @@ def _back(
     (n, m), k = grad.shape, by_inputs.shape[1]
     to = address(by_inputs)
     start, row = (address(zeros), 0) if len(zeros) else (to, k)
-    product(address(grad), m, 1, weight, between_outputs, between_inputs, start, row, to, k, n, m, k)
+    product(address(grad), m, 1, weight, between_outputs, between_inputs, start, row, to, k, n, m, k, False)
 
 
 @compiled

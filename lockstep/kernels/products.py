@@ -307,7 +307,7 @@ def product(
     n: int,
     k: int,
     m: int,
-    rectify: bool = False,
+    rectify: bool,
 ) -> None:
     """Write start [n, m] + a [n, k] @ b [k, m] to c [n, m], term by term.
 
@@ -386,4 +386,5 @@ def products(
             n,
             k,
             m,
+            False,
         )
