@@ -230,7 +230,7 @@ class QModelConfig(TrunkConfig):
     """A Q-network over discrete actions."""
 
     has_policy_and_value: ClassVar[bool] = False
-    later: ClassVar[frozenset[str]] = frozenset({"noisy_sigma"})
+    later: ClassVar[frozenset[str]] = TrunkConfig.later | {"noisy_sigma"}
 
     dueling: bool = False
     """Estimate the state's value and each action's advantage in separate streams. On generalises over actions."""

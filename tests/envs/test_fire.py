@@ -78,7 +78,7 @@ def test_rewards_and_ends_of_that_step_by_hand() -> None:
 def test_games_without_the_action_are_known(game: str) -> None:
     ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     emulator = ALEInterface()
-    emulator.loadROM(roms.get_rom_path(games()[game]))
+    emulator.loadROM(str(roms.get_rom_path(games()[game])))
     actions = [action.name for action in emulator.getMinimalActionSet()]
     assert ("FIRE" in actions) == (game not in WITHOUT_FIRE)
     assert game in WITHOUT_FIRE or actions[FIRE] == "FIRE"

@@ -91,6 +91,7 @@ def test_convolutional_networks_equal_plain_layers(
         assert isinstance(layer, nn.Conv2d)
         x = activation(F.conv2d(x, layer.weight, layer.bias, stride))
     x = x.permute(0, 2, 3, 1).reshape(3, dense_inputs)
+    assert ours.dense is not None
     expected = activation(F.linear(x, ours.dense.weight, ours.dense.bias))
     torch.testing.assert_close(ours(image, torch.float32), expected, rtol=1e-4, atol=1e-5)
     assert ours.out_features == expected.shape[1] == (128 if network is MinAtarCNN else 512)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def turned(x: Tensor, position: int) -> Tensor:
     return torch.cat([whole.real, whole.imag])
 
 
-def gated(gate: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def gated(gate: Any, x: Tensor, y: Tensor) -> Tensor:
     """A GRU cell from y to the state x, with separate matrices."""
     r, z, new = gate.of_output(y).chunk(3)
     reset, update = gate.of_input(x).chunk(2)
@@ -54,7 +55,8 @@ def slow(core: Transformer, x: Tensor, start: Tensor) -> Tensor:
     outputs = torch.zeros(STEPS, ENVS, SIZE)
     for b in range(ENVS):
         hidden = [core.embed(x[t, b]) for t in range(STEPS)]
-        for layer in core.layers:
+        layers: Any = core.layers
+        for layer in layers:
             parts = [layer.query_key_value(layer.before_attention(h)).chunk(3) for h in hidden]
             after = []
             for t, h in enumerate(hidden):
@@ -88,7 +90,8 @@ def test_attention_by_hand() -> None:
     core = Transformer(1, 2, memory=1, layers=1, heads=1)
     for parameter in core.parameters():
         nn.init.zeros_(parameter)
-    (layer,) = core.layers
+    layers: Any = core.layers
+    (layer,) = layers
     layer.before_attention.bias.data = torch.tensor([1.0, 0.0])
     layer.query_key_value.weight.data[:4] = torch.eye(2).repeat(2, 1)  # queries and keys are [1, 0], at any step
     kept = torch.tensor([[[1.0, 0.0, 5.0, 0.0]]])
@@ -133,6 +136,6 @@ def test_gradients_reach_earlier_steps_of_the_rollout_alone() -> None:
     ("settings", "named"),
     [({"core_size": 12, "core_heads": 4}, "core_heads=4"), ({"core_memory": 0}, "core_memory=0")],
 )
-def test_sizes_that_do_not_fit_are_refused(settings: dict[str, int], named: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(settings: Any, named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         StandardModelConfig(core="transformer", **settings).validate()
