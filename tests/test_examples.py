@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,18 @@ def test_an_auxiliary_loss_has_equal_bits_in_processes(tmp_path: Path) -> None:
     results = [train(short("auxiliary_loss"), tmp_path / layout, layout) for layout in ("inline", "cpu:a1-l2")]
     assert len({result.digest for result in results}) == 1
     assert all(loss > 0 for loss in results[0].metrics()["loss/auxiliary"])
+
+
+def test_the_example_of_locomotion_has_equal_bits_on_every_layout_and_resumed(tmp_path: Path) -> None:
+    recipe = load_object(f"{ROOT}/examples/locomotion/recipe.py:recipe")()
+    experiment = recipe.replace(total_steps=3 * recipe.samples_per_iteration)
+    options = RunOptions(run=str(tmp_path / "run"), display="none", tensorboard=False, checkpoint_every=2)
+    whole = lockstep.train(experiment, Layout(), options)
+    assert {"env/success", "env/distance"} <= whole.metrics().keys()
+    split = train(experiment, tmp_path / "split", "cpu:a2-l1")
+    shutil.rmtree(tmp_path / "run/checkpoints/00000003")
+    resumed = lockstep.resume(tmp_path / "run", Layout.parse("processes:2"))
+    assert whole.digest == split.digest == resumed.digest
 
 
 def test_the_script_computes_what_train_computes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,20 +14,10 @@ from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import (
-    LIFE_LOSS,
-    Adapter,
-    EnvConfig,
-    Observation,
-    ShardEnv,
-    StepResult,
-    atari_name,
-    atari_protocol,
-    check_numbers,
-)
+from lockstep.envs.atari import LIFE_LOSS, atari_name, atari_protocol, check_numbers, fire_after_life
+from lockstep.envs.base import Adapter, EnvConfig, Observation, ShardEnv, StepResult
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import ActionLog, Seeds
-from lockstep.envs.fire import fire_after_life
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -191,27 +190,6 @@ class StepResult(NamedTuple):
     metrics: np.ndarray | None = None
     """float64 [B, M]: the metrics (EnvConfig.metrics) of episodes that ended; other rows mean nothing. NaN where the
     environment reported none. lockstep.envs.info.EpisodeNumbers makes them. None if there are no metrics."""
-
-
-LIFE_LOSS = ("classic", "baselines")
-"""Atari protocols under which a lost life ends the episode for the agent."""
-
-
-def atari_protocol(sticky: float, skip: int, longest: float) -> str:
-    """Describe what scores depend on most.
-
-    Args:
-        sticky: probability that the last action is repeated.
-        skip: frames for each action.
-        longest: frames that an episode may last; infinite for no limit.
-    """
-    limit = f"at most {longest:,} frames" if math.isfinite(longest) else "without a limit of frames"
-    return f"sticky actions {sticky:g}, {skip} frames an action, {limit}"
-
-
-def atari_name(env_id: str, games: Iterable[str]) -> str | None:
-    """The name of the Atari game of an id such as ms_pacman or Pong-v5."""
-    return {game.lower(): game for game in games}.get(env_id.removesuffix("-v5").replace("_", "").lower())
 
 
 class ShardEnv(ABC):
@@ -413,27 +391,3 @@ def allocate_observation(space: gymnasium.Space[Any], leading: tuple[int, ...], 
         return {key: allocate_observation(entry, leading, arena) for key, entry in space.spaces.items()}
     assert space.shape is not None
     return arena.zeros((*leading, *space.shape), torch.from_numpy(np.zeros(0, space.dtype)).dtype)
-
-
-_WHOLE = {
-    "stack_num": 1,
-    "img_height": 1,
-    "img_width": 1,
-    "frame_skip": 1,
-    "frameskip": 1,
-    "noop_max": 0,
-    "max_episode_steps": 0,
-    "max_num_frames_per_episode": 0,
-}
-"""Options that C++ environments do not check, so that wrong values crash or hang them, with their least values."""
-
-
-def check_numbers(options: Mapping[str, Any]) -> None:
-    """Raise SettingsError for numbers that would crash a library or that it would misread."""
-    for name, least in _WHOLE.items():
-        value = options.get(name, least)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise SettingsError(f"env.options.{name}={value!r} must be a whole number of at least {least}.")
-    sticky = options.get("repeat_action_probability", 0.0)
-    if not isinstance(sticky, (int, float)) or isinstance(sticky, bool) or not 0 <= sticky <= 1:
-        raise SettingsError(f"env.options.repeat_action_probability={sticky!r} must lie between 0 and 1.")

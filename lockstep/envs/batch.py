@@ -23,9 +23,10 @@ class BatchEnv(Protocol):
     lockstep decides when an episode begins and from which seed. So `step` need not reset anything: it may go on from an
     ended episode, and what it returns for such an environment is ignored until `reset` has begun its next episode.
 
-    Two further methods are optional. With `get_state() -> {name: array [B, ...]}` and `set_state(state)`, checkpoints
-    keep the state, and resuming replays nothing. `render(index)` returns a picture of one environment, [H, W, 3], and
-    `close()` releases what the environment holds.
+    Further methods are optional. With `get_state() -> {name: array [B, ...]}` and `set_state(state)`, checkpoints
+    keep the state, and resuming replays nothing. With `set_options(options)`, too, a curriculum can change options:
+    they are those of episodes that `reset` begins from now on, so the state must hold what running episodes have.
+    `render(index)` returns a picture of one environment, [H, W, 3], and `close()` releases what the environment holds.
     """
 
     num_envs: int
@@ -46,7 +47,7 @@ class BatchEnv(Protocol):
         """
         ...
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def step(self, actions: Any) -> tuple[Any, ...]:
         """Play one step in all environments.
 
         Args:
@@ -55,7 +56,7 @@ class BatchEnv(Protocol):
         Returns:
             Observations [B, ...], rewards [B], terminated bool [B], truncated bool [B], and final observations. These
             are None, or, if the simulator resets environments by itself, the last observations [B, ...] of those that
-            have ended; their other rows are ignored.
+            have ended; their other rows are ignored. A sixth value may follow for env.metrics: a dict of numbers [B].
         """
         ...
 

@@ -21,6 +21,7 @@ from lockstep.envs.batches import batch_action, refuse_mask, returned_flags, ret
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter, as_array
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
+from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
 
 _STATE, _OBSERVATION = "state.", "observation."
@@ -47,6 +48,9 @@ class BatchShard(ShardEnv):
         self._first_length = seeds.first_lengths(self.num_envs, config.decorrelate)
         self._longest = config.reseed_every
         self._start_level, self._num_levels = config.start_level, config.num_levels
+        tells = seeds.first_index == 0
+        self._numbers = EpisodeNumbers(config.metrics, self.num_envs, tells=tells) if config.metrics else None
+        self._offered: dict[str, Any] = {}
         self._log = ActionLog()
         self._action: tuple[np.ndarray, ...] = ()
         self._tensors = False
@@ -63,11 +67,19 @@ class BatchShard(ShardEnv):
         self._steps[:] = 0
         self._ended[:] = False
         self._log.clear()
+        if self._numbers is not None:
+            self._numbers.begin(np.arange(self.num_envs))
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
             self._arrays = self._begin(np.arange(self.num_envs))
         if self._saves:
             self.state_dict()  # a mistake in it should not wait for the first checkpoint
         self._writer.write_arrays(self._arrays, out, self._where)
+
+    def offer(self, options: dict[str, Any]) -> None:
+        if options != self._offered:
+            self._offered = options
+            with ENVIRONMENT_SETTINGS.applied(thorough=True):
+                self._env.set_options(dict(options))
 
     def examine(self) -> None:
         self._writer.looks = sys.maxsize
@@ -87,18 +99,25 @@ class BatchShard(ShardEnv):
         self._tensors = _has_tensors(obs)
         return self._writer.arrays(obs, len(rows))
 
-    def _step(self, action: tuple[np.ndarray, ...]) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
-        """Step the object: the entries of the observations that the actions led to, rewards, and ends."""
-        first = self._seeds.first_index
-        with telling(f"in a step of the environments {first} to {first + self.num_envs - 1}"):
+    def _step(
+        self, action: tuple[np.ndarray, ...], first: np.ndarray | None = None
+    ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
+        """Step the object: the entries of the observations that the actions led to, rewards, and ends.
+
+        Args:
+            first: bool [B], environments that have ended before, and whose infos do not count.
+        """
+        lowest = self._seeds.first_index
+        with telling(f"in a step of the environments {lowest} to {lowest + self.num_envs - 1}"):
             answer = self._env.step(batch_action(self.action_space, action, self._tensors))
-        if not (isinstance(answer, tuple) and len(answer) == 5):
+        if not (isinstance(answer, tuple) and len(answer) in (5, 6)):
             raise SettingsError(
                 f"The step of env.id={self._id} returned {form_of(answer)}, but must return (observations, rewards, "
                 "terminated, truncated, final observations), where the last is None unless the batch resets "
-                "environments by itself."
+                "environments by itself. A dict of numbers for each environment may follow."
             )
-        obs, reward, terminated, truncated, final = answer
+        obs, reward, terminated, truncated, final, *infos = answer
+        self._note(infos, first)
         reward = returned_numbers("rewards", reward, self.num_envs)
         terminated = returned_flags("terminated", terminated, self.num_envs)
         truncated = returned_flags("truncated", truncated, self.num_envs)
@@ -109,6 +128,20 @@ class BatchShard(ShardEnv):
             rows = np.flatnonzero(over)
             arrays = with_rows(arrays, rows, [x[rows] for x in self._writer.arrays(final, self.num_envs)])
         return arrays, reward, terminated, truncated
+
+    def _note(self, infos: list[Any], first: np.ndarray | None) -> None:
+        """Read the numbers of a step for env.metrics."""
+        if self._numbers is None:
+            return
+        if not (infos and isinstance(infos[0], dict)):
+            raise SettingsError(
+                f"env.metrics names numbers that environments report, but the step of env.id={self._id} returns none. "
+                "Let it return a dict of arrays as a sixth value, one number for each environment, or leave out "
+                "--env.metrics."
+            )
+        going = np.ones(self.num_envs, np.bool_) if first is None else ~first
+        self._numbers.note_all({name: as_array(x) for name, x in infos[0].items()}, going)
+        self._numbers.add()
 
     def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
         parts = action if isinstance(action, tuple) else (action,)
@@ -121,7 +154,9 @@ class BatchShard(ShardEnv):
         rows = np.flatnonzero(first)
         self._episode += first
         with ENVIRONMENT_SETTINGS.applied(thorough=self._writer.looks > 0):
-            arrays, reward, terminated, truncated = self._step(self._action)
+            if self._numbers is not None:
+                self._numbers.begin(first)
+            arrays, reward, terminated, truncated = self._step(self._action, first)
             if rows.size:
                 arrays = with_rows(arrays, rows, self._begin(rows))
         self._arrays = arrays
@@ -133,7 +168,8 @@ class BatchShard(ShardEnv):
         truncated = (truncated | cut) & ~first & ~terminated
         self._ended = terminated | truncated
         reward = np.where(first, 0, reward).astype(np.float32)
-        return StepResult(reward, terminated, truncated, first, np.zeros(self.num_envs, np.bool_))
+        metrics = self._numbers.values(self._ended) if self._numbers is not None else None
+        return StepResult(reward, terminated, truncated, first, np.zeros(self.num_envs, np.bool_), metrics)
 
     def _where(self, j: int) -> str:
         """Name environment j and a step of its episode."""
@@ -159,6 +195,7 @@ class BatchShard(ShardEnv):
             "ended": self._ended.copy(),
             **{_STATE + name: x.copy() for name, x in state.items()},
             **{f"{_OBSERVATION}{i}": x.copy() for i, x in enumerate(self._arrays)},
+            **(self._numbers.state() if self._numbers is not None else {}),
         }
 
     def load_state_dict(
@@ -167,6 +204,8 @@ class BatchShard(ShardEnv):
         self._episode = state["episode"].astype(np.int64)
         self._ended = state["ended"].astype(np.bool_)
         steps = state["steps"].astype(np.int64)
+        if self._numbers is not None:
+            self._numbers.begin(np.arange(self.num_envs))
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
             arrays = self._begin(np.arange(self.num_envs))
             if self._saves:
@@ -176,6 +215,8 @@ class BatchShard(ShardEnv):
                     {name: torch.from_numpy(x) for name, x in saved.items()} if self._tensors else saved
                 )
                 arrays = [state[f"{_OBSERVATION}{i}"] for i in range(len(arrays))]
+                if self._numbers is not None:
+                    self._numbers.load(state)
             else:
                 arrays, replayed = self._replay(arrays, self._log.load(state), steps, alive)
         self._arrays, self._steps = arrays, steps
@@ -197,6 +238,8 @@ class BatchShard(ShardEnv):
             rows = np.flatnonzero((begin == t) | ((terminated | truncated) & (begin > t)))
             if rows.size:
                 arrays = with_rows(arrays, rows, self._begin(rows))
+                if self._numbers is not None:
+                    self._numbers.begin(rows)
             alive()
         return arrays, len(actions) * self.num_envs
 

@@ -50,5 +50,6 @@ def check_curriculum(config: EnvConfig, name: str) -> None:
     if not adapter_of(config).changes_options(config.id):
         raise SettingsError(
             f"curriculum={name} changes options between episodes, which env.adapter={config.adapter} cannot do for "
-            f"env.id={config.id}. Use --env.adapter gymnasium if that serves the id, and environments for one agent."
+            f"env.id={config.id}. Use --env.adapter gymnasium if that serves the id, and environments for one agent. A "
+            "batch of yours needs get_state, set_state and set_options(options)."
         )

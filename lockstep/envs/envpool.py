@@ -5,7 +5,8 @@ from __future__ import annotations
 from envpool.registration import registry
 
 from lockstep.envs import vizdoom
-from lockstep.envs.base import Adapter, EnvConfig, atari_name
+from lockstep.envs.atari import atari_name
+from lockstep.envs.base import Adapter, EnvConfig
 from lockstep.envs.envpool_shard import EnvPoolShard
 from lockstep.envs.episodes import Seeds
 

@@ -15,7 +15,8 @@ from gymnasium import spaces
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, form_of, number, register, unregister
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, atari_protocol
+from lockstep.envs.atari import atari_protocol
+from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
 from lockstep.envs.closing import close_all
 from lockstep.envs.construct import construct
 from lockstep.envs.convert import ObservationWriter, single_action

@@ -85,7 +85,7 @@ class EpisodeNumbers:
     """The numbers that the present episodes of B environments have reported.
 
     An adapter calls `begin` where episodes begin, `note` or `note_all` for every step, and then `add` once. Rebuilding
-    an environment from its actions does the same, so no checkpoint has to hold these numbers.
+    an environment from its actions does the same, so checkpoints need not hold these numbers.
 
     Args:
         metrics: env.metrics.
@@ -146,6 +146,15 @@ class EpisodeNumbers:
         if self._unseen:
             self._warn()
         return found
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What the present episodes have reported so far, for environments that are not rebuilt from their actions."""
+        return {"numbers": self._so_far.copy(), "number_counts": self._counts.copy()}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore what state returned."""
+        self._so_far = state["numbers"].astype(np.float64)
+        self._counts = state["number_counts"].astype(np.int64)
 
     def _look(self, info: Mapping[str, Any]) -> None:
         keys = dict.fromkeys(_keys(info))

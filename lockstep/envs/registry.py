@@ -14,7 +14,8 @@ import numpy as np
 from lockstep.config.extras import install_command
 from lockstep.config.settings import SettingsError
 from lockstep.envs.adapters import ADAPTERS, AUTO, entry_of, not_installed, settled_name
-from lockstep.envs.base import SHARED, Adapter, EnvConfig, ShardEnv, atari_name, load_adapter
+from lockstep.envs.atari import atari_name
+from lockstep.envs.base import SHARED, Adapter, EnvConfig, ShardEnv, load_adapter
 from lockstep.envs.construct import PREFIX, is_callable, makes_batch
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.pool.pool import SteppingPool

@@ -8,9 +8,10 @@ import gymnasium
 from gymnasium.vector import VectorEnv
 
 from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
 from lockstep.envs.base import Adapter, EnvConfig, ShardEnv, load_adapter
 from lockstep.envs.batch_shard import BatchShard
-from lockstep.envs.construct import PREFIX, construct_batch
+from lockstep.envs.construct import PREFIX, construct_batch, is_callable
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.vector_shard import VectorShard
 from lockstep.system.output import reserve_streams
@@ -36,6 +37,12 @@ class Vector(Adapter):
         del env_id
         return True
 
+    def changes_options(self, env_id: str) -> bool:
+        if not is_callable(env_id):
+            return False
+        found = load_object(env_id)
+        return all(callable(getattr(found, name, None)) for name in ("get_state", "set_state", "set_options"))
+
     def make(
         self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
     ) -> ShardEnv:
@@ -50,11 +57,6 @@ class Vector(Adapter):
 
 def _check(env: Any, config: EnvConfig, num_envs: int) -> None:
     """Raise SettingsError unless this object can be a shard's environments."""
-    if config.metrics and not isinstance(env, VectorEnv):
-        raise SettingsError(
-            f"env.metrics={','.join(config.metrics)}: env.id={config.id} is a batch without infos. Leave out "
-            "--env.metrics, or make it a gymnasium.vector.VectorEnv."
-        )
     names = ("observation_space", "action_space")
     if isinstance(env, VectorEnv):
         names = ("single_observation_space", "single_action_space")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from playing import assert_same, play, random_actions, reset
+from playing import assert_same, buffers, play, random_actions, reset
 from tiny import cut
 
 from lockstep import check_env, envs, recipes
@@ -76,6 +76,41 @@ class WithState(Torch):
         self.steps, self.position, self.velocity = state["steps"], state["position"], state["velocity"]
 
 
+class Counts:
+    """Episodes of `steps` steps, which report their step and a total."""
+
+    observation_space, action_space = spaces.Box(0, 99, (2,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, num_envs: int, steps: int = 3) -> None:
+        self.num_envs, self.asked = num_envs, steps
+        self.at, self.steps = np.zeros((2, num_envs), np.int64)
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        self.at[rows], self.steps[rows] = 0, self.asked
+        return self.observe()[rows]
+
+    def step(self, actions: np.ndarray) -> tuple[Any, ...]:
+        self.at = self.at + 1
+        infos = {"place": self.at, "action": actions * 1.0}
+        return self.observe(), np.ones(self.num_envs), self.at >= self.steps, np.zeros(self.num_envs, bool), None, infos
+
+    def observe(self) -> np.ndarray:
+        return np.stack([self.at, self.steps], -1).astype(np.float32)
+
+
+class CountsWithOptions(Counts):
+    """The same, whose length a curriculum may change."""
+
+    def set_options(self, options: dict[str, Any]) -> None:
+        self.asked = options["steps"]
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        return {"at": self.at, "steps": self.steps}
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        self.at, self.steps = state["at"], state["steps"]
+
+
 class ResetsItself(Reach):
     """A simulator that puts each environment that has ended at another place at once."""
 
@@ -137,6 +172,57 @@ def test_restoring_replays_actions_unless_there_is_a_state(kind: str, replays: b
         assert restored.load_state_dict(state, out) == (5 * state["steps"].max() if replays else 0)
         assert np.array_equal(out, current)
         assert_same(played[t:], play(restored, actions[t:]))
+
+
+@pytest.mark.parametrize("kind", ["Counts", "CountsWithOptions"])
+def test_numbers_of_a_batch_become_metrics(kind: str) -> None:
+    def made() -> BatchShard:
+        return make(kind, 2, metrics=("place", "action:sum"))
+
+    env, actions = made(), [np.array([t % 2, 1]) for t in range(12)]
+    reset(env)
+    played = play(env, actions[:5])
+    first = [step.metrics for _, step in played][2]
+    assert first is not None and first.tolist() == [[3, 1], [3, 3]], "actions 0, 1, 0 and 1, 1, 1"
+    restored = made()
+    restored.load_state_dict(env.state_dict(), buffers(restored))
+    for shard in (env, restored):
+        ends = [step for _, step in play(shard, actions[5:]) if step.terminated.all()]
+        # The step after an end begins an episode: steps 4, 5, 6 and 8, 9, 10 are the next two.
+        assert [step.metrics.tolist() for step in ends if step.metrics is not None] == [
+            [[3, 1], [3, 3]],
+            [[3, 1], [3, 3]],
+        ]
+        assert len(ends) == 2
+    with pytest.raises(SettingsError, match="a dict of arrays as a sixth value"):
+        play(made_of_reach(), random_actions(made_of_reach(), 1))
+
+
+def made_of_reach() -> BatchShard:
+    env = make(REACH, 2, metrics=("success",))
+    reset(env)
+    return env
+
+
+def test_a_curriculum_changes_the_options_of_a_batch_s_next_episodes() -> None:
+    assert not envs.adapter_of(EnvConfig(f"{__file__}:Counts", adapter="vector")).changes_options(f"{__file__}:Counts")
+    named = f"{__file__}:CountsWithOptions"
+    assert envs.adapter_of(EnvConfig(named, adapter="vector")).changes_options(named)
+
+    def seen(env: BatchShard, count: int) -> list[list[float]]:
+        return [obs[""][0].tolist() for obs, _ in play(env, [np.zeros(2, np.int64)] * count)]
+
+    env = make("CountsWithOptions", 2)
+    env.offer({"steps": 2})
+    reset(env)
+    begun = seen(env, 1)
+    env.offer({"steps": 3})
+    assert begun + seen(env, 3) == [[1, 2], [2, 2], [0, 3], [1, 3]], "the episode that runs keeps its own"
+    env.offer({"steps": 1})
+    restored = make("CountsWithOptions", 2)
+    restored.offer({"steps": 1})
+    restored.load_state_dict(env.state_dict(), buffers(restored))
+    assert seen(restored, 4) == seen(env, 4) == [[2, 3], [3, 3], [0, 1], [1, 1]]
 
 
 def test_levels_and_episodes() -> None:

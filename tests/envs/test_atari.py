@@ -11,7 +11,7 @@ from playing import buffers, play, reset
 from lockstep import envs
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.ale import games
-from lockstep.envs.fire import FIRE, WITHOUT_FIRE, FireAfterLife
+from lockstep.envs.atari import FIRE, WITHOUT_FIRE, FireAfterLife
 
 ADAPTERS = ["ale", pytest.param("envpool", marks=pytest.mark.envpool)]
 

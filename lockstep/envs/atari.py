@@ -1,13 +1,62 @@
-"""The protocol `baselines` of Atari: FIRE is pressed after a lost life.
+"""What the adapters of Atari share: what protocols mean, options that libraries do not check, and FIRE after a life.
 
 Shape legend: B environments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
+
+from lockstep.config.settings import SettingsError
+
+LIFE_LOSS = ("classic", "baselines")
+"""Atari protocols under which a lost life ends the episode for the agent."""
+
+
+def atari_protocol(sticky: float, skip: int, longest: float) -> str:
+    """Describe what scores depend on most.
+
+    Args:
+        sticky: probability that the last action is repeated.
+        skip: frames for each action.
+        longest: frames that an episode may last; infinite for no limit.
+    """
+    limit = f"at most {longest:,} frames" if math.isfinite(longest) else "without a limit of frames"
+    return f"sticky actions {sticky:g}, {skip} frames an action, {limit}"
+
+
+def atari_name(env_id: str, games: Iterable[str]) -> str | None:
+    """The name of the Atari game of an id such as ms_pacman or Pong-v5."""
+    return {game.lower(): game for game in games}.get(env_id.removesuffix("-v5").replace("_", "").lower())
+
+
+_WHOLE = {
+    "stack_num": 1,
+    "img_height": 1,
+    "img_width": 1,
+    "frame_skip": 1,
+    "frameskip": 1,
+    "noop_max": 0,
+    "max_episode_steps": 0,
+    "max_num_frames_per_episode": 0,
+}
+"""Options that C++ environments do not check, so that wrong values crash or hang them, with their least values."""
+
+
+def check_numbers(options: Mapping[str, Any]) -> None:
+    """Raise SettingsError for numbers that would crash a library or that it would misread."""
+    for name, least in _WHOLE.items():
+        value = options.get(name, least)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise SettingsError(f"env.options.{name}={value!r} must be a whole number of at least {least}.")
+    sticky = options.get("repeat_action_probability", 0.0)
+    if not isinstance(sticky, (int, float)) or isinstance(sticky, bool) or not 0 <= sticky <= 1:
+        raise SettingsError(f"env.options.repeat_action_probability={sticky!r} must lie between 0 and 1.")
+
 
 FIRE = 1
 """Its index in minimal action sets and in the full one."""
