@@ -81,6 +81,7 @@ class Agent:
             )
         for part in parts_of(self.observation_space, self.action_space):
             model.check(*part)
+        self.algorithm.check(self.observation_space)
 
     def warnings(self) -> list[str]:
         """Warnings for the user before a new run begins, in sentences."""

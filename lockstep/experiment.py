@@ -124,12 +124,14 @@ class Experiment:
         self.algorithm.validate_with(self.setup)
         self.courses(with_curiosity(self.algorithm.build()))
         self._check_curriculum()
-        seen_by_critic = getattr(self.model, "critic_only", ("state",))
-        if self.env.central_state != "none" and "state" not in seen_by_critic:
-            raise SettingsError(
-                f"env.central_state={self.env.central_state} adds the entry `state` to observations, which the policy "
-                "would see, too. Add --model.critic-only state."
-            )
+        if self.env.central_state != "none":
+            hides = hasattr(self.model, "critic_only")
+            if (hides or self.algorithm.replays) and "state" not in getattr(self.model, "critic_only", ()):
+                use = "--model.critic-only state" if hides else "--env.central-state none"
+                raise SettingsError(
+                    f"env.central_state={self.env.central_state} adds the entry `state` to observations, which the "
+                    f"policy would see, too. Use {use}."
+                )
         collecting = self.algorithm.build().warm_iterations(self.samples_per_iteration)
         steps = (self.iterations - collecting) * self.gradient_steps[0]
         if self.scheme.gradient_lag != "async" and self.scheme.gradient_lag >= steps:

@@ -51,8 +51,8 @@ class CrawlModelConfig(StandardModelConfig):
 
     def build_encoder(self, observation_space: gymnasium.Space[Any], **_: Any) -> nn.Module:
         assert isinstance(observation_space, spaces.Dict)
-        others = {name: space.shape or () for name, space in observation_space.spaces.items() if name != "legs"}
-        return LegAttention(list(others), sum(shape[0] for shape in others.values()))
+        others = {name: spaces.flatdim(space) for name, space in observation_space.spaces.items() if name != "legs"}
+        return LegAttention(list(others), sum(others.values()))
 
 
 def faster(metrics: dict[str, float], options: dict[str, Any]) -> dict[str, Any]:

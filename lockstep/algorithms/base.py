@@ -224,6 +224,9 @@ class Algorithm(ABC, Generic[ConfigT]):
                 remains a number.
         """
 
+    def check(self, observation_space: gymnasium.Space[Any]) -> None:
+        """Raise SettingsError if a new run cannot learn from such observations."""
+
     def companion(self, observation_space: gymnasium.Space[Any], seed: int) -> nn.Module | None:
         """Networks that learn in addition to the model. They become the model's `companion`, and so a part of every
         version and checkpoint."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -20,6 +21,7 @@ from lockstep.core.arrays import map_structure
 from lockstep.core.transitions import Transitions
 from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.gaussian import standard_normal
+from lockstep.models.observations import ObservationLayout
 from lockstep.models.q import QModel, QModelConfig
 from lockstep.models.selection import of_action
 
@@ -73,6 +75,15 @@ class DrQ(DQN[DrQConfig]):
     """Moves the values of augmented copies of a replayed step towards one target: the mean over augmented copies of
     what followed (equations 1 and 3)."""
 
+    def check(self, observation_space: gymnasium.Space[Any]) -> None:
+        """Raise SettingsError for an environment without images."""
+        if not ObservationLayout.of(observation_space).images:
+            raise SettingsError(
+                "algorithm=drq augments images, which are uint8 with three dimensions [C, H, W], but there are none "
+                f"among the observations, {observation_space}. Use an environment of images, or DQNConfig, which "
+                "augments nothing."
+            )
+
     def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
         """Huber loss of the expected return, mean over an item's copies, summed over items."""
         online, target = model
@@ -121,28 +132,16 @@ def augment(obs: Any, draws: Tensor, pad: int, intensity: float) -> Any:
 
     Returns:
         [1, copies * n, ...]
-
-    Raises:
-        SettingsError: there are no images.
     """
     numbers = draws.flatten(0, 1)
-    images = 0
 
     def changed(leaf: Tensor) -> Tensor:
-        nonlocal images
         copied = leaf[0].repeat(len(draws), *[1] * (leaf.ndim - 2))
         if leaf.dtype == torch.uint8 and leaf.ndim == 5:
-            images += 1
             copied = brightened(shifted(copied, numbers[:, :2], pad), numbers[:, 2], intensity)
         return copied.unsqueeze(0)
 
-    found = map_structure(changed, obs)
-    if not images:
-        raise SettingsError(
-            "algorithm=drq augments images, which are uint8 with three dimensions [C, H, W], but there are none among "
-            "the observations. Use an environment of images, or DQNConfig, which augments nothing."
-        )
-    return found
+    return map_structure(changed, obs)
 
 
 def shifted(images: Tensor, draws: Tensor, pad: int) -> Tensor:

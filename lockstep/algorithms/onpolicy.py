@@ -9,6 +9,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from lockstep.algorithms.base import Algorithm, AlgorithmConfig, LossOutput, Setup
@@ -172,15 +173,17 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
             batch: like output, with T+1 observations if bootstrap_inputs.
 
         Returns:
-            A scalar with gradients, summed over valid samples and weighted as it should count.
+            A scalar with gradients, summed over valid samples and weighted as it should count. None adds nothing.
         """
         return None
 
     def with_auxiliary(self, loss: LossOutput, model: PolicyModel, output: ModelOutput, batch: Batch) -> LossOutput:
         """A loss with auxiliary_loss added."""
+        if _AUXILIARY not in self.metric_names:
+            return loss
         auxiliary = self.auxiliary_loss(model, output, batch)
         if auxiliary is None:
-            return loss
+            auxiliary = torch.zeros_like(loss.total)
         return LossOutput(loss.total + auxiliary, {**loss.metrics, _AUXILIARY: auxiliary.detach()})
 
     def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:

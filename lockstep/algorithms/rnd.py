@@ -63,6 +63,9 @@ class RND(OnPolicy[OnPolicyConfig]):
             return groups
         return (*groups, ParameterGroup("companion.", hyper["learning_rate"]))
 
+    def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
+        return self.inner.updates_in(iteration, samples_per_iteration)
+
     def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
         return self.inner.updates_before(iteration, samples_per_iteration)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lockstep.algorithms.base import Algorithm, LossOutput, ParameterGroup
 from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
+from lockstep.algorithms.ppo import PPO
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel
@@ -29,6 +30,12 @@ def with_policies(algorithm: Algorithm[Any], observation_space: gymnasium.Space[
             f"{type(algorithm).__name__} has networks besides the model (companion), but env.policies makes several "
             "models. Use --env.policies shared."
         )
+    for name in ("stop_early", "adapt"):
+        if getattr(type(algorithm), name) not in (getattr(Algorithm, name), getattr(PPO, name)):
+            raise SettingsError(
+                f"{type(algorithm).__name__}.{name} would let one policy decide about the gradient steps of all, since "
+                "env.policies makes several. Use --env.policies shared."
+            )
     return Several(algorithm, observation_space)
 
 
@@ -70,6 +77,9 @@ class Several(OnPolicy[OnPolicyConfig]):
         return tuple(
             group._replace(prefix=_prefix(name) + group.prefix) for name in self.space.parts for group in groups
         )
+
+    def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
+        return self.inner.updates_in(iteration, samples_per_iteration)
 
     def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
         return self.inner.updates_before(iteration, samples_per_iteration)

@@ -97,7 +97,8 @@ class Layout:
     """Seconds that learners sleep before each iteration, to simulate slower hardware."""
     restarts: int = 3
     """On Ray: processes that a run may lose, with their nodes or alone, before it gives up. More suit long runs on
-    unreliable machines; 0 ends the run at the first loss."""
+    unreliable machines; 0 ends the run at the first loss. With ray:a4+-l1, a collector counts only if fewer than 4
+    are left, or if it had not made a step."""
     compress: int = 0
     """On Ray: 1 compresses rollouts on their way to learners. It takes time on both sides, and pays off with a slow
     network and image observations; 0 sends them uncompressed."""
@@ -152,7 +153,7 @@ class Layout:
             where = "cpu" if self.backend == _DEVICES else self.backend
             text = f"{where}:a{len(self.collectors)}{'+' * self.growing}-l{len(self.learners)}"
         elif self.split:
-            text = f"a{','.join(self.collectors)}-l{','.join(self.learners)}"
+            text = f"a{','.join(self.collectors)}{'+' * self.growing}-l{','.join(self.learners)}"
         elif not self.is_auto and self.launcher.starts_processes:
             text = f"{self.backend}:{self.workers}"
         default = Layout()

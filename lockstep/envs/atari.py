@@ -68,8 +68,8 @@ WITHOUT_FIRE = frozenset(
 
 
 class FireAfterLife:
-    """Replaces the action after a lost life by FIRE, as the wrappers of OpenAI's Baselines do, which CleanRL and
-    Stable-Baselines3 took over. The agent did not choose this action, so the step counts as a reset step
+    """Replaces the action after a lost life by FIRE, which the wrappers of OpenAI's Baselines press there, too. CleanRL
+    and Stable-Baselines3 took these over. The agent did not choose this action, so the step counts as a reset step
     (StepResult.first), unless the game ends or another life is lost in it. Its reward is added to the next step's.
 
     Args:

@@ -96,7 +96,7 @@ class EnvConfig:
     different tasks or spaces, and each learns only from its own agents' samples."""
     central_state: Literal["none", "observations", "state"] = "none"
     """What critics see of the whole match, in the observation's entry `state`: the observations of all agents, or the
-    environment's state(). Hide it from the policy with --model.critic_only state. More lets critics estimate returns
+    environment's state(). Hide it from the policy with --model.critic-only state. More lets critics estimate returns
     better that depend on other agents."""
     metrics: Names = ()
     """Numbers in the environment's info that become metrics (env/…), as in success,height:mean: of each episode the

@@ -137,6 +137,8 @@ def _collect(function: FunctionType, names: Mapping[str, Any], found: dict[str, 
         of_module = isinstance(value, ModuleType)
         for each in [getattr(value, attribute, None) for attribute in used] if of_module else [value]:
             called = getattr(each, "py_func", getattr(each, "_defn", None))  # of a Dispatcher, or an intrinsic
+            if isinstance(each, FunctionType) and each.__module__.startswith("lockstep."):
+                called = each  # it writes LLVM's code
             if isinstance(called, FunctionType):
                 key = f"{inspect.getfile(called)}:{called.__qualname__}"
                 if key not in found:

@@ -179,7 +179,7 @@ class PortableOptimizer(Optimizer):
             config.eps,
             norms,
         )
-        return math.hypot(*norms) if len(norms) > 1 else float(norms[0])
+        return math.hypot(*norms)
 
     def _descend(self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float) -> float:
         config, x, g = self._config, vector.numpy(), gradient.numpy()

@@ -52,7 +52,7 @@ class Suite:
 
     def has(self, task: str) -> bool:
         """Whether an environment's id is one of the suite's tasks."""
-        return key(task) in {key(each) for each in self.tasks}
+        return task in self.tasks or atari.game(task) in self.tasks
 
 
 def _published(*numbers: tuple[float, float, float]) -> tuple[Estimate, ...]:

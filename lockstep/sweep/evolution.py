@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.settings import SettingsError
-from lockstep.sweep.search import Between, OneOf
+from lockstep.sweep.search import Between, OneOf, is_whole
 
-_DECAYS = ("discount", "gae_lambda", "betas.0", "betas.1", "decay")
+_DECAYS = (".discount", ".gae_lambda", ".betas.0", ".betas.1", ".optimizer.decay")
 """Settings between 0 and 1 whose distance from 1 is multiplied: 0.9 becomes 0.88, and not 1.08."""
 
 
@@ -91,8 +91,8 @@ class SampleFactory:
 
     def _multiplied(self, name: str, of: Between, value: Any, up: bool) -> Any:
         by = self.factor if up else 1 / self.factor
-        if isinstance(value, int):
+        if is_whole(of, value):
             moved = max(value + 1, round(value * by)) if up else min(value - 1, round(value * by))
             return min(max(moved, int(of.low)), int(of.high))
         moved = 1 - (1 - value) * by if name.endswith(_DECAYS) else value * by
-        return of.near(min(max(moved, of.low), of.high))
+        return float(of.near(min(max(moved, of.low), of.high)))

@@ -93,6 +93,8 @@ class Population:
                 f"--rivals lets members play against each other, but env.id={experiment.env.id} is not a PettingZoo "
                 "environment and has no opponents. Leave it out."
             )
+        if self.rivals:
+            experiment.env.check_opponents(("rivals",))
         if experiment.algorithm.replays:
             raise SettingsError(
                 f"{experiment.algorithm.name} learns from a replay memory, which would be empty at the start of each "

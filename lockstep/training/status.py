@@ -105,7 +105,9 @@ def _balance(status: Status) -> str:
     if share < 0.1:
         return "Collectors and learners keep each other busy: neither waits a tenth of the time."
     remedy = f"more {role} ({len(present)} now), on separate cores, would help, which {result}"
-    if len(present) >= status.shards:
+    if layout.growing and role == "collectors":
+        remedy = "more nodes for collectors would help, up to one collector for each shard"
+    elif len(present) >= status.shards:
         remedy = f"there is one for each shard already: more shards allow more {role}, but change the result"
     return f"{what.format(f'{share:.0%}')}: {remedy}."
 

@@ -55,6 +55,14 @@ def test_it_is_added_to_the_loss_and_its_gradient(config: OnPolicyConfig) -> Non
     assert set(own.metric_names) == {*plain.metric_names, "loss/auxiliary"}
 
 
+def test_none_adds_nothing() -> None:
+    plain = A2CConfig().build()
+    own: Any = type("Own", (type(plain),), {"auxiliary_loss": lambda *_: None})(A2CConfig())
+    model, batch = make_model(), make_batch(plain)
+    losses = [each.loss(model, batch, HYPER) for each in (plain, own)]
+    assert losses[0].total == losses[1].total and losses[1].metrics["loss/auxiliary"] == 0
+
+
 def test_its_metric_is_listed_beside_those_of_settings() -> None:
     _, own = with_loss(PPOConfig(desired_kl=0.01))
     assert {"loss/auxiliary", "policy/kl"} < set(own.metric_names)

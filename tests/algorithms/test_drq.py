@@ -54,7 +54,7 @@ def test_copies_differ_and_vectors_are_repeated() -> None:
     assert not torch.equal(copies[0], copies[1])
     assert torch.equal(augment(image, draws, 0, 0.0), torch.cat([image, image], 1)), "0 must switch it off"
     with pytest.raises(SettingsError, match="augments images"):
-        augment(vector, draws, 4, 0.05)
+        DrQConfig().build().check(spaces.Box(-1.0, 1.0, (4,)))
 
 
 def slow_augment(image: np.ndarray, draws: Tensor, pad: int, intensity: float) -> np.ndarray:

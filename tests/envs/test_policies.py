@@ -131,6 +131,14 @@ def small(**changes: Any) -> Experiment:
     return experiment.replace(**changes)
 
 
+def raising(agent: str) -> str:
+    return {"walker_0": "walker"}[agent]
+
+
+def taken(agent: str) -> str:
+    return "keys"
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -139,7 +147,10 @@ def small(**changes: Any) -> Experiment:
         ({"env.policies": f"{FILE}:one"}, r"the policy 'one' play agents .* different observation spaces"),
         ({"env.policies": f"{FILE}:nameless"}, "'the guide', but a policy's name must be a text of letters"),
         ({"env.policies": f"{FILE}:nobody"}, "nobody"),
-        ({"model.critic_only": ()}, r"Add --model\.critic-only state"),
+        ({"env.policies": f"{__file__}:raising"}, r"raising raised KeyError.* for the agent 'guide'"),
+        ({"env.policies": f"{__file__}:taken"}, r"'keys', a name that PyTorch needs"),
+        ({"env.policies": f"{__file__}:SHAPES"}, "is no function"),
+        ({"model.critic_only": ()}, r"Use --model\.critic-only state"),
         ({"env.id": "CartPole-v1"}, r"env\.policies=.*CartPole-v1 has one"),
         ({"env.id": "CartPole-v1", "env.policies": "shared"}, r"env\.central_state=.*CartPole-v1 has one"),
         ({"env.opponents": ("random",)}, r"env\.policies=.*opponents \(random\)"),

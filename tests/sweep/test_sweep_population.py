@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from children import Child
@@ -192,6 +193,27 @@ def test_sample_factorys_mutations_by_hand() -> None:
     assert run.experiment.algorithm.optimizer.betas == (0.88, 0.999)
     assert run.experiment.env.options == {"health": 0.6} and SHAPED.env.options == {"health": 0.5}
     assert evolving().identity() != evolving(gap=0.35).identity()
+
+
+def test_sample_factorys_numbers_keep_their_kind_and_their_range() -> None:
+    draw = np.random.default_rng(3)
+    space: dict[str, Between | OneOf] = {
+        "algorithm.entropy_coef": Between(0, 1),
+        "algorithm.epochs": Between(1, 8),
+        "algorithm.optimizer.weight_decay": Between(1e-4, 1e-1, log=True),
+    }
+    values: dict[str, Any] = {"algorithm.entropy_coef": 0.9, "algorithm.epochs": 2}
+    values["algorithm.optimizer.weight_decay"] = 0.01
+    steps, seen = [], set()
+    for _ in range(200):
+        found = SampleFactory(rate=1.0).mutate(space, values, draw)
+        steps.append(found["algorithm.optimizer.weight_decay"] / values["algorithm.optimizer.weight_decay"])
+        assert isinstance(found["algorithm.entropy_coef"], float) and isinstance(found["algorithm.epochs"], int)
+        assert 0.0 < found["algorithm.entropy_coef"] <= 1.0 and 1 <= found["algorithm.epochs"] <= 8
+        seen.add(found["algorithm.epochs"])
+        values = found
+    assert all(0.8 < step < 1.25 for step in steps), "it is no discount"
+    assert len(seen) > 3
 
 
 @pytest.mark.parametrize(

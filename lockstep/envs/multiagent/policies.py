@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from torch import nn
 
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
@@ -39,8 +40,23 @@ def policies_of(config: EnvConfig, agents: list[Any]) -> dict[Any, str]:
             "--env.policies file.py:policy_of."
         )
     name_of = str if config.policies == SEPARATE else load_object(config.policies)
-    found = {agent: name_of(agent) for agent in agents}
+    if not callable(name_of):
+        raise SettingsError(f"env.policies={config.policies} is no function, but {name_of!r}.")
+    found = {}
+    for agent in agents:
+        try:
+            found[agent] = name_of(agent)
+        except Exception as error:
+            raise SettingsError(
+                f"env.policies={config.policies} raised {type(error).__name__}: {error} for the agent {agent!r}. It "
+                f"must return the name of a policy for each of {', '.join(map(repr, agents))}."
+            ) from error
     for agent, name in found.items():
+        if isinstance(name, str) and hasattr(nn.ModuleDict, name):
+            raise SettingsError(
+                f"env.policies={config.policies} gives the agent {agent!r} the policy {name!r}, a name that PyTorch "
+                "needs for itself. Use another one."
+            )
         if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name)):
             raise SettingsError(
                 f"env.policies={config.policies} gives the agent {agent!r} the policy {name!r}, but a policy's name "

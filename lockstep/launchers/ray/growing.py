@@ -62,12 +62,18 @@ class GrowingDriver(RayDriver):
         self._placed = self._layout.learning
         self._numbered = 0
         """Processes that were started so far."""
+        self._placed_learners = False
+        """Whether Ray has placed the learners. Collectors wait for that, so that they cannot take their room."""
         self._moving: dict[int, Actor] = {}
         """By group: the process that it moves to."""
         self._paused: set[int] = set()
         """Groups whose next lap is admitted, and will begin where they move to."""
 
     def _begin_collectors(self) -> None:
+        self._placed_learners, self._processes = False, []  # see _grow
+
+    def _begin_least(self) -> None:
+        """Start the least number of processes, with an equal share of the shards each."""
         least = len(self._layout.collectors)
         self._processes = [self._next() for _ in range(least)]
         for number, process in enumerate(self._processes):
@@ -87,6 +93,11 @@ class GrowingDriver(RayDriver):
 
     def _grow(self) -> None:
         """Start processes if there are too few, or if the cluster has room and there is a shard for each."""
+        if not self._placed_learners:
+            if all(learner.steps >= 0 for learner in self._learners):
+                self._placed_learners = True
+                self._begin_least()
+            return
         # What a process takes is missing in Ray's books of free resources by the time it has made a step.
         there, starting = len(self._processes), any(process.steps < 1 for process in self._processes)
         new = max(0, len(self._layout.collectors) - there)
@@ -96,9 +107,10 @@ class GrowingDriver(RayDriver):
         self._balance()
 
     def _room(self) -> int:
-        """How many more collectors fit."""
-        free = self._ray.available_resources()
-        return min(int(free.get(name, 0) / amount) for name, amount in self._places[-1].items())
+        """How many more collectors fit, each on one node."""
+        needed = self._places[-1].items()
+        nodes = self._ray._private.state.available_resources_per_node().values()  # there is no public function
+        return sum(min(int(free.get(name, 0) / amount) for name, amount in needed) for free in nodes)
 
     def _balance(self) -> None:
         """Spread the shards evenly over the processes that have started."""
@@ -152,7 +164,7 @@ class GrowingDriver(RayDriver):
             elif self._moving.get(group) is lost:  # it stays
                 self._moving[group] = collector.process
         what = f"{lost.name} was lost ({why})"
-        if len(self._processes) < len(self._layout.collectors) or lost.steps < 0:
+        if len(self._processes) < len(self._layout.collectors) or lost.steps < 1:
             self._lose(what, "Others take its shards, and a new one joins when there is room")
         else:
             say(f"{what}. Others take its shards.")
