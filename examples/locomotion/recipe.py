@@ -2,7 +2,7 @@
 
 lockstep train examples/locomotion/recipe.py:recipe --layout processes:2 --run runs/crawl
 lockstep eval runs/crawl --episodes 100
-lockstep export runs/crawl policy.onnx
+lockstep export runs/crawl --format onnx
 """
 
 from __future__ import annotations
