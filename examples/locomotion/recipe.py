@@ -64,12 +64,7 @@ def recipe() -> Experiment:
     """PPO on bodies that crawl (tuned here)."""
     base = recipes.ppo_mujoco()
     return base.replace(
-        env=EnvConfig(
-            id=f"{HERE}/crawl.py:Crawl",
-            num_envs=256,
-            metrics=("success", "distance"),
-            curriculum={"speed": 0.5},
-        ),
+        env=EnvConfig(f"{HERE}/crawl.py:Crawl", 256, metrics=("success", "distance"), curriculum={"speed": 0.5}),
         model=CrawlModelConfig(critic_only=("ground",)),
         algorithm=dataclasses.replace(base.algorithm, rollout=32, epochs=5, minibatches=8, learning_rate=1e-3),
         normalize=dataclasses.replace(base.normalize, observations=False),
