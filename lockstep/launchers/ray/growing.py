@@ -164,7 +164,7 @@ class GrowingDriver(RayDriver):
             elif self._moving.get(group) is lost:  # it stays
                 self._moving[group] = collector.process
         what = f"{lost.name} was lost ({why})"
-        if len(self._processes) < len(self._layout.collectors) or lost.steps < 1:
+        if len(self._processes) < len(self._layout.collectors) or lost.steps < 0:
             self._lose(what, "Others take its shards, and a new one joins when there is room")
         else:
             say(f"{what}. Others take its shards.")
