@@ -244,7 +244,12 @@ def main() -> None:
         finally:
             nodes.close()
     for kind in given.kinds:
-        mine = [row for row in rows if row["killed"] == kind]
+        all_of_kind = [row for row in rows if row["killed"] == kind]
+        mine = [row for row in all_of_kind if row["with_it"] != "nothing"]
+        if undisturbed := len(all_of_kind) - len(mine):
+            print(f"{kind}: {undisturbed} runs ended before the kill, and do not count")
+        if not mine:
+            continue
         equal, after = (
             sum(row["digest_and_ledger"] == "equal" for row in mine),
             [row["seconds_after_the_kill"] for row in mine],
