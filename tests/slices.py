@@ -13,7 +13,7 @@ from lockstep.core.transitions import Transitions
 from lockstep.distributed.groups import Group
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.learner import Learner
-from lockstep.learners.portable_replay import learner_with_kernels
+from lockstep.learners.portable_replay import Arrays, ReplayLearner, learner_with_kernels
 from lockstep.models.arithmetic import arithmetic
 
 _SLOTS, _SLOT = 4, 2
@@ -34,11 +34,21 @@ def by_kernel(agent: Agent, batch: Transitions, hyper: dict[str, float]) -> tupl
     """The same by the learner that has kernels, whose slots all have this batch."""
     kind = learner_with_kernels(agent)
     assert kind is not None
-    learner, priorities = kind(agent, range(_SLOTS), TreeSum(_SLOTS, Group())), dict[int, Tensor]()
-    learner.batches.learned = priorities.__setitem__  # type: ignore[method-assign]
+    learner, given, computed = kind(agent, range(_SLOTS), TreeSum(_SLOTS, Group())), dict[int, Tensor](), list[Tensor]()
+    assert isinstance(learner, ReplayLearner)
+    learner.batches.learned = given.__setitem__  # type: ignore[method-assign]
+    call = learner._call
+
+    def noted(items: Arrays, hyper: dict[str, float], out: np.ndarray, priority: np.ndarray) -> None:
+        call(items, hyper, out, priority)
+        computed.append(torch.from_numpy(priority))
+
+    learner._call = noted  # type: ignore[method-assign]
     learner.batches.taken = lambda slot, step: (Taken(batch, [(None, None)]), 0)  # type: ignore
     out = np.zeros_like(learner._out)
     for update in (2, hyper["update"]):  # nothing of an earlier gradient step remains, even if it moved more
         learner.compute(0, {**hyper, "update": update}, out)
-    assert list(priorities) == list(range(_SLOTS))
+    priorities = computed[-1].chunk(_SLOTS)
+    assert list(given) == (list(range(_SLOTS)) if agent.algorithm.weighted else []), "those of prioritized replay"
+    assert all(torch.equal(x, priorities[slot]) for slot, x in given.items())
     return torch.from_numpy(out[_SLOT]), priorities[_SLOT]

