@@ -72,4 +72,5 @@ class A2C(OnPolicy[A2CConfig]):
                 "policy/entropy": entropy.detach(),
                 **value_metrics(output.value, batch.value_target, valid),
             }
-        return self.with_auxiliary(LossOutput(total, metrics), model, output, batch)
+        loss = LossOutput(total, metrics)
+        return self.with_auxiliary(loss, model, output, batch) if self.has_auxiliary else loss

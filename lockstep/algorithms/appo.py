@@ -114,7 +114,8 @@ class APPO(OnPolicy[APPOConfig]):
                 "policy/rho": masked_sum(trace.rho, valid),
                 **value_metrics(value_t, trace.vs, valid),
             }
-        return self.with_auxiliary(LossOutput(total, metrics), model, output, batch)
+        loss = LossOutput(total, metrics)
+        return self.with_auxiliary(loss, model, output, batch) if self.has_auxiliary else loss
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """Those of the base class, and `clip`."""

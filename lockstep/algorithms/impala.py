@@ -114,4 +114,5 @@ class IMPALA(OnPolicy[IMPALAConfig]):
                 "policy/rho": masked_sum(trace.rho, valid),
                 **value_metrics(value_t, trace.vs, valid),
             }
-        return self.with_auxiliary(LossOutput(total, metrics), model, output, batch)
+        loss = LossOutput(total, metrics)
+        return self.with_auxiliary(loss, model, output, batch) if self.has_auxiliary else loss

@@ -156,7 +156,9 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
 
     def __init__(self, config: OnPolicyConfigT) -> None:
         super().__init__(config)
-        if type(self).auxiliary_loss is not OnPolicy.auxiliary_loss:
+        self.has_auxiliary = type(self).auxiliary_loss is not OnPolicy.auxiliary_loss
+        """Whether auxiliary_loss is overridden."""
+        if self.has_auxiliary:
             self.metric_names = (*self.metric_names, _AUXILIARY)
 
     @abstractmethod
@@ -179,8 +181,6 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
 
     def with_auxiliary(self, loss: LossOutput, model: PolicyModel, output: ModelOutput, batch: Batch) -> LossOutput:
         """A loss with auxiliary_loss added."""
-        if _AUXILIARY not in self.metric_names:
-            return loss
         auxiliary = self.auxiliary_loss(model, output, batch)
         if auxiliary is None:
             auxiliary = torch.zeros_like(loss.total)

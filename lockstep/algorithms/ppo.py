@@ -168,7 +168,8 @@ class PPO(OnPolicy[PPOConfig]):
             if batch.policy is not None:
                 assert isinstance(model.distribution, Diverging)
                 metrics["policy/kl"] = masked_sum(model.distribution.kl(batch.policy, output.policy), valid)
-        return self.with_auxiliary(LossOutput(total, metrics), model, output, batch)
+        loss = LossOutput(total, metrics)
+        return self.with_auxiliary(loss, model, output, batch) if self.has_auxiliary else loss
 
     def variables(self, model: PolicyModel) -> dict[str, Tensor]:
         """None.

@@ -53,6 +53,7 @@ class FreshBatches:
         self._experiment, self._config, self._algorithm = agent.experiment, config, algorithm
         self._slots, self._tree, self._device = slots, tree, agent.device
         self._sequences = agent.experiment.model.recurrent or config.sequences
+        self._several = agent.experiment.env.several_policies
         self._whole: dict[int, Batch] = {}
         self._normalizers: dict[int, Normalizers] = {}
         self._slices: dict[int, list[Tensor | None]] = {}
@@ -135,7 +136,8 @@ class FreshBatches:
     def _prepare(self, slot: int, rollout: Rollout, normalizers: Normalizers, hyper: dict[str, float]) -> Batch:
         """A slot's whole rollout as one batch, with its advantages."""
         steps = rollout.reward.shape[0]
-        reward = normalizers.scale_rewards(rollout.reward, map_structure(lambda leaf: leaf[:steps], rollout.obs))
+        players = map_structure(lambda leaf: leaf[:steps], rollout.obs) if self._several else None
+        reward = normalizers.scale_rewards(rollout.reward, players)
         inputs = slice(None) if self._algorithm.bootstrap_inputs else slice(0, steps)
         targets = self._algorithm.targets(rollout, reward, hyper) if self._algorithm.needs_targets else None
 

@@ -19,9 +19,9 @@ from lockstep.models.base import PolicyModel
 from lockstep.models.continuous import Scaled
 from lockstep.models.core import Core
 from lockstep.models.distributions import Categorical, EpsilonGreedy
+from lockstep.models.encoders import Trunk
 from lockstep.models.gaussian import Gaussian
 from lockstep.models.layers import Linear, PixelConv2d
-from lockstep.models.trunk import Trunk
 
 FEEDBACK = {"next_state": "state", "next_prev_action": "prev_action"}
 """Outputs that become inputs of the next step."""

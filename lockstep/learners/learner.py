@@ -94,8 +94,7 @@ class Learner:
         self._in_flight: deque[Computed] = deque()
         self._graphs: GraphedSlices | None = None
         self._replay_graphs: GraphedReplay | None = None
-        several = agent.experiment.env.several_policies
-        if capture is not None and not agent.experiment.model.recurrent and not several:
+        if capture is not None and not (agent.experiment.model.recurrent or agent.experiment.env.several_policies):
             # With recurrent cores, kernels depend on where episodes begin, and with several policies on who plays what.
             if isinstance(self.batches, FreshBatches):
                 self._graphs = GraphedSlices(self.batches, self._differentiate, capture)

@@ -1,4 +1,4 @@
-"""Encoders: map observations to feature vectors.
+"""Encoders, which map observations to feature vectors, and the trunk of an encoder and a core.
 
 Shape legend: N = T * B samples, C H W channels, height and width of an image, F features.
 """
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lockstep.config.settings import SettingsError
+from lockstep.models.core import Core
 from lockstep.models.layers import (
     Conv2d,
     Linear,
@@ -275,6 +276,39 @@ class ObservationEncoder(nn.Module):
             scaled = zip(self.layout.images, self.layout.brightest, strict=True)
             parts += [flatten_entry(entry(obs, key) / brightest) for (key, _), brightest in scaled]
         return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(self.dtype)
+
+
+class Trunk(nn.Module):
+    """An encoder and an optional core that computes in dtype.
+
+    Args:
+        encoder: with out_features.
+        core: makes the core for a given number of inputs; None for no core.
+        extra_features: count of further inputs of the core.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        core: Callable[[int], Core | None] = lambda _: None,
+        *,
+        extra_features: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__()
+        self.encoder, self.dtype = encoder, dtype
+        self.out_features = int(encoder.out_features) + extra_features  # type: ignore[arg-type]
+        self.core = core(self.out_features)
+        if self.core:
+            self.out_features = self.core.out_features
+        self.state_size = self.core.state_size if self.core else 0
+
+    def forward(self, obs: Any, start: Tensor, state: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Observations [T, B, ...], extra features [T, B, E] -> features [T, B, F], state [B, K]"""
+        features = self.encoder(obs).to(self.dtype)
+        if extra is not None:
+            features = torch.cat([features, extra.to(self.dtype)], -1)
+        return (features, state) if self.core is None else self.core(features, start, state)
 
 
 def take_observation_statistics(model: nn.Module, mean: Tensor, std: Tensor, columns: list[int] | None = None) -> None:

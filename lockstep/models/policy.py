@@ -15,11 +15,11 @@ from lockstep.models.action_spaces import make_distribution
 from lockstep.models.asymmetric import AsymmetricConfig
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import Distribution
-from lockstep.models.encoders import take_observation_statistics
+from lockstep.models.encoders import Trunk, take_observation_statistics
 from lockstep.models.gaussian import bounded_log_std, check_initial_std
 from lockstep.models.layers import initialize_orthogonal, reproducible_initialization
 from lockstep.models.observations import ObservationLayout, allowed_actions
-from lockstep.models.trunk import KERNEL_ENCODERS, PRECISIONS, Trunk, TrunkConfig, acting_copy, previous_features
+from lockstep.models.trunk import KERNEL_ENCODERS, PRECISIONS, TrunkConfig, acting_copy, previous_features
 
 
 class PolicyHead(nn.Module):

@@ -20,11 +20,11 @@ from torch.nn import functional as F
 from lockstep.config.settings import SettingsError
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import EpsilonGreedy
-from lockstep.models.encoders import take_observation_statistics
+from lockstep.models.encoders import Trunk, take_observation_statistics
 from lockstep.models.gaussian import standard_normal
 from lockstep.models.layers import linear, reproducible_initialization
 from lockstep.models.observations import ObservationLayout, allowed_actions
-from lockstep.models.trunk import KERNEL_ENCODERS, PRECISIONS, Trunk, TrunkConfig, acting_copy, previous_features
+from lockstep.models.trunk import KERNEL_ENCODERS, PRECISIONS, TrunkConfig, acting_copy, previous_features
 
 
 class NoisyLinear(nn.Module):

@@ -1,4 +1,4 @@
-"""The part that models share: an encoder, a core, and their settings."""
+"""The settings of the part that models share, an encoder and a core, and what else models share."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from lockstep.models.encoders import (
     ObservationEncoder,
     SimpleConvNet,
     SymbolNet,
+    Trunk,
 )
 from lockstep.models.layers import Conv2d, Linear
 from lockstep.models.observations import ObservationLayout
@@ -32,39 +33,6 @@ from lockstep.models.transformer import Transformer
 
 _SYMBOLS = 11
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32, "portable": torch.float32}
-
-
-class Trunk(nn.Module):
-    """An encoder and an optional core that computes in dtype.
-
-    Args:
-        encoder: with out_features.
-        core: makes the core for a given number of inputs; None for no core.
-        extra_features: count of further inputs of the core.
-    """
-
-    def __init__(
-        self,
-        encoder: nn.Module,
-        core: Callable[[int], Core | None] = lambda _: None,
-        *,
-        extra_features: int = 0,
-        dtype: torch.dtype = torch.float32,
-    ):
-        super().__init__()
-        self.encoder, self.dtype = encoder, dtype
-        self.out_features = int(encoder.out_features) + extra_features  # type: ignore[arg-type]
-        self.core = core(self.out_features)
-        if self.core:
-            self.out_features = self.core.out_features
-        self.state_size = self.core.state_size if self.core else 0
-
-    def forward(self, obs: Any, start: Tensor, state: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Observations [T, B, ...], extra features [T, B, E] -> features [T, B, F], state [B, K]"""
-        features = self.encoder(obs).to(self.dtype)
-        if extra is not None:
-            features = torch.cat([features, extra.to(self.dtype)], -1)
-        return (features, state) if self.core is None else self.core(features, start, state)
 
 
 def previous_features(

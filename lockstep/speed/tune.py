@@ -127,7 +127,7 @@ def shortened(experiment: Experiment) -> Experiment:
     minibatches = min(2, algorithm.minibatches)
     samples = minibatches * min(slice_size, _FEW_SAMPLES)
     rollout = min(algorithm.rollout, max(_FEW_STEPS, -(-samples // size)))
-    minibatches = max(minibatches, size * rollout // slice_size)  # small ones do not grow for a kept rollout
+    minibatches = max(minibatches, -(-size * rollout // slice_size))  # small ones do not grow for a kept rollout
     while size * rollout % minibatches:
         rollout += 1
     shorter = dataclasses.replace(algorithm, rollout=rollout, minibatches=minibatches)

@@ -73,7 +73,7 @@ class Pull:
     """The loss (w - goal)² / 2, whose gradient is w - goal."""
 
     metric_names = ("error",)
-    mean_loss, weighted, has_target = True, False, False
+    mean_loss, weighted, has_target, counted = True, False, False, ()
     courses = MappingProxyType[str, Any]({})
 
     def __init__(self, steps: int, goals: list[float], stop_below: float = -1.0) -> None:

@@ -494,7 +494,7 @@ def test_lag_and_asynchrony_of_a_free_running_run(tmp_path: Path) -> None:
     assert mean([ages.steps for ages in policy.values()]) == pytest.approx(run.average("lag/gradient_steps"))
     assert mean([a.versions for a in gradients.values()]) == pytest.approx(run.average("lag/gradient_asynchrony"))
     page = report([path], tmp_path / "r.html", metric="loss/value")
-    assert "Seconds of an iteration in which learners waited for rollouts" in charts(page, "lag")
+    assert any("waited" in chart for chart in charts(page, "lag")), "for whom, timing decides"
     assert [row[0] for row in rows(page, "lag")].count("free") == 1 + len(policy) + 2 + 1
 
 
