@@ -1,4 +1,4 @@
-"""An environment that waits, as a simulator on a machine of its own does: each step sleeps 10 to 30 ms."""
+"""An environment whose steps sleep 10 to 30 ms, as if a simulator on another machine computed them."""
 
 from __future__ import annotations
 

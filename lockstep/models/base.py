@@ -28,8 +28,8 @@ class ModelOutput(NamedTuple):
     value: Tensor
     """fp32 [T, B]: state values."""
     features: Tensor | None = None
-    """[T, B, F]: what the policy's head computed its parameters of, for auxiliary losses. Collectors get None, and a
-    model of your own need not return them."""
+    """[T, B, F]: the inputs of the policy's head, for auxiliary losses. None where a collector acts, and from models
+    that do not return them."""
 
 
 class ActionDistribution(Protocol):

@@ -1,4 +1,4 @@
-"""Several policies in one run: each has a model of its own, and plays and learns from the rows of its agents.
+"""Several policies in one run: each has a separate model, which plays and learns from the rows of its agents.
 
 Shape legend: T time, B environments (agents of matches), P distribution parameters, K core state.
 """
@@ -60,8 +60,8 @@ class PoliciesSpace(spaces.Dict):
 
 
 class Policies(PolicyModel):
-    """The models of all policies. Each computes all rows, and those of its own agents are taken: the calls are then the
-    same whoever plays a row.
+    """The models of all policies. Each computes all rows, of which those of its agents are taken, so that the calls
+    do not depend on who plays a row.
 
     Args:
         models: by the policy's name.

@@ -1,4 +1,4 @@
-"""A loss of the user's own that is added to an algorithm's, without a second forward pass."""
+"""A user's loss that is added to an algorithm's, without a second forward pass."""
 
 from __future__ import annotations
 

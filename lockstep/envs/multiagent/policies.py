@@ -60,7 +60,7 @@ def policies_of(config: EnvConfig, agents: list[Any]) -> dict[Any, str]:
         if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name)):
             raise SettingsError(
                 f"env.policies={config.policies} gives the agent {agent!r} the policy {name!r}, but a policy's name "
-                "must be a text of letters, digits, _ and -. Return one, or use a function of your own."
+                "must be a text of letters, digits, _ and -. Return such a name from a function (file.py:NAME)."
             )
     return found
 

@@ -1,8 +1,8 @@
 """The driver of a run whose collectors come and go with the cluster's nodes (ray:a4+-l1).
 
-Each shard is a group of its own here, and moves from one collector to another as a whole. Nothing that is learned
-depends on which collector a shard has: learner 0 admits its laps and the ledger records them, as in any free-running
-run. So a run is repeated without knowing who collected what.
+Here each group has one shard, which moves between collectors as a whole. What is learned does not depend on the
+collector of a shard: learner 0 admits its laps, and the ledger records them, as in any free-running run. So a replay
+need not know which collector had which shard.
 
         a node joins ──► a process starts there ──► shards move to it, each after the rollout that it is collecting
         a node is lost ──► its shards move to the other processes, which collect again what was in flight
