@@ -139,6 +139,10 @@ def taken(agent: str) -> str:
     return "keys"
 
 
+def set_on_objects(agent: str) -> str:
+    return "training"
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -149,6 +153,7 @@ def taken(agent: str) -> str:
         ({"env.policies": f"{FILE}:nobody"}, "nobody"),
         ({"env.policies": f"{__file__}:raising"}, r"raising raised KeyError.* for the agent 'guide'"),
         ({"env.policies": f"{__file__}:taken"}, r"'keys', a name that PyTorch needs"),
+        ({"env.policies": f"{__file__}:set_on_objects"}, r"'training', a name that PyTorch needs"),
         ({"env.policies": f"{__file__}:SHAPES"}, "is no function"),
         ({"model.critic_only": ()}, r"Use --model\.critic-only state"),
         ({"env.id": "CartPole-v1"}, r"env\.policies=.*CartPole-v1 has one"),

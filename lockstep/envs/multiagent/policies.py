@@ -52,7 +52,7 @@ def policies_of(config: EnvConfig, agents: list[Any]) -> dict[Any, str]:
                 f"must return the name of a policy for each of {', '.join(map(repr, agents))}."
             ) from error
     for agent, name in found.items():
-        if isinstance(name, str) and hasattr(nn.ModuleDict, name):
+        if isinstance(name, str) and hasattr(nn.ModuleDict(), name):
             raise SettingsError(
                 f"env.policies={config.policies} gives the agent {agent!r} the policy {name!r}, a name that PyTorch "
                 "needs for itself. Use another one."
