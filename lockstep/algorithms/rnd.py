@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.algorithms.base import Algorithm, LossOutput, ParameterGroup
-from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
+from lockstep.algorithms.onpolicy import Batch, OnPolicy, Targets
 from lockstep.algorithms.returns import gae
+from lockstep.algorithms.wrapper import Wrapper
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import map_structure
-from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel
 from lockstep.models.rnd import Curiosity, RNDConfig
 
@@ -36,7 +36,7 @@ def with_curiosity(algorithm: Algorithm[Any]) -> Algorithm[Any]:
     return RND(algorithm)
 
 
-class RND(OnPolicy[OnPolicyConfig]):
+class RND(Wrapper):
     """An on-policy algorithm with a reward for novelty. The networks for it are the model's `companion`.
 
     Args:
@@ -44,17 +44,11 @@ class RND(OnPolicy[OnPolicyConfig]):
     """
 
     def __init__(self, inner: OnPolicy[Any]) -> None:
-        super().__init__(inner.config)
-        self.inner = inner
+        super().__init__(inner)
         self.metric_names = (*inner.metric_names, "rnd/error", "rnd/value", "rnd/value_loss")
-        self.needs_targets, self.bootstrap_inputs = inner.needs_targets, inner.bootstrap_inputs
-        self.normalize_advantages, self.mean_loss = inner.normalize_advantages, inner.mean_loss
 
     def companion(self, observation_space: gymnasium.Space[Any], seed: int) -> nn.Module:
         return Curiosity(observation_space, self.config.rnd.features, seed)
-
-    def variables(self, model: PolicyModel) -> dict[str, Tensor]:
-        return self.inner.variables(model)
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
         """The algorithm's groups, and one for the companion unless they contain it."""
@@ -62,15 +56,6 @@ class RND(OnPolicy[OnPolicyConfig]):
         if any("companion.".startswith(group.prefix) for group in groups):
             return groups
         return (*groups, ParameterGroup("companion.", hyper["learning_rate"]))
-
-    def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
-        return self.inner.updates_in(iteration, samples_per_iteration)
-
-    def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
-        return self.inner.updates_before(iteration, samples_per_iteration)
-
-    def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
-        return self.inner.targets(rollout, reward, hyper)
 
     def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
         """The algorithm's loss, the predictor's, and half the squared error of the intrinsic value.
@@ -95,15 +80,6 @@ class RND(OnPolicy[OnPolicyConfig]):
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """The algorithm's hyperparameters, and `rnd_coef`."""
         return {**self.inner.hyperparameters(progress), "rnd_coef": self.config.rnd.coef}
-
-    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        return self.inner.summarize(metrics)
-
-    def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
-        return self.inner.adapt(hyper, metrics)
-
-    def stop_early(self, metrics: dict[str, float]) -> bool:
-        return self.inner.stop_early(metrics)
 
 
 def curiosity_of(model: PolicyModel) -> Curiosity:

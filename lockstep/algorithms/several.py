@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.base import Algorithm, LossOutput, ParameterGroup
-from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
+from lockstep.algorithms.onpolicy import Batch, OnPolicy
 from lockstep.algorithms.ppo import PPO
+from lockstep.algorithms.wrapper import Wrapper
 from lockstep.config.settings import SettingsError
-from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel
 from lockstep.models.policies import Policies, PoliciesSpace
 
@@ -39,7 +39,7 @@ def with_policies(algorithm: Algorithm[Any], observation_space: gymnasium.Space[
     return Several(algorithm, observation_space)
 
 
-class Several(OnPolicy[OnPolicyConfig]):
+class Several(Wrapper):
     """The losses of all policies, each over its own samples: gradients, norms and metrics are those of a policy alone.
 
     Args:
@@ -47,10 +47,8 @@ class Several(OnPolicy[OnPolicyConfig]):
     """
 
     def __init__(self, inner: OnPolicy[Any], space: PoliciesSpace) -> None:
-        super().__init__(inner.config)
-        self.inner, self.space, self.policies = inner, space, len(space.parts)
-        self.needs_targets, self.bootstrap_inputs = inner.needs_targets, inner.bootstrap_inputs
-        self.normalize_advantages, self.mean_loss = inner.normalize_advantages, inner.mean_loss
+        super().__init__(inner)
+        self.space, self.policies = space, len(space.parts)
         names = list(space.parts)
         self.metric_names = tuple(f"{metric}/{name}" for name in names for metric in (*inner.metric_names, _SAMPLES))
         if inner.mean_loss:
@@ -78,15 +76,6 @@ class Several(OnPolicy[OnPolicyConfig]):
             group._replace(prefix=_prefix(name) + group.prefix) for name in self.space.parts for group in groups
         )
 
-    def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
-        return self.inner.updates_in(iteration, samples_per_iteration)
-
-    def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
-        return self.inner.updates_before(iteration, samples_per_iteration)
-
-    def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
-        return self.inner.targets(rollout, reward, hyper)
-
     def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
         """The sum of the policies' losses. A policy without rows has none."""
         assert isinstance(model, Policies)
@@ -106,9 +95,6 @@ class Several(OnPolicy[OnPolicyConfig]):
             metrics |= {f"{metric}/{name}": x for metric, x in learned.metrics.items()}
             metrics[f"{_SAMPLES}/{name}"] = own.valid.sum(dtype=torch.float32)
         return LossOutput(total, metrics)
-
-    def hyperparameters(self, progress: float) -> dict[str, float]:
-        return self.inner.hyperparameters(progress)
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         """The algorithm's metrics over all samples, and over those of each policy, as in `loss/policy/NAME`."""

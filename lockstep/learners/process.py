@@ -12,8 +12,7 @@ import torch
 
 from lockstep.agent import Agent, below
 from lockstep.algorithms.base import Algorithm
-from lockstep.algorithms.rnd import RND
-from lockstep.algorithms.several import Several
+from lockstep.algorithms.wrapper import Wrapper
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.core.schedule import Recorded
 from lockstep.core.shards import block
@@ -182,5 +181,5 @@ def _kernels(agent: Agent) -> type[Learner] | None:
 
 def _numbers(algorithm: Algorithm[Any]) -> dict[str, str]:
     """The numbers and texts that an algorithm's object holds."""
-    algorithm = algorithm.inner if isinstance(algorithm, (RND, Several)) else algorithm
+    algorithm = algorithm.inner if isinstance(algorithm, Wrapper) else algorithm
     return {name: repr(x) for name, x in vars(algorithm).items() if isinstance(x, (int, float, str))}

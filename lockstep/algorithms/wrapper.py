@@ -1,0 +1,49 @@
+"""What algorithms that wrap another one share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.algorithms.onpolicy import OnPolicy, OnPolicyConfig, Targets
+from lockstep.core.rollout import Rollout
+from lockstep.models.base import PolicyModel
+
+
+class Wrapper(OnPolicy[OnPolicyConfig]):
+    """An on-policy algorithm around another one. Everything is the inner one's unless a subclass overrides it.
+
+    Args:
+        inner: the algorithm.
+    """
+
+    def __init__(self, inner: OnPolicy[Any]) -> None:
+        super().__init__(inner.config)
+        self.inner = inner
+        self.needs_targets, self.bootstrap_inputs = inner.needs_targets, inner.bootstrap_inputs
+        self.normalize_advantages, self.mean_loss = inner.normalize_advantages, inner.mean_loss
+
+    def variables(self, model: PolicyModel) -> dict[str, Tensor]:
+        return self.inner.variables(model)
+
+    def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
+        return self.inner.updates_in(iteration, samples_per_iteration)
+
+    def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
+        return self.inner.updates_before(iteration, samples_per_iteration)
+
+    def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
+        return self.inner.targets(rollout, reward, hyper)
+
+    def hyperparameters(self, progress: float) -> dict[str, float]:
+        return self.inner.hyperparameters(progress)
+
+    def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
+        return self.inner.summarize(metrics)
+
+    def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
+        return self.inner.adapt(hyper, metrics)
+
+    def stop_early(self, metrics: dict[str, float]) -> bool:
+        return self.inner.stop_early(metrics)
