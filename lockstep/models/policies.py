@@ -96,25 +96,26 @@ class Policies(PolicyModel):
     ) -> tuple[ModelOutput, Tensor]:
         """Policies with fewer choices than the common action space forbid the others."""
         number = obs[POLICY][..., 0]
-        params, value, after = None, None, state
-        for place, name in enumerate(self._space.parts):
-            model = self[name]
-            action = prev_action
-            if action is not None and model.distribution.num_params < self.distribution.num_params:
-                action = action.clamp(max=model.distribution.num_params - 1)  # in the rows of other policies
-            seen = self._space.own(name, obs)
-            out, kept = model(seen, start, state[:, : model.state_size], action, prev_reward)
-            found = F.pad(out.policy, (0, self.distribution.num_params - out.policy.shape[-1]), value=FORBIDDEN)
-            kept = F.pad(kept, (0, self.state_size - kept.shape[-1])) if self.state_size else state
-            if params is None or value is None:
-                params, value, after = found, out.value, kept
-            else:
-                mine = number == place
-                params = torch.where(mine.unsqueeze(-1), found, params)
-                value = torch.where(mine, out.value, value)
-                after = torch.where(mine[0].unsqueeze(-1), kept, after) if self.state_size else state
-        assert params is not None and value is not None
+        results = [self._of(name, obs, start, state, prev_action, prev_reward) for name in self._space.parts]
+        params, value, after = results[0]
+        for place, (found, own_value, kept) in enumerate(results[1:], start=1):
+            mine = number == place
+            params = torch.where(mine.unsqueeze(-1), found, params)
+            value = torch.where(mine, own_value, value)
+            if self.state_size:
+                after = torch.where(mine[0].unsqueeze(-1), kept, after)
         return ModelOutput(params, value), after
+
+    def _of(
+        self, name: str, obs: Any, start: Tensor, state: Tensor, action: Tensor | None, reward: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What one policy computes of all rows, in the common form: parameters [T, B, P], values and the core state."""
+        model = self[name]
+        if action is not None and model.distribution.num_params < self.distribution.num_params:
+            action = action.clamp(max=model.distribution.num_params - 1)  # in the rows of other policies
+        out, kept = model(self._space.own(name, obs), start, state[:, : model.state_size], action, reward)
+        params = F.pad(out.policy, (0, self.distribution.num_params - out.policy.shape[-1]), value=FORBIDDEN)
+        return params, out.value, F.pad(kept, (0, self.state_size - kept.shape[-1])) if self.state_size else state
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
         raise AssertionError("each policy has its own statistics: see PolicyNormalizers")
