@@ -63,6 +63,7 @@ STEPS = (
     Step("throughput-impala", "gpu_steps.speed:throughput_impala", 120, 2),
     Step("profile-ppo", "gpu_steps.speed:profile_ppo", 60, 2),
     Step("profile-impala", "gpu_steps.speed:profile_impala", 60, 2),
+    Step("replay", "gpu_steps.speed:replaying", 110, 2),
     Step("mujoco", "gpu_steps.speed:mujoco", 70, 2),
     Step("peers", "gpu_steps.speed:peers", 90, 2),
     Step("learning", "gpu_steps.speed:learning", 300, 2),

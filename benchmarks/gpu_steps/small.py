@@ -63,6 +63,7 @@ SHAPES: dict[str, Callable[[], Experiment]] = {
     "td3-mujoco": lambda: _replaying(recipes.td3_mujoco),
     "r2d2-atari": lambda: _replaying(recipes.r2d2_atari),
     "appo-atari": lambda: _on_policy(recipes.appo_atari, encoder="convnet_simple", precision="bf16"),
+    "dqn-atari": lambda: _replaying(recipes.dqn_atari),
     "rainbow-atari": lambda: _replaying(recipes.rainbow_atari),
 }
 

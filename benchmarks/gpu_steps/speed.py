@@ -27,6 +27,7 @@ from gpu_steps.correctness import INLINE, place, quiet
 from gpu_steps.small import REHEARSED, SHAPES, experiment, on_gpu
 from gpu_steps.step import Context, Outcome, device_memory, last_lines
 from lockstep import recipes
+from lockstep.algorithms.offpolicy import off_policy
 from lockstep.collectors.collectors import Collectors
 from lockstep.config.layout import Layout
 from lockstep.experiment import Experiment
@@ -39,8 +40,6 @@ from lockstep.training.callbacks import Progress
 
 PPO_LAYOUTS = (
     f"envpool: {INLINE},env_threads=4,graphs=1",
-    f"envpool: {INLINE},env_threads=2,graphs=1",
-    "envpool: processes:2,device=0,env_threads=4,graphs=1",
     "envpool, lag 1: a0-l0,env_threads=4,graphs=1",
 )
 IMPALA_LAYOUTS = (
@@ -53,6 +52,9 @@ _TOP = 12
 """Rows of a profile."""
 _SETTLING = 2
 """Iterations before a profile, in which libraries load, memory is reserved and graphs are captured."""
+_TIMED = 6
+"""Iterations after these whose gradient steps a second are measured, where replay is profiled."""
+REPLAYING = ("sac-mujoco", "dqn-atari", "rainbow-atari", "r2d2-atari")
 _PHASES = ("collecting", "learning")
 _BOUND = "lockstep "
 """What the names of the profile's ranges begin with."""
@@ -70,7 +72,8 @@ def profile_of(name: str, context: Context) -> Outcome:
     threads = "" if context.rehearse else ",env_threads=16"
     for text in (f"{INLINE}{threads},graphs=1", f"{INLINE}{threads}"):
         try:
-            data[text] = _profiled(name, text, context)
+            setting = experiment(REHEARSED[0]) if context.rehearse else SHAPES[name]()
+            data[text] = _profiled(setting, text, context)
         except Exception as error:
             data[text] = {"error": last_lines(error)}
         print(f"{name} {text}: {data[text]}", flush=True)
@@ -88,26 +91,55 @@ def profile_of(name: str, context: Context) -> Outcome:
     return Outcome(ok, "; ".join(parts), data)
 
 
-def _profiled(name: str, text: str, context: Context) -> dict[str, Any]:
-    setting = experiment(REHEARSED[0]) if context.rehearse else SHAPES[name]()
-    iterations = 2
-    setting = setting.replace(total_steps=(_SETTLING + iterations) * setting.samples_per_iteration)
+def replaying(context: Context) -> Outcome:
+    """Gradient steps a second of algorithms that replay, and a profile of them, with graphs and without."""
+    data: dict[str, Any] = {}
+    for name in ("td3",) if context.rehearse else REPLAYING:
+        for text in (f"{INLINE},graphs=1", INLINE):
+            setting = experiment(name if context.rehearse else f"real:{name}")
+            try:
+                data[f"{name} {text}"] = found = _profiled(setting, text, context, timed=_TIMED)
+                print(f"{name} {text}: {found['updates']:,.0f} updates/s, {found}", flush=True)
+            except Exception as error:
+                data[f"{name} {text}"] = {"error": last_lines(error)}
+                print(f"{name} {text}: {last_lines(error)}", flush=True)
+            context.save(Outcome(True, "stopped early", data))
+    rates = [f"{name} {each['updates']:,.0f}" for name, each in data.items() if "updates" in each]
+    wrong = [f"{name}: {str(each['error'])[-200:]}" for name, each in data.items() if "error" in each]
+    return Outcome(not wrong, f"updates/s: {', '.join(rates)}" + "".join(f"; {each}" for each in wrong), data)
+
+
+def _profiled(setting: Experiment, text: str, context: Context, timed: int = 0) -> dict[str, Any]:
+    """A profile of two iterations, and the gradient steps a second of `timed` iterations before it."""
+    iterations, settling = 2, _SETTLING
+    if setting.algorithm.replays:
+        settling += off_policy(setting.algorithm).build().warm_iterations(setting.samples_per_iteration)
+    setting = setting.replace(total_steps=(settling + timed + iterations) * setting.samples_per_iteration)
     profiler = profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (not context.rehearse)])
     shares: dict[str, float] = {}
+    rated: dict[str, float] = {}
+    begun = [0.0, 0.0]
 
     def follow(progress: Progress) -> None:
-        if progress.iteration == _SETTLING:
+        now, updates = time.perf_counter(), progress.metrics["updates"]
+        if progress.iteration == settling:
+            begun[:] = now, updates
+        elif timed and progress.iteration == settling + timed:
+            rated["updates"] = (updates - begun[1]) / (now - begun[0])
+            shares.update({name: value for name, value in progress.metrics.items() if name.startswith("time/")})
+        if progress.iteration == settling + timed:
             profiler.start()
-        elif progress.iteration == _SETTLING + iterations:
+        elif progress.iteration == settling + timed + iterations:
             profiler.stop()
-        shares.update({name: value for name, value in progress.metrics.items() if name.startswith("time/")})
+        if not timed:
+            shares.update({name: value for name, value in progress.metrics.items() if name.startswith("time/")})
 
     if not context.rehearse:
         torch.cuda.reset_peak_memory_stats()
     with _ranges():  # one run for all, since making 128 Atari environments takes 20 seconds
         train(setting, Layout.parse(text), quiet(place(context, text)), on_iteration=follow)
     memory = {} if context.rehearse else {"gpu_memory_gb": torch.cuda.max_memory_reserved() / 1e9}
-    return memory | {"shares": shares} | _counted(profiler.events() or [], iterations)
+    return memory | rated | {"shares": shares} | _counted(profiler.events() or [], iterations)
 
 
 @contextlib.contextmanager
