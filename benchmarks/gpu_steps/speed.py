@@ -94,8 +94,8 @@ def profile_of(name: str, context: Context) -> Outcome:
 def replaying(context: Context) -> Outcome:
     """Gradient steps a second of algorithms that replay, and a profile of them, with graphs and without."""
     data: dict[str, Any] = {}
-    for name in ("td3",) if context.rehearse else REPLAYING:
-        for text in (f"{INLINE},graphs=1", INLINE):
+    for text in (f"{INLINE},graphs=1", INLINE):
+        for name in ("td3",) if context.rehearse else REPLAYING:
             setting = experiment(name if context.rehearse else f"real:{name}")
             try:
                 data[f"{name} {text}"] = found = _profiled(setting, text, context, timed=_TIMED)
@@ -137,7 +137,7 @@ def _profiled(setting: Experiment, text: str, context: Context, timed: int = 0) 
     if not context.rehearse:
         torch.cuda.reset_peak_memory_stats()
     with _ranges():  # one run for all, since making 128 Atari environments takes 20 seconds
-        train(setting, Layout.parse(text), quiet(place(context, text)), on_iteration=follow)
+        train(setting, Layout.parse(text), quiet(place(context, f"{type(setting.algorithm).__name__} {setting.identity()} {text}")), on_iteration=follow)
     memory = {} if context.rehearse else {"gpu_memory_gb": torch.cuda.max_memory_reserved() / 1e9}
     return memory | rated | {"shares": shares} | _counted(profiler.events() or [], iterations)
 
