@@ -106,8 +106,8 @@ class HotPath:
 
     acting: list[Counts]
     """Of each step that an acting batch chose its actions for."""
-    slices: list[Counts]
-    """Of each slice's gradient."""
+    gradients: list[Counts]
+    """Of the gradients of a step: of one slot, or with graphs of all."""
     learning: list[Counts]
     """Of all gradient steps of each iteration."""
     iterations: list[Counts]
@@ -126,12 +126,12 @@ def hot_path(run: Callable[[], object]) -> HotPath:
 
     with contextlib.ExitStack() as stack:
         _replace(stack, Learner, "learn", noted)
-        acting, slices, learning = (
+        acting, gradients, learning = (
             stack.enter_context(each_call(owner, name))
-            for owner, name in ((ActingBatch, "act"), (Learner, "_gradient"), (Learner, "learn"))
+            for owner, name in ((ActingBatch, "act"), (Learner, "_gradients"), (Learner, "learn"))
         )
         run()
-    return HotPath(acting, slices, learning, [end - begin for begin, end in itertools.pairwise(ends)])
+    return HotPath(acting, gradients, learning, [end - begin for begin, end in itertools.pairwise(ends)])
 
 
 def _books() -> Books:

@@ -14,6 +14,7 @@ from pretended_gpu import counts, faults
 from tiny import EXPERIMENTS, options, squashed
 from torch import Tensor
 
+from lockstep.algorithms.offpolicy import off_policy
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.distributed.shared_memory import PrivateArena, SharedMemory
@@ -342,28 +343,32 @@ def test_the_hot_path_is_counted(tmp_path: Path) -> None:
     experiment = ALL["mujoco-normalized"]()
     with pretended_gpu.pretended():
         hot = pretended_gpu.hot_path(lambda: run_here(experiment, "inline,device=0", tmp_path / "run"))
-    assert len(hot.acting) == 3 * 4 * 16 and len(hot.slices) == 3 * 4 * 2 * 2 and len(hot.learning) == 3
-    assert hot.acting[-1][KERNEL] and hot.acting[-1][BACK] and hot.slices[-1][KERNEL]
-    assert hot.iterations[-1][KERNEL] > hot.learning[-1][KERNEL] > 4 * 2 * 2 * hot.slices[-1][KERNEL]
+    assert len(hot.acting) == 3 * 4 * 16 and len(hot.gradients) == 3 * 4 * 2 * 2 and len(hot.learning) == 3
+    assert hot.acting[-1][KERNEL] and hot.acting[-1][BACK] and hot.gradients[-1][KERNEL]
+    assert hot.iterations[-1][KERNEL] > hot.learning[-1][KERNEL] > 4 * 2 * 2 * hot.gradients[-1][KERNEL]
 
 
 @pytest.mark.parametrize("name", ["mujoco-normalized", pytest.param("ppo-bf16", marks=pytest.mark.slow)])
-def test_with_graphs_a_step_and_a_slice_are_one_launch_each(name: str, tmp_path: Path) -> None:
+def test_with_graphs_a_step_and_a_gradient_step_are_one_launch_each(name: str, tmp_path: Path) -> None:
     with pretended_gpu.pretended():
         hot = pretended_gpu.hot_path(lambda: run_here(ALL[name](), "inline,device=0,graphs=1", tmp_path / "run"))
-    acting, learning = hot.acting[-1], hot.slices[-1]
+    acting, gradients = hot.acting[-1], hot.gradients[-1]
     assert {kind: acting[kind] for kind in acting.kinds()} == {LAUNCH: 1, PINNED: 1, BACK: 1, SYNC: 1}
-    assert {kind: learning[kind] for kind in learning.kinds()} == {LAUNCH: 1, COPY: 1}  # of the result
+    # One copy brings the hyperparameters. The others are of the results of four slots.
+    assert {kind: gradients[kind] for kind in gradients.kinds()} == {LAUNCH: 1, COPY: 4, PINNED: 1}
 
 
 @pytest.mark.parametrize("name", ["td3", "sac-prioritized-lag-1", pytest.param("iqn", marks=pytest.mark.slow)])
-def test_with_graphs_a_replayed_slice_is_one_launch(name: str, tmp_path: Path) -> None:
+def test_with_graphs_a_replayed_gradient_step_is_one_launch(name: str, tmp_path: Path) -> None:
     experiment = ALL[name]()
     digests: list[str] = []
     with pretended_gpu.pretended():
         text, folder = "inline,device=0,graphs=1", tmp_path / "graphs"
         hot = pretended_gpu.hot_path(lambda: digests.append(run_here(experiment, text, folder)))
-    assert all(each[LAUNCH] == 1 and not each[KERNEL] for each in hot.slices[-4:])
+    learning, algorithm = hot.learning[-1], off_policy(experiment.algorithm)
+    assert learning[LAUNCH] == algorithm.updates == 3
+    # For the digests of four slots, metrics and norms, once an iteration; for every slot's priorities, in every step.
+    assert learning[SYNC] == 6 + (4 * 3 if algorithm.replay.prioritized else 0)
     assert digests == [run(experiment, "inline,device=0", tmp_path / "plain")]
 
 

@@ -287,6 +287,11 @@ class Algorithm(ABC, Generic[ConfigT]):
         """A learning rate at this progress: it falls linearly to zero if the settings say so."""
         return rate * (1.0 - progress if self.config.anneal_learning_rate else 1.0)
 
+    @property
+    def reads_steps(self) -> bool:
+        """Whether adapt or stop_early reads the metrics of each gradient step. On a GPU, each step waits for them."""
+        return type(self).adapt is not Algorithm.adapt or type(self).stop_early is not Algorithm.stop_early
+
     def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
         """Hyperparameters that change by what a gradient step found. The new values hold from this step on, also in
         later iterations, and checkpoints keep them.

@@ -185,6 +185,10 @@ class PPO(OnPolicy[PPOConfig]):
             )
         return super().variables(model)
 
+    @property
+    def reads_steps(self) -> bool:
+        return self.config.desired_kl > 0 or self.config.target_kl > 0
+
     def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
         """The learning rate that follows the divergence, if desired_kl asks for it: the rule of rsl_rl (Schwarke et al.
         2025, https://arxiv.org/abs/2509.10771)."""

@@ -42,6 +42,10 @@ class Wrapper(OnPolicy[OnPolicyConfig]):
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         return self.inner.summarize(metrics)
 
+    @property
+    def reads_steps(self) -> bool:
+        return self.inner.reads_steps
+
     def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
         return self.inner.adapt(hyper, metrics)
 

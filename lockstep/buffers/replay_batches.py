@@ -20,10 +20,11 @@ from lockstep.buffers.hindsight import Hindsight
 from lockstep.buffers.history import History
 from lockstep.buffers.memory import require
 from lockstep.buffers.replay import Replay
-from lockstep.buffers.slabs import sent
+from lockstep.buffers.slabs import sent_together
 from lockstep.buffers.storage import storage_for
 from lockstep.core.rng import stream
 from lockstep.envs.goals import Goals
+from lockstep.models.normalize import Normalizers
 from lockstep.portable.numbers import power
 from lockstep.run.checkpoint import Checkpoint
 
@@ -37,6 +38,8 @@ class Taken(NamedTuple):
     batch: Any
     drawn: list[tuple[np.ndarray, np.ndarray]]
     """By gradient step: the numbers of steps and the environments, [n] each."""
+    memory: Tensor | None = None
+    """uint8: on a GPU, the memory that holds the batch."""
 
 
 class ReplayBatches:
@@ -91,7 +94,11 @@ class ReplayBatches:
         """A slot's part of one gradient step's minibatch."""
         taken, index = self.taken(slot, step)
         batch = taken.batch if len(taken.drawn) == 1 else taken.batch.part(index, len(taken.drawn))
-        return Slice(batch, self._agent.normalizers)
+        return Slice(batch, self.normalizers(slot))
+
+    def normalizers(self, slot: int) -> Normalizers:
+        """The newest: an item was collected long ago."""
+        return self._agent.normalizers
 
     def taken(self, slot: int, step: int) -> tuple[Taken, int]:
         """Items that were read for several gradient steps, and the place of this one's equal part."""
@@ -124,7 +131,11 @@ class ReplayBatches:
         if numbers:
             batch = batch.replace(noise=torch.from_numpy(np.concatenate(noise)))
         batch = batch.replace(reward=self._agent.normalizers.scale_rewards(batch.reward))
-        return Taken(batch.map(lambda leaf: sent(leaf, self._agent.device)), [each[:2] for each in drawn])
+        places = [each[:2] for each in drawn]
+        if self._agent.device.type == "cpu":
+            return Taken(batch, places)
+        memory, batch = sent_together(batch, self._agent.device)
+        return Taken(batch, places, memory)
 
     def _newest_steps(self, step: int) -> int:
         """How many of every environment's newest steps a gradient step draws from (Wang and Ross 2019, equation 3)."""

@@ -8,12 +8,18 @@ what lies together is copied once, as it is, and cut on the GPU.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from lockstep.core.arrays import map_structure, named_leaves
 from lockstep.core.rollout import Rollout
+
+S = TypeVar("S")
+_ALIGNMENT = 256
+"""Bytes, as CUDA aligns memory: the code path of a kernel, and so its bits, may depend on it."""
 
 
 def to_device(rollouts: dict[int, Rollout], device: torch.device) -> dict[int, Rollout]:
@@ -40,6 +46,32 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
         return x.to(device)
     pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)  # torch keeps it until it was read
     return pinned.copy_(x).to(device, non_blocking=True)
+
+
+def sent_together(batch: S, device: torch.device) -> tuple[Tensor, S]:
+    """A batch on a GPU, by one copy: the memory there, uint8, and the batch in it (see pieces). The host need not
+    wait."""
+    size = sum(map(_aligned, (leaf for _, leaf in named_leaves(batch))))
+    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)  # torch keeps it until it was read
+    map_structure(lambda to, x: to.copy_(x), pieces(pinned, batch), batch)
+    memory = pinned.to(device, non_blocking=True)
+    return memory, pieces(memory, batch)
+
+
+def pieces(memory: Tensor, like: S) -> S:
+    """Tensors with the shapes of another structure's, one after the other in uint8 memory."""
+    end = 0
+
+    def piece(x: Tensor) -> Tensor:
+        nonlocal end
+        begin, end = end, end + _aligned(x)
+        return memory[begin : begin + x.nbytes].view(x.dtype).view(x.shape)
+
+    return map_structure(piece, like)
+
+
+def _aligned(x: Tensor) -> int:
+    return -(-x.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _slabs(leaves: Iterable[Tensor]) -> list[list[Tensor]]:

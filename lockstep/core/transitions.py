@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import Tensor
@@ -26,13 +27,26 @@ class Transitions(ArrayTuple):
     noise: Tensor | None
     """fp32 [Z], uniform in (0, 1): for losses and models that draw numbers."""
 
-    def part(self, index: int, of: int) -> Transitions:
-        """Part `index` of the items, which are split into this many equal parts."""
+    def part(self, index: int | Tensor, of: int) -> Transitions:
+        """Part `index` of the items, which are split into this many equal parts.
+
+        Args:
+            index: a number, or int64 [1] where the items are, which a CUDA graph can read.
+        """
+        if isinstance(index, Tensor):
+            along = functools.partial(_selected, index=index, of=of)
+            rest = self.replace(weight=None, noise=None).map(functools.partial(along, axis=1))
+            noise = None if self.noise is None else along(self.noise, axis=0)
+            return rest.replace(weight=along(self.weight, axis=0), noise=noise)
         items, numbers = len(self.weight) // of, 0 if self.noise is None else len(self.noise) // of
         noise = None if self.noise is None else self.noise[index * numbers : (index + 1) * numbers]
         chosen = slice(index * items, (index + 1) * items)
         rest = self.replace(weight=None, noise=None)[:, chosen]
         return rest.replace(weight=self.weight[chosen], noise=noise)
+
+
+def _selected(x: Tensor, axis: int, index: Tensor, of: int) -> Tensor:
+    return x.unflatten(axis, (of, -1)).index_select(axis, index).squeeze(axis)
 
 
 class Sequences(ArrayTuple):

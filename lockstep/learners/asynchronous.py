@@ -77,16 +77,17 @@ class AsyncLearner(Learner):
             step, number = taken[slot], before + taken[slot] + 1
             taken[slot] += 1
             self._parameters.read(behind)
-            gradient = self._gradient(slot, step, {**hyper, "update": number})
+            (gradient,) = self._gradients((slot,), step, {**hyper, "update": number})
             if step == 0:
                 digests[slot] = fast_digest(gradient)
             self._alive()
             gradient, added = self._split(gradient)
+            added = added.cpu()
             computed = Computed(gradient, iteration, number, algorithm.groups(number, hyper))
             place, behind, norm = self._parameters.change(computed)
             applied[place] = Applied(slot, behind)
             sums[slot] += torch.cat([added.double(), torch.tensor([norm, 1.0], dtype=torch.float64)])
-            if algorithm.stop_early(self._means(added)):
+            if algorithm.reads_steps and algorithm.stop_early(self._means(added)):
                 stopped.add(slot)
         *total, norms, updates = self._tree.sum(sums)  # after which all have applied their last gradient
         self._parameters.close()

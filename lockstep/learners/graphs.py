@@ -1,26 +1,29 @@
-"""Gradients of slices as CUDA graphs. For on-policy algorithms, one launch cuts a slice out of its slot's rollout, and
-runs its loss and its backward pass (GraphedSlices). For algorithms that replay, each slice is copied to where a graph
-reads it (GraphedReplay).
-
-A graph reads fixed memory, so each slot has its own.
+"""Gradients of slices as CUDA graphs. One launch cuts every slot's slice out of memory that it reads, and runs its loss
+and its backward pass. That memory holds a slot's rollout (GraphedSlices) or, for algorithms that replay, its items of
+several gradient steps (GraphedReplay).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from lockstep.algorithms.onpolicy import Batch
 from lockstep.buffers.on_policy import Cuts, FreshBatches
+from lockstep.buffers.replay_batches import ReplayBatches, Taken
+from lockstep.buffers.slabs import pieces
 from lockstep.core.arrays import named_leaves
-from lockstep.system.graphs import Capture
+from lockstep.system.graphs import Branches, Capture
 
-Differentiate = Callable[[int, Any, dict[str, Any]], tuple[Tensor, Tensor | None]]
-"""Computes the gradient of a slot's slice, with the numbers that are reduced with it, and the items' priorities, from a
-batch and hyperparameters by name. It must run the same kernels for every slice."""
+Found = tuple[Tensor, Tensor | None]
+"""The gradient of a slice, with the numbers that are reduced with it, and the items' priorities."""
+Differentiate = Callable[[int, Any, dict[str, Any]], Found]
+"""Computes it of a slot's slice from a batch and hyperparameters by name. It must run the same kernels for every
+slice."""
 
 
 class HyperTensors:
@@ -45,6 +48,24 @@ class HyperTensors:
         return dict(zip(hyper, self._numbers.unbind(), strict=True))
 
 
+class GradientGraphs(Protocol):
+    """The gradients of slots' slices as CUDA graphs."""
+
+    def begin(self) -> None:
+        """Begin an iteration, whose rollouts no graph has yet."""
+        ...
+
+    def gradients(self, slots: tuple[int, ...], step: int, hyper: dict[str, Any], update: int) -> list[Found] | None:
+        """What Differentiate computes of each slot's slice of a gradient step, by one launch: the gradients as new
+        tensors, the priorities until the next call. None: no graph can serve slices of unequal sizes.
+
+        Args:
+            hyper: of HyperTensors.
+            update: the number of the gradient step.
+        """
+        ...
+
+
 class GraphedSlices:
     """The gradients of the slices of fresh rollouts.
 
@@ -52,136 +73,205 @@ class GraphedSlices:
         batches: cuts the slices.
         differentiate: for slices of these batches.
         capture: makes the graphs.
+        branches: runs the slots' slices side by side. None: one after the other, since they write the same memory.
     """
 
-    def __init__(self, batches: FreshBatches, differentiate: Differentiate, capture: Capture) -> None:
-        self.batches, self._differentiate, self._capture = batches, differentiate, capture
-        self._slots: dict[int, _Slot] = {}
+    def __init__(
+        self, batches: FreshBatches, differentiate: Differentiate, capture: Capture, branches: Branches | None
+    ) -> None:
+        self._batches, self._differentiate, self._capture = batches, differentiate, capture
+        self._branches = branches
+        self._held: dict[int, _Rollout] = {}
+        """By slot."""
+        self._graphs: dict[tuple[int, ...], _Graph] = {}
+        """By slots."""
         self._loaded: set[int] = set()
         """Slots whose memory holds the present iteration."""
 
     def begin(self) -> None:
-        """Begin an iteration, whose rollouts no graph has yet."""
         self._loaded.clear()
 
-    def gradient(self, slot: int, step: int, hyper: dict[str, Any]) -> Tensor | None:
-        """The gradient of a slot's slice of a gradient step. None: no graph can serve slices of unequal sizes.
-
-        Args:
-            hyper: of HyperTensors.
-        """
-        if slot not in self._loaded:
-            cuts = self.batches.cuts(slot)
-            if cuts is None:
+    def gradients(self, slots: tuple[int, ...], step: int, hyper: dict[str, Any], update: int) -> list[Found] | None:
+        for slot in slots:
+            if slot not in self._loaded and not self._load(slot):
                 return None
-            graph = self._slots.get(slot)
-            if graph is None or not graph.fits(cuts):
-                graph = self._slots[slot] = _Slot(cuts, lambda batch: self._differentiate(slot, batch, hyper)[0])
-                graph.capture(self.batches, self._capture)
-            else:
-                graph.load(cuts)
-            self._loaded.add(slot)
-        return self._slots[slot].run(step)
+        held = [self._held[slot] for slot in slots]
+        if slots not in self._graphs:
 
+            def differentiate(slot: int, rollout: _Rollout) -> Found:
+                return self._differentiate(slot, rollout.slice(self._batches), hyper)
 
-class _Slot:
-    """One slot's memory, and the graph over it."""
+            calls = [functools.partial(differentiate, *each) for each in zip(slots, held, strict=True)]
+            self._graphs[slots] = _Graph(calls, self._capture, self._branches)
+        for each in held:
+            each.seek(step)
+        return self._graphs[slots].run()
 
-    def __init__(self, cuts: Cuts, differentiate: Callable[[Batch], Tensor]) -> None:
-        device, form = cuts.whole.reward.device, torch.contiguous_format
-        self._held = cuts.map(lambda x: torch.empty_like(x, device=device, memory_format=form))
-        self._differentiate = differentiate
-        self._step = torch.zeros(1, dtype=torch.int64, device=device)
-        self._next = 0
-        """The value of step when the queued graphs have run."""
-        self._result = torch.empty(0)
-        self._repeat: Callable[[], None] = lambda: None
-        self.load(cuts)
-
-    def fits(self, cuts: Cuts) -> bool:
-        """Whether cuts have the shapes of those that this was made with."""
-        return _shapes(_leaves(self._held)) == _shapes(_leaves(cuts))
-
-    def load(self, cuts: Cuts) -> None:
-        """Take an iteration's rollout."""
-        _copy(_leaves(cuts), _leaves(self._held))
-
-    def capture(self, batches: FreshBatches, capture: Capture) -> None:
-        """Make the graph."""
-
-        def run() -> None:
-            held = self._held
-            items = None if held.items is None else held.items.index_select(0, self._step)[0]
-            moments = None if held.moments is None else held.moments.index_select(0, self._step)[0].unbind()
-            self._result = self._differentiate(batches.cut(held.whole, items, moments))
-            if held.steps > 1:
-                self._step.add_(1).remainder_(held.steps)
-
-        self._repeat = capture(run)
-        self._next = -1  # since capturing may have run it
-
-    def run(self, step: int) -> Tensor:
-        """The gradient of a step's slice, as a new tensor."""
-        step %= self._held.steps
-        if step != self._next:
-            self._step.fill_(step)
-        self._repeat()
-        self._next = (step + 1) % self._held.steps
-        return self._result.clone()
+    def _load(self, slot: int) -> bool:
+        """Copy a slot's iteration to where graphs read it. Returns whether they can."""
+        cuts = self._batches.cuts(slot)
+        if cuts is None:
+            return False
+        held = self._held.get(slot)
+        if held is None or not held.fits(cuts):
+            self._held[slot] = _Rollout(cuts)
+            self._graphs = {slots: graph for slots, graph in self._graphs.items() if slot not in slots}
+        self._held[slot].load(cuts)
+        self._loaded.add(slot)
+        return True
 
 
 class GraphedReplay:
     """The gradients of slices of replayed items.
 
     Args:
+        batches: reads the items.
         period: losses of updates whose numbers agree modulo this run the same kernels (Algorithm.update_period).
-        differentiate, capture: as for GraphedSlices.
+        differentiate, capture, branches: as for GraphedSlices.
     """
 
-    def __init__(self, period: int, differentiate: Differentiate, capture: Capture) -> None:
-        self._period, self._differentiate, self._capture = period, differentiate, capture
-        self._graphs: dict[Any, _Replayed] = {}
-        """By slot, the update's place in the period, and the shapes of items."""
+    def __init__(
+        self,
+        batches: ReplayBatches,
+        period: int,
+        differentiate: Differentiate,
+        capture: Capture,
+        branches: Branches | None,
+    ) -> None:
+        self._batches, self._period, self._branches = batches, period, branches
+        self._differentiate, self._capture = differentiate, capture
+        self._held: dict[Any, _Items] = {}
+        """By slot, and the shapes of what is read together."""
+        self._graphs: dict[Any, _Graph] = {}
+        """By slots, the update's place in the period, and the shapes of items."""
 
-    def gradient(self, slot: int, batch: Any, hyper: dict[str, Any], update: int) -> tuple[Tensor, Tensor | None]:
-        """The gradient of a slice, as a new tensor, and the priorities of its items, until the next slice.
+    def begin(self) -> None:
+        pass
 
-        Args:
-            hyper: of HyperTensors.
-            update: the number of the gradient step.
-        """
+    def gradients(self, slots: tuple[int, ...], step: int, hyper: dict[str, Any], update: int) -> list[Found]:
+        taken = [self._batches.taken(slot, step) for slot in slots]
+        held = [self._load(slot, read) for slot, (read, _) in zip(slots, taken, strict=True)]
         place = update % self._period
-        key = slot, place, _shapes(_leaves(batch))
-        graph = self._graphs.get(key)
-        if graph is None:
+        key = slots, place, tuple(each.form for each in held)
+        if key not in self._graphs:
             if self._period > 1:  # the loss branches on it, so it must be a number of Python's
                 hyper = {**hyper, "update": place or self._period, "number": hyper["update"]}
-            graph = _Replayed(batch, lambda held: self._differentiate(slot, held, hyper), self._capture)
-            self._graphs[key] = graph
-        return graph.run(batch)
+
+            def differentiate(slot: int, items: _Items) -> Found:
+                return self._differentiate(slot, items.slice(), hyper)
+
+            calls = [functools.partial(differentiate, *each) for each in zip(slots, held, strict=True)]
+            self._graphs[key] = _Graph(calls, self._capture, self._branches)
+        for each, (_, index) in zip(held, taken, strict=True):
+            each.seek(index)
+        return self._graphs[key].run()
+
+    def _load(self, slot: int, taken: Taken) -> _Items:
+        """The memory that holds a slot's items."""
+        key = slot, len(taken.drawn), _shapes(_leaves(taken.batch))
+        if key not in self._held:
+            self._held[key] = _Items(key[1:], taken)
+        self._held[key].load(taken)
+        return self._held[key]
 
 
-class _Replayed:
-    """The memory of one slot's slices, and the graph over it."""
+class _Held:
+    """Memory that graphs read, with a counter that tells which slice is next.
 
-    def __init__(
-        self, batch: Any, differentiate: Callable[[Any], tuple[Tensor, Tensor | None]], capture: Capture
-    ) -> None:
-        held = batch.map(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
-        self._leaves = _leaves(held)
-        _copy(_leaves(batch), self._leaves)
-        self._result: tuple[Tensor, Tensor | None] = (torch.empty(0), None)
+    Args:
+        slices: how many it has.
+    """
+
+    def __init__(self, slices: int, device: torch.device) -> None:
+        self.slices = slices
+        self._index = torch.zeros(1, dtype=torch.int64, device=device)
+        self._next = 0
+        """The value of index when the queued graphs have run; -1 if it is not known."""
+
+    def seek(self, index: int) -> None:
+        """Make this slice the next."""
+        index %= self.slices
+        if index != self._next:
+            self._index.fill_(index)
+        self._next = (index + 1) % self.slices
+
+    def _advance(self) -> None:
+        """Go on to the next slice, in a graph."""
+        self._next = -1  # since capturing may run it
+        if self.slices > 1:
+            self._index.add_(1).remainder_(self.slices)
+
+
+class _Rollout(_Held):
+    """A slot's rollout, with what cuts it."""
+
+    def __init__(self, cuts: Cuts) -> None:
+        super().__init__(cuts.steps, cuts.whole.reward.device)
+        self._cuts = cuts.map(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
+
+    def fits(self, cuts: Cuts) -> bool:
+        """Whether cuts have the shapes of those that this was made with."""
+        return _shapes(_leaves(self._cuts)) == _shapes(_leaves(cuts))
+
+    def load(self, cuts: Cuts) -> None:
+        """Take an iteration's rollout."""
+        for to, x in zip(_leaves(self._cuts), _leaves(cuts), strict=True):
+            to.copy_(x, non_blocking=True)
+
+    def slice(self, batches: FreshBatches) -> Batch:
+        """The next gradient step's, in a graph."""
+        cuts, index = self._cuts, self._index
+        items = None if cuts.items is None else cuts.items.index_select(0, index)[0]
+        moments = None if cuts.moments is None else cuts.moments.index_select(0, index)[0].unbind()
+        batch = batches.cut(cuts.whole, items, moments)
+        self._advance()
+        return batch
+
+
+class _Items(_Held):
+    """A slot's items of one or several gradient steps.
+
+    Args:
+        form: what graphs over them depend on.
+        taken: an example.
+    """
+
+    def __init__(self, form: tuple[Any, ...], taken: Taken) -> None:
+        assert taken.memory is not None
+        super().__init__(len(taken.drawn), taken.memory.device)
+        self.form = form
+        self._memory = torch.empty_like(taken.memory)
+        self._batch = pieces(self._memory, taken.batch)
+        self._taken: Taken | None = None
+
+    def load(self, taken: Taken) -> None:
+        """Take what was read."""
+        if taken is not self._taken:
+            assert taken.memory is not None
+            self._memory.copy_(taken.memory)
+            self._taken = taken
+
+    def slice(self) -> Any:
+        """The next gradient step's, in a graph."""
+        batch = self._batch if self.slices == 1 else self._batch.part(self._index, self.slices)
+        self._advance()
+        return batch
+
+
+class _Graph:
+    """One graph of several slots' slices."""
+
+    def __init__(self, calls: list[Callable[[], Found]], capture: Capture, branches: Branches | None) -> None:
+        self._found: list[Found] = []
 
         def run() -> None:
-            self._result = differentiate(held)
+            self._found = [call() for call in calls] if branches is None else branches.call(calls)
 
         self._repeat = capture(run)
 
-    def run(self, batch: Any) -> tuple[Tensor, Tensor | None]:
-        _copy(_leaves(batch), self._leaves)
+    def run(self) -> list[Found]:
         self._repeat()
-        gradient, priorities = self._result
-        return gradient.clone(), priorities
+        return [(gradient.clone(), priorities) for gradient, priorities in self._found]
 
 
 def _leaves(batch: Any) -> list[Tensor]:
@@ -190,8 +280,3 @@ def _leaves(batch: Any) -> list[Tensor]:
 
 def _shapes(leaves: list[Tensor]) -> tuple[Any, ...]:
     return tuple((x.shape, x.dtype) for x in leaves)
-
-
-def _copy(leaves: list[Tensor], held: list[Tensor]) -> None:
-    for to, x in zip(held, leaves, strict=True):
-        to.copy_(x, non_blocking=True)

@@ -19,14 +19,15 @@ from lockstep.algorithms.base import ParameterGroup, check_loss
 from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.on_policy import FreshBatches
+from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.buffers.sources import batches_for
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
-from lockstep.learners.graphs import GraphedReplay, GraphedSlices, HyperTensors
+from lockstep.learners.graphs import GradientGraphs, GraphedReplay, GraphedSlices, HyperTensors
 from lockstep.learners.optimizer import optimizer_for
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.normalize import Normalizers
-from lockstep.system.graphs import Capture
+from lockstep.system.graphs import Branches, Capture
 
 
 class Applied(NamedTuple):
@@ -92,16 +93,17 @@ class Learner:
         lag = agent.experiment.scheme.gradient_lag
         self._lag = 0 if lag == "async" else lag
         self._in_flight: deque[Computed] = deque()
-        self._graphs: GraphedSlices | None = None
-        self._replay_graphs: GraphedReplay | None = None
+        self._graphs: GradientGraphs | None = None
         if capture is not None and not (agent.experiment.model.recurrent or agent.experiment.env.several_policies):
             # With recurrent cores, kernels depend on where episodes begin, and with several policies on who plays what.
+            # Layers with noise keep it in memory that all slots share.
+            branches = None if agent.model.noise_numbers else Branches(agent.device, len(slots))
             if isinstance(self.batches, FreshBatches):
-                self._graphs = GraphedSlices(self.batches, self._differentiate, capture)
+                self._graphs = GraphedSlices(self.batches, self._differentiate, capture, branches)
             else:
-                assert isinstance(agent.algorithm, OffPolicy)
+                assert isinstance(agent.algorithm, OffPolicy) and isinstance(self.batches, ReplayBatches)
                 period = agent.algorithm.update_period
-                self._replay_graphs = GraphedReplay(period, self._differentiate, capture)
+                self._graphs = GraphedReplay(self.batches, period, self._differentiate, capture, branches)
         self._hyper = HyperTensors(agent.device)
         self._adapted: dict[str, float] = {}
         """By name: hyperparameters as Algorithm.adapt left them."""
@@ -123,16 +125,17 @@ class Learner:
         before = algorithm.updates_before(iteration, agent.experiment.samples_per_iteration)
         digests: dict[int, str] = {}
         applied: dict[int, Applied] = {}
-        sums, updates, moved = torch.zeros(1 + len(names), dtype=torch.float64), 0, 0
+        sums = torch.zeros(1 + len(names), dtype=torch.float64, device=agent.device)
         norms: float | Tensor = 0.0
+        updates, moved = 0, 0
         for step in range(steps):
             numbered = {**hyper, "update": before + step + 1}
             self._push(step, numbered, digests)
             gradient, added = self._split(self.reduction.finish().to(agent.device))
             applied[updates] = Applied(None, len(self._in_flight))
             updates += 1
-            found = self._means(added)
-            if adapted := algorithm.adapt(hyper, found):
+            found = self._means(added) if algorithm.reads_steps else {}
+            if algorithm.reads_steps and (adapted := algorithm.adapt(hyper, found)):
                 self._adapted |= adapted
                 hyper |= adapted
             groups = algorithm.groups(before + updates, hyper)
@@ -140,9 +143,9 @@ class Learner:
             if len(self._in_flight) > self._lag:
                 norms, moved = norms + self._apply(self._in_flight.popleft()), moved + 1
             sums += added
-            if algorithm.stop_early(found):
+            if algorithm.reads_steps and algorithm.stop_early(found):
                 break
-        metrics = self._metrics(hyper, sums, updates, float(norms), moved)
+        metrics = self._metrics(hyper, sums.cpu(), updates, float(norms), moved)
         seconds = time.perf_counter() - begin - (self._tree.group.waited - waited)
         return LearningReport(metrics, updates, digests, applied, seconds)
 
@@ -169,8 +172,17 @@ class Learner:
 
     def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
         """Each slot with the gradient of its slice, followed by counts and metric sums, which is given away."""
-        for slot in self._slots:
-            yield slot, self._gradient(slot, step, hyper)
+        for slots in self._together():
+            yield from zip(slots, self._gradients(slots, step, hyper), strict=True)
+
+    def _together(self) -> list[tuple[int, ...]]:
+        """The slots whose gradients are computed together. A graph normalizes observations of all with one version's
+        statistics."""
+        alone = [(slot,) for slot in self._slots]
+        if self._graphs is None:
+            return alone
+        used = {id(self.batches.normalizers(slot)) for slot in self._slots}
+        return alone if len(used) > 1 and self._agent.normalizers.normalizes_observations else [tuple(self._slots)]
 
     def _apply(self, computed: Computed) -> float | Tensor:
         """Apply a gradient, and return its norm."""
@@ -179,24 +191,23 @@ class Learner:
         return norm
 
     def _split(self, total: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the sum over slices into the mean gradient and, on the CPU, the number of valid samples followed by the
-        sum of every metric. With prioritized replay the gradient and the sums of losses are divided by the largest
-        importance weight."""
+        """Split the sum over slices into the mean gradient, and the number of valid samples followed by the sum of
+        every metric. Nothing waits for a GPU. With prioritized replay the gradient and the sums of losses are divided
+        by the largest importance weight."""
         algorithm = self._algorithm
         size = self._flat.vector.numel()
-        gradient, tail = total[:size], total[size:].cpu()
+        gradient, tail = total[:size], total[size:]
         count = 1 + len(algorithm.metric_names)
-        scale = max(float(tail[0]), 1.0) if algorithm.mean_loss and not algorithm.counted else 1.0
+        scale = _at_least_one(tail[0]) if algorithm.mean_loss and not algorithm.counted else 1.0
         for prefix, name in algorithm.counted:
-            own = tail[1 + algorithm.metric_names.index(name)]
-            gradient[self._flat.span(prefix)] /= max(float(own), 1.0)
+            gradient[self._flat.span(prefix)] /= _at_least_one(tail[1 + algorithm.metric_names.index(name)])
         if algorithm.weighted:
-            largest = float(tail[count:].max())
-            scale *= largest
+            largest = _number(tail[count:].max())
+            scale = scale * largest
             for place, name in enumerate(algorithm.metric_names, start=1):
                 if name.startswith("loss/"):
                     tail[place] /= largest
-        if scale != 1.0:
+        if isinstance(scale, Tensor) or scale != 1.0:
             gradient /= scale
         return gradient, tail[:count]
 
@@ -242,22 +253,25 @@ class Learner:
             groups = self._algorithm.groups(step, self._hyperparameters(iteration))
             self._in_flight.append(Computed(saved["gradient"].to(self._agent.device), iteration, step, groups))
 
+    def _gradients(self, slots: tuple[int, ...], step: int, hyper: dict[str, float]) -> list[Tensor]:
+        """The gradients of slots' slices, each followed by its counts and metric sums, for the reduction."""
+        if self._graphs is None:
+            return [self._gradient(slot, step, hyper) for slot in slots]
+        self._normalize(self.batches.normalizers(slots[0]))
+        found = self._graphs.gradients(slots, step, self._hyper.of(hyper), int(hyper["update"]))
+        if found is None:
+            return [self._gradient(slot, step, hyper) for slot in slots]
+        for slot, (_, priorities) in zip(slots, found, strict=True):
+            self.batches.learned(slot, priorities)
+        return [gradient for gradient, _ in found]
+
     def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
-        """The gradient of a slot's slice, followed by its counts and metric sums, for the reduction."""
-        if self._graphs is not None:
-            self._normalize(self._graphs.batches.normalizers(slot))
-            gradient = self._graphs.gradient(slot, step, self._hyper.of(hyper))
-            if gradient is not None:
-                return gradient
+        """The same of one slot, kernel by kernel."""
         batch, normalizers = self.batches.slice(slot, step)
         self._normalize(normalizers)
-        if self._replay_graphs is not None:
-            update = int(hyper["update"])
-            gradient, priorities = self._replay_graphs.gradient(slot, batch, self._hyper.of(hyper), update)
-        else:
-            on_gpu = self._agent.device.type != "cpu"
-            given = {**self._hyper.of(hyper), "update": hyper["update"]} if on_gpu else hyper
-            gradient, priorities = self._differentiate(slot, batch, given)
+        on_gpu = self._agent.device.type != "cpu"
+        given = {**self._hyper.of(hyper), "update": hyper["update"]} if on_gpu else hyper
+        gradient, priorities = self._differentiate(slot, batch, given)
         self.batches.learned(slot, priorities)
         return gradient
 
@@ -285,3 +299,12 @@ class Learner:
             largest, zero = batch.weight.max(), torch.zeros((), device=batch.weight.device)
             numbers += [largest if s == slot else zero for s in range(self._agent.experiment.scheme.shards)]
         return self._flat.gather_gradient(numbers), loss.priorities
+
+
+def _number(x: Tensor) -> Any:
+    """A number of Python's. On a GPU, for which nothing should wait, it stays a tensor."""
+    return float(x) if x.device.type == "cpu" else x
+
+
+def _at_least_one(x: Tensor) -> Any:
+    return max(float(x), 1.0) if x.device.type == "cpu" else x.clamp(min=1.0)

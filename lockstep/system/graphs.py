@@ -5,12 +5,14 @@ A graph repeats the kernels that it captured, on the same memory, so its bits ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
 from lockstep.config.settings import SettingsError
 
+T = TypeVar("T")
 Repeat = Callable[[], None]
 Capture = Callable[[Repeat], Repeat]
 """Runs a function on fixed memory, and returns a function that runs its kernels again."""
@@ -46,3 +48,30 @@ def cuda_graph(function: Repeat) -> Repeat:
             "or compute with tensors on the GPU alone."
         ) from error
     return graph.replay
+
+
+class Branches:
+    """Lets functions run side by side on a GPU, so that small kernels fill it.
+
+    Args:
+        device: the GPU.
+        count: how many functions at most.
+    """
+
+    def __init__(self, device: torch.device, count: int) -> None:
+        # Kept, since libraries reserve memory for every stream.
+        self._streams = [torch.cuda.Stream(device) for _ in range(count - 1)]
+
+    def call(self, functions: Sequence[Callable[[], T]]) -> list[T]:
+        """Call functions that read and write different memory, or only read. What follows waits for all of them."""
+        current = torch.cuda.current_stream()
+        streams = self._streams[: len(functions) - 1]
+        for stream in streams:
+            stream.wait_stream(current)
+        results = [functions[0]()]
+        for stream, function in zip(streams, functions[1:], strict=True):
+            with torch.cuda.stream(stream):
+                results.append(function())
+        for stream in streams:
+            current.wait_stream(stream)
+        return results

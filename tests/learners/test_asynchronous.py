@@ -100,6 +100,8 @@ class Pull:
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
         return (ParameterGroup("", hyper["learning_rate"] * (2 if updates == 3 else 1)),)
 
+    reads_steps = True
+
     def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
         return {}
 
