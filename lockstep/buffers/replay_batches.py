@@ -30,6 +30,8 @@ from lockstep.run.checkpoint import Checkpoint
 
 _AT_ONCE = 16 << 20
 """Bytes of observations to read at once, for several gradient steps: that is cheaper per item."""
+_AT_ONCE_FOR_GPU = 4 << 20
+"""Fewer for a GPU, which learns from some while others are read."""
 
 
 class Taken(NamedTuple):
@@ -103,13 +105,20 @@ class ReplayBatches:
     def taken(self, slot: int, step: int) -> tuple[Taken, int]:
         """Items that were read for several gradient steps, and the place of this one's equal part."""
         several = self._replays[slot].single_steps and not self._algorithm.weighted  # priorities change at every step
-        at_once = max(1, _AT_ONCE // (self._items * self._replays[slot].item_bytes)) if several else 1
+        at_once = self._at_once(self._items * self._replays[slot].item_bytes) if several else 1
         index = step % at_once
         if index == 0:
             self._taken[slot] = self._take(slot, range(step, max(step + 1, min(step + at_once, self._steps))))
         taken = self._taken[slot]
         self._drawn[slot] = taken.drawn[index]
         return taken, index
+
+    def _at_once(self, size: int) -> int:
+        """For how many gradient steps items are read together, if those of one have so many bytes. An iteration's are
+        divided evenly, since graphs depend on the number."""
+        most = max(1, (_AT_ONCE if self._agent.device.type == "cpu" else _AT_ONCE_FOR_GPU) // size)
+        steps = max(1, self._steps)
+        return -(-steps // -(-steps // most))
 
     def _take(self, slot: int, steps: range) -> Taken:
         """A slot's parts of several minibatches, concatenated. Random numbers are drawn step by step."""
