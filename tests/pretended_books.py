@@ -125,6 +125,8 @@ class Books:
         self.thread = threading.local()
         self.tape: Any = None
         """Set while a graph is captured."""
+        self.shared: Any = None
+        """What other processes open (pretended_ipc.py)."""
         self.launched = 0
         """Asynchronous copies so far."""
         self._registered: dict[int, int] = {}

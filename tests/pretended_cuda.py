@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import torch
 from pretended_books import CAPTURE, LAUNCH, Books, tensors, unseen
+from pretended_ipc import Handles
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,15 +20,27 @@ _MEMORY = 80 << 30
 
 
 class Event:
-    """Marks how many asynchronous copies were launched, and when."""
+    """Marks how many asynchronous copies were launched, and when; and, for other processes, what came before.
 
-    def __init__(self, books: Books) -> None:
+    Args:
+        file: what other processes read of it, if they can.
+    """
+
+    def __init__(self, books: Books, file: Path | None = None) -> None:
         self._books = books
+        self._file = file
         self._launched = 0
         self._time = 0.0
 
     def record(self, stream: Any = None) -> None:
         self._launched, self._time = self._books.launched, time.perf_counter()
+        if self._file is not None:
+            Handles.write(self._file, self._books.shared.known)
+
+    def ipc_handle(self) -> bytes:
+        if self._file is None:
+            self._books.refuse("CUDA error: an event without interprocess=True has no handle")
+        return f"{os.getpid()} {self._file}".encode()
 
     def synchronize(self) -> None:
         self._books.wait(self._launched)
@@ -37,6 +52,8 @@ class Event:
 
     def wait(self, stream: Any = None) -> None:
         """A stream waits, not the host."""
+        if self._file is not None:
+            self._books.shared.learn(Handles.read(self._file))
 
     def elapsed_time(self, end: Event) -> float:
         """In milliseconds."""
@@ -54,7 +71,7 @@ class Stream:
         """A stream waits, not the host."""
 
     def wait_event(self, event: Any) -> None:
-        """A stream waits, not the host."""
+        event.wait(self)
 
     def record_event(self, event: Event | None = None) -> Event:
         event = Event(self._books) if event is None else event
@@ -174,6 +191,25 @@ def stand_ins(books: Books) -> dict[str, Callable[..., Any]]:
             uuid=f"pretended-{number(device)}",
         )
 
+    class OwnEvent(Event):
+        def __init__(
+            self,
+            enable_timing: bool = False,
+            blocking: bool = False,
+            interprocess: bool = False,
+            external: bool = False,
+        ) -> None:
+            if enable_timing and interprocess:
+                books.refuse("CUDA error: events of several processes keep no time")
+            super().__init__(books, books.shared.new("event") if interprocess else None)
+
+        @classmethod
+        def from_ipc_handle(cls, device: Any, handle: bytes) -> Event:
+            owner, _, file = handle.decode().partition(" ")
+            books.wanted(device)
+            books.shared.may_open(owner)
+            return Event(books, Path(file))
+
     runtime = SimpleNamespace(
         cudaHostRegister=lambda pointer, size, flags: books.register(pointer, size) or 0,
         cudaHostUnregister=lambda pointer: books.unregister(pointer) or 0,
@@ -201,7 +237,8 @@ def stand_ins(books: Books) -> dict[str, Callable[..., Any]]:
         "synchronize": lambda device=None: books.wait(),
         "cudart": lambda: runtime,
         "check_error": lambda code: None,
-        "Event": lambda *args, **kwargs: Event(books),
+        "Event": OwnEvent,
+        "ipc_collect": lambda: None,
         "Stream": lambda device=None, *args, **kwargs: Stream(books, device),
         "stream": lambda stream: current if stream is None else stream,
         "current_stream": lambda device=None: current,

@@ -26,7 +26,9 @@ from typing import Any
 import torch
 from pretended_books import Books, Counts
 from pretended_cuda import stand_ins
+from pretended_ipc import Shared
 from pretended_modes import Functions, Kernels
+from torch.multiprocessing import reductions
 
 from lockstep.collectors.acting import ActingBatch
 from lockstep.learners.learner import Learner
@@ -143,8 +145,11 @@ def _install(gpus: int, folder: Path) -> contextlib.ExitStack:
     global _installed
     assert _installed is None, "a pretended GPU is installed already"
     books, stack = Books(gpus, folder), contextlib.ExitStack()
+    shared = books.shared = Shared(books)
     for name, value in stand_ins(books).items():
         _replace(stack, torch.cuda, name, value)
+    _replace(stack, reductions, "reduce_tensor", lambda x: (shared.opened, shared.handle(x)))
+    _replace(stack, reductions, "rebuild_cuda_tensor", shared.opened)
     _replace(stack, children, "start", functools.partial(_start, children.start, gpus, folder))
     _replace(stack, threading.Thread, "run", _in_threads(threading.Thread.run, books))
     stack.enter_context(Functions(books))

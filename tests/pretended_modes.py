@@ -91,6 +91,8 @@ class Kernels(TorchDispatchMode):
         if on is None:
             return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
+        if not (func.is_view or name in _NO_KERNEL):
+            books.shared.check(func, args, kwargs)
         names = {name, f"{name}.{func._overloadname}"}
         if name == "copy_":
             return self._copy(func, args, kwargs)

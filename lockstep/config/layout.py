@@ -29,6 +29,7 @@ _OPTIONS = {
     "env_processes": int,
     "pin": int,
     "graphs": int,
+    "ipc": int,
     "stall_timeout": float,
     "jitter": float,
     "learner_delay": float,
@@ -47,7 +48,7 @@ _ONLY = {
     "names the GPUs.",
 }
 """Advice about options that only some launchers support."""
-_FIXED = ("device", "graphs", "pin", "restarts", "compress", "resources")
+_FIXED = ("device", "graphs", "ipc", "pin", "restarts", "compress", "resources")
 """Options of certain layouts alone, which auto cannot take."""
 _DEVICES = "processes"
 """The launcher of layouts that name devices (a0-l1) or cpu:."""
@@ -88,6 +89,10 @@ class Layout:
     """1 makes GPUs run acting, and the learning of feed-forward models, as CUDA graphs: one launch instead of one per
     kernel, which pays off for small kernels. It takes memory for each slot's rollout, and for all that a slice
     computes."""
+    ipc: int = 1
+    """1 lets processes of one machine read each other's GPU memory (CUDA IPC), where the driver, a container and the GPU
+    allow it, so that gradients and parameters pass from GPU to GPU. 0 sends them through the CPU's memory, which
+    takes longer."""
     stall_timeout: float = 300.0
     """Seconds without any progress after which a run ends with an error instead of waiting longer."""
     jitter: float = 0.0
@@ -260,6 +265,7 @@ class Layout:
             learners=("cpu",) * len(self.learners),
             device="cpu",
             graphs=0,
+            ipc=1,
             resources=(),
         )
 
@@ -285,6 +291,8 @@ class Layout:
                 f"Layout {self}: graphs must be 0 or 1, and 1 needs GPUs for all processes, as in "
                 "inline,device=0,graphs=1 or a0-l0,graphs=1."
             )
+        if self.ipc not in (0, 1):
+            raise SettingsError(f"Layout {self}: ipc must be 0 or 1.")
         if self.device != "cpu" and self.split:
             raise SettingsError(f"Layout {self} names its devices already, as in a0-l1: leave device= out.")
         self._validate_device()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
@@ -39,6 +40,18 @@ class Group:
         """Seconds spent exchanging with others, transfers included, since the counter was last set to 0."""
         self.waiting = False
         """Whether it does so now."""
+        self.on_devices = False
+        """Whether tensors of GPUs can be sent as they are. Otherwise only those of the CPU can."""
+
+    def open_devices(self, device: torch.device) -> str | None:
+        """Send tensors of GPUs without the CPU's memory from now on, where all processes can. All of them call it.
+
+        Args:
+            device: this process computes on it, and the others on one of the same kind.
+
+        Returns:
+            why they cannot; None if they can, or if there is nothing to send from GPU to GPU.
+        """
 
     def send(self, value: Tensor, to: int) -> None:
         raise AssertionError("a single process has no peer to send to")

@@ -2,7 +2,7 @@
 
 Several times as fast as sockets for large tensors, and even faster for the small ones that cheap environments exchange
 at every iteration: these pass through the pipe if they are sent, or through memory without receipts if both sides
-exchange them.
+exchange them. Tensors of GPUs pass through the GPUs' memory where all processes can open each other's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pickle
 import select
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.distributed import device_memory
+from lockstep.distributed.device_memory import EventHandle, Inbox, Outbox
 from lockstep.distributed.groups import SMALL, Group
 from lockstep.distributed.shared_memory import Arena, SharedMemory
 from lockstep.system.children import allow_files
@@ -30,9 +32,11 @@ from lockstep.system.machine import cores_of_the_run
 
 _SPIN = 100e-6
 """Seconds that a process polls for an answer before it sleeps until it arrives: waking up takes about as long."""
-_TENSOR, _STORED, _TAKEN, _SWAPPED, _OBJECT = b"t", b"s", b"a", b"x", b"o"
-"""Kinds of messages: a tensor's bytes, the size of a tensor in shared memory, the receipt that it was taken out, an
-exchanged small tensor in shared memory, and a pickled object."""
+_TENSOR, _STORED, _PLACED, _TAKEN, _SWAPPED, _OBJECT = b"t", b"s", b"d", b"a", b"x", b"o"
+"""Kinds of messages: a tensor's bytes, the size of a tensor in shared memory, the same on a GPU with a handle if the
+memory is new, the receipt that it was taken out, an exchanged small tensor in shared memory, and a pickled object."""
+_TRIAL = 4096
+"""Bytes that processes exchange before they trust each other's GPUs."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,35 @@ class LocalGroup(Group):
             rank: _Peer(pipe, ends.outgoing[rank], ends.incoming[rank], spin) for rank, pipe in ends.pipes.items()
         }
 
+    def open_devices(self, device: torch.device) -> str | None:
+        if self.size == 1 or device.type == "cpu":
+            return None
+        peers, problem = self._peers.values(), None
+
+        def tried(act: Callable[..., Any], *given: Any) -> Any:
+            nonlocal problem
+            try:
+                return None if None in given else act(*given)
+            except Exception as error:  # whatever it is, there is another way
+                problem = problem or (str(error).strip().splitlines() or [type(error).__name__])[0]
+                return None
+
+        with self._waiting():
+            for peer in peers:
+                peer.put(tried(peer.offer_device, device, self.rank))
+            for peer in peers:
+                peer.put(tried(peer.open_device, device, peer.get()))
+            for peer in peers:
+                tried(peer.add_reader, peer.get())
+            for rank, peer in self._peers.items():
+                tried(peer.try_device, device, rank)
+        problems = self.gather(problem)
+        problem = self.broadcast(problems and next((each for each in problems if each), None))
+        self.on_devices = problem is None
+        if problem is not None:
+            self._leave_devices()
+        return problem
+
     def send(self, value: Tensor, to: int) -> None:
         with self._waiting():
             self._peers[to].send(value)
@@ -100,7 +133,8 @@ class LocalGroup(Group):
 
     def exchange(self, value: Tensor, into: Tensor, peer: int) -> None:
         with self._waiting():
-            if min(value.numel(), into.numel()) > 0 and max(value.nbytes, into.nbytes) <= SMALL:
+            small = min(value.numel(), into.numel()) > 0 and max(value.nbytes, into.nbytes) <= SMALL
+            if small and value.device.type == "cpu":
                 self._peers[peer].swap(value, into)
                 return
             if value.numel():
@@ -128,11 +162,24 @@ class LocalGroup(Group):
         self.broadcast(None)
 
     def close(self) -> None:
+        if self.on_devices:
+            with contextlib.suppress(ConnectionError):  # they have left
+                self._leave_devices()
         for peer in self._peers.values():
             peer.pipe.close()
         for memory in (self.shared, self.collected):
             if memory is not None:
                 memory.close()
+
+    def _leave_devices(self) -> None:
+        """Close the others' memory, and free this process's once they have closed it."""
+        for peer in self._peers.values():
+            peer.inbox = None
+            peer.put(None)
+        for peer in self._peers.values():
+            peer.get()
+            peer.outbox = None
+        device_memory.collect()
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -147,6 +194,8 @@ class _Peer:
     def __init__(self, pipe: Connection, outgoing: SharedMemory, incoming: SharedMemory, spin: float) -> None:
         self.pipe, self._spin = pipe, spin
         self._outgoing, self._incoming = _Buffer(outgoing), _Buffer(incoming)
+        self.outbox: Outbox | None = None
+        self.inbox: Inbox | None = None
         self._free = True
         """Whether the last stored tensor has been taken out."""
         self._swaps = 0
@@ -157,12 +206,20 @@ class _Peer:
 
     def send(self, value: Tensor) -> None:
         data = _bytes(value.detach().contiguous())
-        if data.numel() <= SMALL:
+        on_gpu = data.device.type != "cpu"
+        if data.numel() <= SMALL and not on_gpu:
             self._write(_TENSOR + data.numpy().tobytes())
             return
         while not self._free:
             if message := self._read():
                 self._unread.append(message)
+        if on_gpu:
+            assert self.outbox is not None, "the group has not opened its devices"
+            handle = self.outbox.handle() if self.outbox.reserve(data.numel()) else None
+            self.outbox.put(data)
+            self._free = False
+            self._write(_PLACED + pickle.dumps((data.numel(), handle)))
+            return
         self._outgoing.at_least(data.numel())[: data.numel()] = data
         self._free = False
         self._write(_STORED + data.numel().to_bytes(8, "little"))
@@ -173,8 +230,15 @@ class _Peer:
         if message[:1] == _TENSOR:
             data.copy_(torch.frombuffer(bytearray(message), dtype=torch.uint8, offset=1))
             return
-        assert message[:1] == _STORED and int.from_bytes(message[1:], "little") == data.numel()
-        data.copy_(self._incoming.at_least(data.numel())[: data.numel()])
+        if message[:1] == _PLACED:
+            size, handle = pickle.loads(memoryview(message)[1:])
+            assert self.inbox is not None and size == data.numel()
+            if handle is not None:
+                self.inbox.open(handle)
+            self.inbox.take(data)
+        else:
+            assert message[:1] == _STORED and int.from_bytes(message[1:], "little") == data.numel()
+            data.copy_(self._incoming.at_least(data.numel())[: data.numel()])
         with contextlib.suppress(OSError):  # it may have ended after its last message
             self.pipe.send_bytes(_TAKEN)
 
@@ -187,6 +251,34 @@ class _Peer:
         message = self._next()
         assert message == _SWAPPED
         _bytes(into).numpy()[:] = self._incoming.small()[place, : into.nbytes]
+
+    def offer_device(self, device: torch.device, rank: int) -> tuple[EventHandle, Any]:
+        """Make memory for what is sent to the other process, with its sender's rank in it, and let it be opened."""
+        self.outbox = Outbox(device)
+        self.outbox.reserve(_TRIAL)
+        offer = self.outbox.stored, self.outbox.handle()
+        self.outbox.put(torch.full((_TRIAL,), rank % 256, dtype=torch.uint8, device=device))
+        return offer
+
+    def open_device(self, device: torch.device, offer: tuple[EventHandle, Any]) -> EventHandle:
+        """Open the other process's memory. Returns what its owner has to wait for."""
+        stored, handle = offer
+        self.inbox = Inbox(stored, device)
+        self.inbox.open(handle)
+        return self.inbox.taken
+
+    def add_reader(self, taken: EventHandle) -> None:
+        assert self.outbox is not None
+        self.outbox.add_reader(taken)
+
+    def try_device(self, device: torch.device, rank: int) -> None:
+        """Raise RuntimeError unless the other process's rank arrives."""
+        if self.inbox is None:
+            return
+        into = torch.empty(_TRIAL, dtype=torch.uint8, device=device)
+        self.inbox.take(into)
+        if (into.cpu() != rank % 256).any():
+            raise RuntimeError("memory of another process's GPU holds other numbers than it stored")
 
     def put(self, value: Any) -> None:
         self._write(_OBJECT + pickle.dumps(value, pickle.HIGHEST_PROTOCOL))

@@ -68,10 +68,13 @@ class TreeSum:
         self._subtrees = []
         if self.group.size == 1:
             return subtrees[0, self.shards]
-        subtrees = {place: value.cpu() for place, value in subtrees.items()}
+        if not self.group.on_devices:
+            subtrees = {place: value.cpu() for place, value in subtrees.items()}
         if self._halving:
             (total,) = subtrees.values()
-            return self._double(total) if total.nbytes <= SMALL else self._halve_and_double(total)
+            # On GPUs messages take longer than copies do.
+            whole = total.nbytes <= SMALL or total.device.type != "cpu"
+            return self._double(total) if whole else self._halve_and_double(total)
         like = next(iter(subtrees.values()))
         total = self._climb(0, self.shards, subtrees, like)
         return self._broadcast(torch.empty_like(like) if total is None else total)
@@ -83,8 +86,8 @@ class TreeSum:
         return self.finish()
 
     def _double(self, total: Tensor) -> Tensor:
-        """Equal power-of-two blocks and few numbers: at each level of the tree partners swap their sums, and both add
-        them up. That takes half as many exchanges."""
+        """Equal power-of-two blocks, and few numbers or GPUs: at each level of the tree partners swap their sums, and
+        both add them up. That takes half as many exchanges."""
         group, own, distance = self.group, total.view(-1), 1
         incoming = torch.empty_like(own)
         while distance < group.size:

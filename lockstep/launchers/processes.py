@@ -16,6 +16,7 @@ from typing import Any
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.distributed.channels import Channels, open_channels
+from lockstep.distributed.device_memory import forget
 from lockstep.distributed.groups import CONSEQUENCES, Group
 from lockstep.distributed.local_group import Ends, LocalGroup, join
 from lockstep.distributed.shared_memory import SharedCounts
@@ -101,6 +102,7 @@ def run_processes(work: Work, job: Job) -> Result:
                 process.kill()
         for process in processes:
             process.join()
+            forget(process.pid)
         shared.close()
 
 

@@ -20,6 +20,7 @@ from lockstep.core.digests import state_digest
 from lockstep.core.schedule import LapId, RolloutId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.channels import Channels
+from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.learners.process import Worker
 from lockstep.models.versions import Versions
@@ -73,6 +74,8 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
         agent.check()
         for warning in agent.warnings() if group.rank == 0 else ():
             tell(f"warning: {warning}", sys.stderr)
+    if job.layout.ipc:
+        _open_devices(agent, group, quiet=options.display == "none")
     rollouts = _rollouts(job, agent, context, alive)
     capture = cuda_graph if job.layout.graphs else None
     worker = Worker(agent, rollouts, group, alive, capture, job.recorded, context.store)
@@ -141,6 +144,16 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
                 writer.close()
         finally:
             rollouts.close()
+
+
+def _open_devices(agent: Agent, group: Group, *, quiet: bool) -> None:
+    """Let learners on GPUs read each other's memory, and say whether they can."""
+    problem = group.open_devices(agent.device)
+    if group.rank == 0 and not quiet:
+        if group.on_devices:
+            tell("Learners exchange gradients through the memory of their GPUs (CUDA IPC).", sys.stderr)
+        if problem is not None:
+            tell(f"Learners exchange gradients through the CPU's memory, since CUDA IPC failed: {problem}", sys.stderr)
 
 
 def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[], None]) -> RolloutSource:

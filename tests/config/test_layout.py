@@ -21,6 +21,7 @@ from lockstep.config.settings import SettingsError
         "cpu:a1-l1,env_processes=2,jitter=0.01,learner_delay=0.5",
         "inline,device=0",
         "processes:4,device=0+2+3,graphs=1",
+        "a0-l0,1,ipc=0",
         "torchrun,device=local",
         "processes:2,pin=1",
         "ray:2",

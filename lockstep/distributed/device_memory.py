@@ -1,0 +1,123 @@
+"""Memory of a GPU that other processes of the machine open: tensors pass between processes without the CPU's memory.
+
+The process that sends owns the memory, an Outbox; each process that reads it opens it, as an Inbox, by a handle of CUDA
+IPC. GPUs wait for each other by events, and hosts never wait for an event of another process, which may have died: the
+callers' messages say that it was recorded. https://docs.pytorch.org/docs/stable/notes/multiprocessing.html has torch's
+rules: the owner keeps what it shares for as long as a reader has it open, and cannot open its own handles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import reductions
+
+_COUNTERS = Path("/dev/shm")
+"""Where torch counts the readers of what a process shares, in a file with the process's number in its name."""
+
+
+class EventHandle(NamedTuple):
+    """An event, for a process that opens it."""
+
+    gpu: int
+    handle: bytes
+
+
+class Outbox:
+    """Memory on this process's GPU that others read. Its event says that the tensor in it is complete."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stored = _event(device)
+        self._taken: list[torch.cuda.Event] = []
+        """Of each reader: recorded after it has read the memory."""
+        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+
+    @property
+    def stored(self) -> EventHandle:
+        """For each reader's Inbox."""
+        return _handle(self._stored, self._device)
+
+    def add_reader(self, taken: EventHandle) -> None:
+        """Wait for this reader, too, before the memory changes."""
+        self._taken.append(_opened(taken))
+
+    def reserve(self, size: int) -> bool:
+        """Have memory for so many bytes. Returns whether it is new, so that readers need a handle."""
+        if size <= self._memory.numel():
+            return False
+        self._memory = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return True
+
+    def handle(self) -> Any:
+        """A handle of the memory, for one reader: torch counts who has opened it."""
+        return reductions.reduce_tensor(self._memory)[1]
+
+    def put(self, data: Tensor) -> None:
+        """Store uint8 [n]. The caller knows that all readers have said that they took what was there before."""
+        stream = torch.cuda.current_stream(self._device)
+        for taken in self._taken:
+            stream.wait_event(taken)
+        self._memory[: data.numel()].copy_(data)
+        self._stored.record(stream)
+
+
+class Inbox:
+    """Memory of another process's GPU, which may be this process's GPU, too."""
+
+    def __init__(self, stored: EventHandle, device: torch.device) -> None:
+        self._device = device
+        self._stored, self._taken = _opened(stored), _event(device)
+        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+
+    @property
+    def taken(self) -> EventHandle:
+        """For the owner."""
+        return _handle(self._taken, self._device)
+
+    def open(self, handle: Any) -> None:
+        """Read this memory from now on."""
+        self._memory = reductions.rebuild_cuda_tensor(*handle)
+
+    def take(self, into: Tensor) -> None:
+        """Copy what the owner has said to be stored into uint8 [n] on this process's GPU."""
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(self._stored)
+        into.copy_(self._memory[: into.numel()], non_blocking=True)
+        self._taken.record(stream)
+
+
+def collect() -> None:
+    """Free memory that was shared, and that no process has open any more."""
+    torch.cuda.ipc_collect()
+
+
+def forget(process: int) -> None:
+    """Delete what torch leaves behind of a process that was killed.
+
+    Args:
+        process: its number; it has ended.
+    """
+    for file in _COUNTERS.glob(f"torch_{process}_*"):
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def _event(device: torch.device) -> torch.cuda.Event:
+    """An event for other processes. It is recorded here, so that it exists on this device and may be waited for."""
+    event = torch.cuda.Event(interprocess=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _handle(event: torch.cuda.Event, device: torch.device) -> EventHandle:
+    assert device.index is not None
+    return EventHandle(device.index, event.ipc_handle())
+
+
+def _opened(event: EventHandle) -> torch.cuda.Event:
+    return torch.cuda.Event.from_ipc_handle(torch.device("cuda", event.gpu), event.handle)
