@@ -55,6 +55,7 @@ class Step:
 STEPS = (
     Step("facts", "gpu_steps.facts:facts", 60, 1),
     Step("primitives", "gpu_steps.correctness:primitives", 40, 1),
+    Step("exchange", "gpu_steps.exchange:exchange", 60, 1),
     Step("losses", "gpu_steps.correctness:losses", 90, 1),
     Step("experiments", "gpu_steps.correctness:experiments", 240, 1),
     Step("real-shapes", "gpu_steps.correctness:real_shapes", 200, 1),

@@ -28,6 +28,7 @@ LONGEST = (
 """Files that take a minute or more, the longest first."""
 SLOW = (
     "benchmarks/test_other_systems.py",
+    "distributed/test_device_memory.py",
     "distributed/test_local_group.py",
     "envs/test_check_env.py",
     "envs/test_compiled",

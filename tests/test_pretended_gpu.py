@@ -30,8 +30,8 @@ ALL: dict[str, Callable[[], Experiment]] = {
 QUICK = ("ppo-bf16", "td3")
 """Trained on one GPU in `make test-quick`, too."""
 LAYOUTS = {
-    "impala-lstm-lag-2": ("inline,device=0,graphs=1", "processes:2,device=0", "processes:2,device=0,ipc=0", "a0-l1,2,3"),
-    "td3": ("a0-l0", "a0,0-l0", "a0-l0,graphs=1"),
+    "impala-lstm-lag-2": ("inline,device=0,graphs=1", "processes:2,device=0", "a0-l1,2,3"),
+    "td3": ("a0-l0", "a0,0-l0", "a0-l0,graphs=1", "a0-l0,0,ipc=0"),
     "crossq": ("inline,device=0,graphs=1",),
     "policies-lag-1": ("inline,device=0,graphs=1", "a0-l0"),
 }

@@ -90,9 +90,9 @@ class Layout:
     kernel, which pays off for small kernels. It takes memory for each slot's rollout, and for all that a slice
     computes."""
     ipc: int = 1
-    """1 lets processes of one machine read each other's GPU memory (CUDA IPC), where the driver, a container and the GPU
-    allow it, so that gradients and parameters pass from GPU to GPU. 0 sends them through the CPU's memory, which
-    takes longer."""
+    """1 lets processes of one machine read the memory of each other's GPUs (CUDA IPC), where the driver and the
+    container allow it, so that gradients and parameters do not pass through the CPU's memory. 0 is for machines where
+    that goes wrong."""
     stall_timeout: float = 300.0
     """Seconds without any progress after which a run ends with an error instead of waiting longer."""
     jitter: float = 0.0

@@ -54,8 +54,8 @@ class Outbox:
         return True
 
     def handle(self) -> Any:
-        """A handle of the memory, for one reader: torch counts who has opened it."""
-        return reductions.reduce_tensor(self._memory)[1]
+        """A handle of the memory, for one reader."""
+        return lend(self._memory)
 
     def put(self, data: Tensor) -> None:
         """Store uint8 [n]. The caller knows that all readers have said that they took what was there before."""
@@ -91,6 +91,17 @@ class Inbox:
         self._taken.record(stream)
 
 
+def lend(x: Tensor) -> Any:
+    """A handle of a GPU's tensor, for one process, which must open it. Its memory stays until then, and so must its
+    content."""
+    return reductions.reduce_tensor(x)[1]
+
+
+def copy_of(handle: Any, device: torch.device) -> Tensor:
+    """A copy of what another process lends, on this process's GPU. The GPU waits until the tensor is complete."""
+    return reductions.rebuild_cuda_tensor(*handle).to(device, copy=True)
+
+
 def collect() -> None:
     """Free memory that was shared, and that no process has open any more."""
     torch.cuda.ipc_collect()
@@ -120,4 +131,5 @@ def _handle(event: torch.cuda.Event, device: torch.device) -> EventHandle:
 
 
 def _opened(event: EventHandle) -> torch.cuda.Event:
-    return torch.cuda.Event.from_ipc_handle(torch.device("cuda", event.gpu), event.handle)
+    opened: Any = torch.cuda.Event.from_ipc_handle(torch.device("cuda", event.gpu), event.handle)
+    return opened

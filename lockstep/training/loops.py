@@ -161,7 +161,8 @@ def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[]
     experiment, group, schedule = job.experiment, context.group, job.schedule
     versions = Versions(schedule)
     if context.channels is not None:
-        return SharedMemoryRollouts(agent, context.channels, group, schedule, versions, free=job.collects_freely)
+        freely, ipc = job.collects_freely, bool(job.layout.ipc)
+        return SharedMemoryRollouts(agent, context.channels, group, schedule, versions, free=freely, ipc=ipc)
     if context.inbox is not None:
         groups = job.layout.groups(experiment.scheme.shards)
         return MessageRollouts(agent, context.inbox, group, schedule, versions, groups)

@@ -5,12 +5,15 @@ Rollouts and parameters lie in memory that both sides map, and messages say what
 what another still reads. With a lag of k there are k + 1 buffers and k + 1 places for versions. Rollout i reuses the
 buffer of rollout i - k - 1, and begins only when version i - k exists, which was learned from rollout i - k - 1.
 Free-running processes have max_lag + 1 of both, and take no rollout that is further behind than max_lag
-(lockstep.transport.free_running).
+(lockstep.transport.free_running). Where all compute on GPUs whose memory can be opened, a message of a new version has
+a handle of its parameters, and collectors copy them from the learner's GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -28,12 +31,17 @@ from lockstep.core.rollout import RolloutInfo
 from lockstep.core.schedule import LapId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.channels import Channels
+from lockstep.distributed.device_memory import copy_of, lend
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import Arena
 from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint
+from lockstep.system.output import tell
 from lockstep.transport.free_running import Admission, Choice
 from lockstep.transport.rollouts import Parts, buffers_of, restore_shards, save_shards
+
+_TRIAL = 1024
+"""Numbers that a learner lends before it relies on it."""
 
 
 class RunEnded(Exception):
@@ -56,9 +64,11 @@ class VersionBoard:
 
         self._places = channels.versions.map(layout)
 
-    def write(self, version: Version) -> None:
+    def write(self, version: Version, *, whole: bool) -> None:
+        """whole: with the parameters, which collectors do not have from elsewhere."""
         parameters, sums, options = self._places[version.number % len(self._places)]
-        parameters.copy_(version.parameters)
+        if whole:
+            parameters.copy_(version.parameters)
         options.copy_(version.options)
         if self._names:
             sums.copy_(torch.cat([version.normalizers.state()[name] for name in self._names]))
@@ -88,9 +98,19 @@ class SharedMemoryRollouts:
     """Rollouts that other processes collect, for one of the learners. Learner 0 also speaks for all learners."""
 
     def __init__(
-        self, agent: Agent, channels: Channels, group: Group, schedule: Schedule, versions: Versions, *, free: bool
+        self,
+        agent: Agent,
+        channels: Channels,
+        group: Group,
+        schedule: Schedule,
+        versions: Versions,
+        *,
+        free: bool,
+        ipc: bool,
     ) -> None:
         self._channels, self._group, self._schedule, self.versions = channels, group, schedule, versions
+        self._device, self._lends = agent.device, ipc and agent.device.type != "cpu"
+        """Whether collectors copy parameters from this process's GPU."""
         self._experiment, self._shards = agent.experiment, agent.experiment.scheme.shards
         self._slots = block(self._shards, group.size, group.rank)
         self._buffers = {
@@ -122,6 +142,7 @@ class SharedMemoryRollouts:
             self._last = dict.fromkeys(self._last, saved.iteration - 1)
         ready = self._ask() if self._speaks else {}
         self.frames_per_step = ready[0][1] if ready else 0
+        self._lends = self._speaks and self._lends and self._can_lend()
         held = list(self.versions.held().values())
         for version in held[-1:] if self._admission is not None else held:
             self._send_out(version)
@@ -184,11 +205,28 @@ class SharedMemoryRollouts:
 
     def _send_out(self, version: Version) -> None:
         if self._board is not None:
-            self._board.write(version)
+            self._board.write(version, whole=not self._lends)
             if self._admission is not None:
                 self._admission.publish(version.number, [info.shard for info in self._taken])
+            parameters = version.parameters.to(self._device) if self._lends else None
             for collector in self._everyone:
-                self._channels.send(("version", version.number), collector)
+                handle = None if parameters is None else lend(parameters)
+                self._channels.send(("version", version.number, handle), collector)
+
+    def _can_lend(self) -> bool:
+        """Whether every collector computes on a GPU and can open the memory of this one."""
+        try:
+            handles = [lend(torch.arange(_TRIAL, device=self._device)) for _ in self._everyone]
+        except RuntimeError as error:
+            problems = [str(error)]
+        else:
+            for collector in self._everyone:
+                self._channels.send(("trial", handles[collector]), collector)
+            problems = [problem for problem in self._ask().values() if problem is not None]
+        if told := next(filter(None, problems), ""):
+            told = told.strip().splitlines()[0]
+            tell(f"Collectors read parameters in the CPU's memory, since CUDA IPC failed: {told}", sys.stderr)
+        return not problems
 
     def _await(self, met: Callable[[], bool]) -> None:
         """Take in rollouts until a condition is met."""
@@ -224,6 +262,9 @@ class CollectorConnection:
         self._board = VersionBoard(agent, channels, schedule.lag + 1)
         self._admission = admission(agent, channels) if free else None
         self._published = -1
+        self._device = agent.device
+        self._lent: dict[int, Tensor] = {}
+        """By version: parameters from the learner's GPU, the newest last; empty if they lie in shared memory."""
         self._newest: Version | None = None
         self._states: dict[int, dict[int, tuple[int, dict[str, Tensor]]]] = {shard: {} for shard in collectors.shards}
         """By shard and lap: the number of the rollout that comes next, and the shard's state. Collection may be ahead
@@ -258,7 +299,7 @@ class CollectorConnection:
         while self._published < number:
             self.listen(block=True)
         self.waited += time.perf_counter() - begin
-        return self._board.read(number)
+        return self._read(number)
 
     def admit(self, lap: int) -> Version:
         """Wait for a free buffer of every shard; returns the version to begin the rollout with.
@@ -273,7 +314,7 @@ class CollectorConnection:
         while self._published < 0 or (begun := admission.begin(self._collectors.shards, lap)) is None:
             self.listen(block=True)
         self.waited += time.perf_counter() - begin
-        self._newest = self._board.read(begun)
+        self._newest = self._read(begun)
         return self._newest
 
     def newest(self) -> Version:
@@ -281,8 +322,16 @@ class CollectorConnection:
         assert self._admission is not None and self._newest is not None
         number = self._admission.newest
         if number != self._newest.number:
-            self._newest = self._board.read(number)
+            self._newest = self._read(number)
         return self._newest
+
+    def _read(self, number: int) -> Version:
+        """A version that is published."""
+        assert number >= self._published - self._schedule.lag
+        while self._lent and number not in self._lent:  # its message is on the way
+            self.listen(block=True)
+        version = self._board.read(number)
+        return dataclasses.replace(version, parameters=self._lent[number]) if self._lent else version
 
     def deliver(self, infos: list[RolloutInfo]) -> None:
         """Tell the learners that rollouts are in their buffers, and where the time went.
@@ -318,7 +367,12 @@ class CollectorConnection:
         """
         for _, (kind, *content) in self._channels.receive([0], block=block):
             if kind == "version":
-                (self._published,) = content
+                self._published, handle = content
+                if handle is not None:
+                    self._lent[self._published] = copy_of(handle, self._device)
+                    self._lent.pop(self._published - self._schedule.lag - 1, None)
+            elif kind == "trial":
+                self._channels.send(("tried", self._try(content[0])), 0)
             elif kind == "save":
                 directory, iterations, laps = content
                 states = {shard: states[laps[shard]] for shard, states in self._states.items()}
@@ -328,6 +382,16 @@ class CollectorConnection:
                     self._channels.send(("saved", parts if learner == 0 else []), learner)
             else:
                 raise RunEnded
+
+    def _try(self, handle: Any) -> str | None:
+        """Why this process cannot copy what the learner lends; empty without a GPU, and None if it can."""
+        if self._device.type == "cpu":
+            return ""
+        try:
+            copied = copy_of(handle, self._device).cpu()
+        except RuntimeError as error:
+            return str(error) or "RuntimeError"
+        return None if torch.equal(copied, torch.arange(_TRIAL)) else "other numbers arrived"
 
     def _remember(self, lap: int, numbers: dict[int, int]) -> None:
         """Keep the states of as many laps as there are buffers, and the one before them."""

@@ -43,7 +43,7 @@ def test_times_of_several_rollouts_add_up_and_are_told_once(
 ) -> None:
     (learner,), (first, second) = ends
     schedule = agent.experiment.schedule()
-    rollouts = SharedMemoryRollouts(agent, learner, Group(), schedule, Versions(schedule), free=False)
+    rollouts = SharedMemoryRollouts(agent, learner, Group(), schedule, Versions(schedule), free=False, ipc=False)
     rollouts.publish(agent.version(0))
     first.send(("rollout", [info(0)], {"env": 1.0}), 0)
     second.send(("rollout", [info(2), info(3)], {"env": 4.0}), 0)
