@@ -121,8 +121,8 @@ def test_the_death_of_a_peer_ends_every_wait() -> None:
 # Planted faults
 
 
-def take_at_once(inbox: Inbox, into: torch.Tensor) -> None:
-    into.copy_(inbox._memory[: into.numel()])
+def take_at_once(self: Inbox, into: torch.Tensor) -> None:
+    into.copy_(self._memory[: into.numel()])
 
 
 def careless(ends: Ends, answers: Any, what: str) -> None:
