@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pretended_gpu
 import pytest
+import torch
 from tiny import EXPERIMENTS
 
 from lockstep.agent import Agent
 from lockstep.core.rollout import RolloutInfo
 from lockstep.distributed.channels import Channels, open_channels
 from lockstep.distributed.groups import Group
-from lockstep.models.versions import Versions
+from lockstep.models.versions import Version, Versions
 from lockstep.transport.processes import CollectorConnection, SharedMemoryRollouts
 
 
@@ -75,3 +78,39 @@ def test_learner_0_hears_the_times_of_rollouts_that_are_not_its_own(
     end.deliver([only])
     ((_, (_, _, times)),) = zero.receive([0], block=False)
     assert times == {"env": 1.0, "waiting": 0.0, "other": 0.0}, "since the last delivery"
+
+
+@pytest.mark.parametrize("ends", [(1, 1)], indirect=True)
+def test_parameters_lie_in_shared_memory_where_collectors_cannot_open_the_gpus(
+    ends: tuple[list[Channels], list[Channels]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here both are one process, which cannot open its own handles."""
+    (learner,), (channels,) = ends
+    with pretended_gpu.pretended():
+        agent = Agent(EXPERIMENTS["cartpole-lag-1"]().replace(precision="fp32"), "cuda:0")
+        schedule = agent.experiment.schedule()
+        rollouts = SharedMemoryRollouts(agent, learner, Group(), schedule, Versions(schedule), free=False, ipc=True)
+        rollouts.versions.publish(agent.version(0))
+        collectors: Any = SimpleNamespace(
+            shards=range(4),
+            frames_per_step=1,
+            reset=lambda: None,
+            offset=lambda shard: 0,
+            state=lambda numbers: {shard: {} for shard in numbers},
+        )
+        read: list[Version] = []
+
+        def collect() -> None:
+            end = CollectorConnection(agent, channels, collectors, schedule, free=False)
+            end.start(None)
+            read.append(end.version(0))
+
+        collector = threading.Thread(target=collect, daemon=True)
+        collector.start()
+        rollouts.start(None)
+        collector.join()
+        (version,) = read
+        assert version.parameters.device.type == "cpu"
+        assert torch.equal(version.parameters, agent.flat.vector.detach().cpu())
+        assert any("opened by the process that made it" in fault for fault in pretended_gpu.faults())
+    assert "since CUDA IPC failed: CUDA error: a handle was opened by the process" in capsys.readouterr().err
