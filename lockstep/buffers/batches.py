@@ -22,6 +22,8 @@ class CollectedRollout:
     rollout: Rollout
     normalizers: Normalizers
     """The statistics of the version that it began with."""
+    on_device: Rollout | None = None
+    """The same on the GPU that collected it, for as long, if it was played there."""
 
 
 class Slice(NamedTuple):

@@ -77,7 +77,7 @@ class RolloutBuffers:
     def __init__(self, agent: Agent, shards: range, count: int, arena: Arena) -> None:
         self.shards = shards
         self.groups = [
-            (group, [_buffer(agent, group, arena) for _ in range(count)])
+            (group, [allocate_buffer(agent, group, arena) for _ in range(count)])
             for group in acting_groups(agent.experiment, shards)
         ]
         self._by_shard = {shard: buffers for group, buffers in self.groups for shard in group.shards}
@@ -88,7 +88,8 @@ class RolloutBuffers:
         return buffers[number % len(buffers)].shards[shard]
 
 
-def _buffer(agent: Agent, group: ActingGroup, arena: Arena) -> RolloutBuffer:
+def allocate_buffer(agent: Agent, group: ActingGroup, arena: Arena) -> RolloutBuffer:
+    """A buffer of an acting group, from an arena."""
     model = agent.model
     whole, actions, rewards = allocate(
         agent.experiment, agent.observation_space, model.distribution, model.state_size, group.size, arena

@@ -16,6 +16,7 @@ from lockstep.agent import Agent, below
 from lockstep.algorithms.offpolicy import drifting
 from lockstep.buffers.rollout_buffers import ActingGroup, RolloutBuffer
 from lockstep.collectors.at_once import CompiledActing, ShardRollout
+from lockstep.collectors.device_rollout import DeviceRollout
 from lockstep.collectors.on_device import DeviceActing
 from lockstep.collectors.preemption import Preemption
 from lockstep.collectors.scores import ended_episodes
@@ -28,7 +29,7 @@ from lockstep.envs.base import StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
 from lockstep.models.action_spaces import composite
 from lockstep.models.arithmetic import arithmetic
-from lockstep.models.base import Exploring, PolicyModel
+from lockstep.models.base import Exploring, PolicyModel, SendsTensors
 from lockstep.models.capture import Inference, Inputs
 from lockstep.models.gaussian import standard_normal
 from lockstep.system.graphs import Capture
@@ -81,8 +82,10 @@ class ActingBatch:
         on_gpu = self._device.type != "cpu"
         self._noise = torch.zeros(steps, size, self._distribution.noise_size, pin_memory=on_gpu)
         self._state = torch.zeros(size, agent.model.state_size, device=self._device)
-        self._on_device = None
-        if on_gpu or capture is not None:
+        self._on_device = self._played_there = None
+        if (there := environments.on_device()) and isinstance(self._distribution, SendsTensors):
+            self._played_there = DeviceRollout(agent, group, there, self._noise, self._state, self._choose, capture)
+        elif on_gpu or capture is not None:
             self._on_device = DeviceActing(
                 self._distribution,
                 self._noise,
@@ -91,8 +94,10 @@ class ActingBatch:
                 capture,
                 agent.experiment.algorithm.keeps_policy,
             )
-        self._policy = torch.zeros(0 if self._on_device else steps, size, self._distribution.num_params)
-        self._raw_rewards = np.zeros((steps, size), np.float32)
+        by_host = self._on_device is None and self._played_there is None
+        self._policy = torch.zeros(steps if by_host else 0, size, self._distribution.num_params)
+        self._raw = torch.zeros(steps, size, pin_memory=on_gpu)
+        self._raw_rewards = self._raw.numpy()
         self.received = 0
         """Steps of the present rollout that environments have completed."""
         self._ended = np.zeros((steps, size), bool)
@@ -127,6 +132,8 @@ class ActingBatch:
 
     def reset(self) -> None:
         """Start all environments from their first seeds."""
+        if self._played_there is not None:
+            self._played_there.restart()
         for each in self.envs.stepped:
             each.env.reset(self._open.at(-1, each.rows))
             for member in each.members:
@@ -158,6 +165,9 @@ class ActingBatch:
             if member.drift is not None and not self._random:
                 drawn, member.drift = drifting(drawn, member.drift, self._theta)
             noise.copy_(drawn)
+        if self._played_there is not None:
+            self._played_there.begin(buffer)
+            return
         buffer.whole.core_state.copy_(self._state)
         if self._on_device is not None:
             self._on_device.begin()
@@ -220,7 +230,11 @@ class ActingBatch:
             return
 
     def act(self, t: int, actor: Inference) -> None:
-        """Choose a_t for all rows and send it to the environments."""
+        """Choose a_t for all rows and send it to the environments. Where these lie on a GPU, play step t there."""
+        way = self._random, self._exploring is None
+        if self._played_there is not None:
+            self._played_there.play(actor, way)
+            return
         if self._compiled:
             opened, noise = self._open, self._noise.numpy()
             for each, compiled in zip(self.envs.stepped, self._compiled, strict=True):
@@ -228,7 +242,6 @@ class ActingBatch:
             return
         inputs, rollout = self._inputs(slice(t, t + 1)), self._open.buffer.whole
         if self._on_device is not None:
-            way = self._random, self._exploring is None
             acted = self._on_device.act(actor, inputs, way)
             rollout.action[t], rollout.log_prob[t], rollout.value[t] = acted.action, acted.log_prob, acted.value
             if rollout.policy is not None:
@@ -254,6 +267,8 @@ class ActingBatch:
 
     def receive(self, t: int) -> None:
         """Receive what the environments return for a_{t-1}: reward_{t-1} and obs_t."""
+        if self._played_there is not None:
+            return
         for each in self._uncut:
             self._take(t - 1, t, each.rows, each.env.recv(self._open.at(t, each.rows)))
         self.received = t
@@ -296,6 +311,11 @@ class ActingBatch:
     def finish(self, actor: Inference, *, bootstrap: bool) -> None:
         """Complete the rollout after its last step: bootstrap value and log-probabilities."""
         rollout = self._open.buffer.whole
+        if self._played_there is not None:
+            self._played_there.finish(actor, self._open.buffer, self._raw, bootstrap=bootstrap)
+            self._ended = (rollout.terminated | rollout.truncated).numpy()
+            self.received = len(self._ended)
+            return
         if bootstrap and self.going:
             inputs = self._inputs(slice(-1, None))
             if self._on_device is not None:
@@ -309,6 +329,13 @@ class ActingBatch:
             rollout.log_prob.copy_(self._distribution.log_prob(self._policy, rollout.action))
             if rollout.policy is not None:
                 rollout.policy.copy_(self._policy)
+
+    def on_device(self, shard: int) -> Rollout | None:
+        """A shard's rollout on the GPU that it was played on, until the next one begins; None if it is not there for as
+        long as in the host's memory."""
+        if self._played_there is None or len(self._buffers) > 1:
+            return None
+        return self._played_there.shard(shard)
 
     def _fill_up(self, member: ActingShard) -> None:
         """Pad a cut rollout, so that its bits do not depend on what the buffer held before: repeat its last observation
@@ -370,6 +397,8 @@ class ActingBatch:
         replayed = self.envs.load(of_envs, lambda rows: self._open.at(-1, rows), alive)
         for member in self.members:
             self._load(member, states[member.shard])
+        if self._played_there is not None:
+            self._played_there.restart()
         return replayed
 
     def _load(self, member: ActingShard, tensors: dict[str, Tensor]) -> None:

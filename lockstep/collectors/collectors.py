@@ -74,7 +74,7 @@ class Collector:
         """Environments are idle while rollouts are hashed, and so are the cores of their threads."""
         self._map = self._hashing.map if self._hashing else map
         self._loaded: int | None = None
-        stepping = Stepping(env_threads, pool, apart=preemption is not None)
+        stepping = Stepping(env_threads, pool, apart=preemption is not None, device=str(agent.device))
         self._batches = [
             ActingBatch(agent, group, of_group, BatchEnvs(experiment, group, stepping), finite_check, capture)
             for group, of_group in buffers.groups
@@ -130,12 +130,17 @@ class Collector:
             for batch in self._batches:
                 batch.check_finite(batch.received, lap)
             raise
-        members = [(member, batch.rollouts[member.shard]) for batch in self._batches for member in batch.members]
-        moments = [self._moments(member, rollout, last) for member, rollout in members]
-        digests = self._map(structure_digests, [rollout for _, rollout in members])
+        members = [(batch, member, batch.rollouts[member.shard]) for batch in self._batches for member in batch.members]
+        moments = [self._moments(member, rollout, last) for _, member, rollout in members]
+        digests = self._map(structure_digests, [rollout for _, _, rollout in members])
         return [
-            CollectedRollout(self._info(member, lap, acted, noise, sums, hashed), rollout, first.normalizers)
-            for (member, rollout), sums, hashed in zip(members, moments, digests, strict=True)
+            CollectedRollout(
+                self._info(member, lap, acted, noise, sums, hashed),
+                rollout,
+                first.normalizers,
+                batch.on_device(member.shard),
+            )
+            for (batch, member, rollout), sums, hashed in zip(members, moments, digests, strict=True)
         ]
 
     @torch.inference_mode()
@@ -189,9 +194,9 @@ class Collector:
         for batch in self._batches:
             begin = time.perf_counter()
             batch.receive(steps)
-            batch.check_finite(steps, lap)
             received = time.perf_counter()
             batch.finish(self._actor, bootstrap=self._bootstrap)
+            batch.check_finite(steps, lap)
             batch.score()
             self.times["env"] += received - begin
             self.times["inference"] += time.perf_counter() - received

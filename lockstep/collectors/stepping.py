@@ -17,7 +17,7 @@ from torch import Tensor
 from lockstep import envs
 from lockstep.buffers.rollout_buffers import ActingGroup
 from lockstep.core.rollout import Episode
-from lockstep.envs.base import ShardEnv
+from lockstep.envs.base import DeviceSteps, ShardEnv
 from lockstep.envs.curriculum import first_options
 from lockstep.envs.episodes import joined, part
 from lockstep.envs.pool.pool import SteppingPool
@@ -72,11 +72,13 @@ class Stepping:
         threads: those that step a shard's environments (native adapters).
         pool: processes that step the environments (gymnasium); by default they are stepped in this one.
         apart: whether each shard needs a call to itself, because its rollouts may be cut.
+        device: where the policy computes.
     """
 
     threads: int = 1
     pool: SteppingPool | None = None
     apart: bool = False
+    device: str = "cpu"
 
 
 class BatchEnvs:
@@ -97,6 +99,7 @@ class BatchEnvs:
             num_envs=size,
             threads=self._stepping.threads * len(members),
             pool=self._stepping.pool,
+            device=self._stepping.device,
         )
         if self._experiment.curriculum:
             env.offer(first_options(self._experiment.env))
@@ -106,6 +109,12 @@ class BatchEnvs:
         """Give episodes that begin from now on these options."""
         for each in self.stepped:
             each.env.offer(options)
+
+    def on_device(self) -> list[tuple[slice, DeviceSteps]] | None:
+        """What steps each call's environments on a GPU, with their rows of the acting batch; None if some are stepped
+        by the host, or rollouts may be cut."""
+        found = [(each.rows, steps) for each in self.stepped if (steps := each.env.on_device()) is not None]
+        return found if len(found) == len(self.stepped) and not self._stepping.apart else None
 
     def _apart(self) -> list[Stepped]:
         return [self._made([member]) for member in self.members]

@@ -50,10 +50,11 @@ ADAPTERS = {
     "envpool": Entry("lockstep.envs.envpool:EnvPool", "envpool", claims=r"vizdoom/.+", native=True),
     "gymnasium": Entry("lockstep.envs.gymnasium:Gymnasium", callables=True),
     "compiled": Entry("lockstep.envs.compiled_adapter:Compiled", callables=True, native=True),
+    "torch": Entry("lockstep.envs.torch_adapter:Torch", callables=True, batches=True, native=True),
     "vector": Entry("lockstep.envs.vector:Vector", callables=True, batches=True),
 }
 """Adapters by name: env.adapter=auto takes the first that is installed and serves the id. The fastest come first, but
-for `compiled` and `vector`, which came later: an id keeps its adapter."""
+for `compiled`, `torch` and `vector`, which came later: an id keeps its adapter."""
 _BUILT_IN = frozenset(ADAPTERS.values())
 
 

@@ -7,12 +7,13 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
 import torch
 import tyro
+from torch import Tensor
 
 from lockstep.config.settings import Names, Options, SettingsError, check_free
 from lockstep.config.user_code import checked_reference_to, load_object
@@ -192,6 +193,34 @@ class StepResult(NamedTuple):
     environment reported none. lockstep.envs.info.EpisodeNumbers makes them. None if there are no metrics."""
 
 
+class DeviceStep(NamedTuple):
+    """As StepResult, with tensors on a GPU; no environment loses lives, and none reports metrics."""
+
+    obs: Any
+    """[B, ...], or a dict of these."""
+    reward: Tensor
+    """fp32 [B]"""
+    terminated: Tensor
+    truncated: Tensor
+    first: Tensor
+
+
+class DeviceSteps(Protocol):
+    """Steps B environments with tensors on a GPU, without waiting for it."""
+
+    def advance(self, actions: Tensor) -> DeviceStep:
+        """Play one step, or begin the episode of those that have ended.
+
+        Args:
+            actions: [B, ...] of the action space.
+        """
+        ...
+
+    def memory(self) -> list[Tensor]:
+        """Everything that a step changes. It stays at its place."""
+        ...
+
+
 class ShardEnv(ABC):
     """B environments with next-step autoreset: the step after the end of an episode ignores the action and returns the
     first observation of the next episode. So the true final observation is never skipped.
@@ -233,6 +262,11 @@ class ShardEnv(ABC):
         Further arguments: the actions that send takes, out as for recv, and reward float32 [B] and ends bool [3, B],
         which it writes: the fields of StepResult, whose terminated, truncated and first are ends. It loses no life.
         """
+        return None
+
+    def on_device(self) -> DeviceSteps | None:
+        """Its steps with tensors on the GPU that the policy computes on, so that rollouts stay there; None if it has
+        none. Between such steps, reset, state_dict and load_state_dict do what they always do."""
         return None
 
     def offer(self, options: dict[str, Any]) -> None:
@@ -297,6 +331,10 @@ class Adapter(ABC):
     joins: ClassVar[bool] = False
     """Whether the environments of consecutive shards may be one ShardEnv, so that one call steps them. All of them must
     be reseeded at the same time, and lockstep.envs.episodes.joined must make the state of the whole of the shards'."""
+
+    devices: ClassVar[bool] = False
+    """Whether its environments can lie on a GPU beside the policy. Then make takes a further argument, device, a name
+    of torch's, and its shards return steps from ShardEnv.on_device."""
 
     @abstractmethod
     def ids(self) -> list[str]:

@@ -91,8 +91,11 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
         return gymnasium.make(config.id, disable_env_checker=True, **options)
 
 
-def construct_batch(config: EnvConfig, num_envs: int, render: bool = False) -> Any:
+def construct_batch(config: EnvConfig, num_envs: int, render: bool = False, **given: Any) -> Any:
     """Make num_envs environments in one object: a VectorEnv, or what a user's callable makes.
+
+    Args:
+        given: further arguments of a user's callable, which env.options cannot set.
 
     Raises:
         SettingsError: as of construct, or it is a single environment.
@@ -100,6 +103,8 @@ def construct_batch(config: EnvConfig, num_envs: int, render: bool = False) -> A
     options: dict[str, Any] = copy.deepcopy(config.options)
     if "num_envs" in options:
         raise SettingsError("env.options cannot set num_envs: use --env.num-envs, which counts those of all shards.")
+    if taken := given.keys() & options:
+        raise SettingsError(f"env.options cannot set {min(taken)}, which the layout decides (--layout). Leave it out.")
     if not is_callable(config.id):
         if render:
             options.setdefault("render_mode", "rgb_array")
@@ -116,7 +121,7 @@ def construct_batch(config: EnvConfig, num_envs: int, render: bool = False) -> A
     if render and "render_mode" in inspect.signature(make).parameters:
         options.setdefault("render_mode", "rgb_array")
     with _unknown_options(config), ENVIRONMENT_SETTINGS.applied(thorough=True):
-        made = make(num_envs=num_envs, **options)
+        made = make(num_envs=num_envs, **given, **options)
     if isinstance(made, VectorEnv) or _is_batch(made):
         return made
     single = isinstance(made, gymnasium.Env)

@@ -19,6 +19,7 @@ from lockstep.envs.episodes import Seeds
 from lockstep.envs.gymnasium_shard import GymShard
 from lockstep.envs.multiagent.pettingzoo import MatchShard, agents_of, names_of
 from lockstep.envs.multiagent.policies import score_names
+from lockstep.envs.torch_env import TorchEnv
 from lockstep.system.output import reserve_streams
 
 
@@ -40,7 +41,7 @@ class Gymnasium(Adapter):
     def find(self, env_id: str) -> str | None:
         if is_callable(env_id):
             found = load_object(env_id.removeprefix(PREFIX))
-            return None if isinstance(found, type) and issubclass(found, CompiledEnv) else env_id
+            return None if isinstance(found, type) and issubclass(found, (CompiledEnv, TorchEnv)) else env_id
         if env_id.startswith(PREFIX) and not importlib.util.find_spec("pettingzoo"):
             raise needs_library(f"env.id={env_id}", ModuleNotFoundError("No module named 'pettingzoo'"))
         if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py"):

@@ -33,6 +33,7 @@ def make(
     purpose: str = "train",
     render: bool = False,
     pool: SteppingPool | None = None,
+    device: str = "cpu",
 ) -> ShardEnv:
     """Make one shard's environments.
 
@@ -47,6 +48,7 @@ def make(
         render: whether images will be requested.
         pool: child processes that step them instead of this one, if the adapter declares `processes`. They cannot
         render.
+        device: where the policy computes. Environments go there if the adapter declares `devices`.
 
     Raises:
         SettingsError: the id or an option is unknown, a library is not installed, or the adapter cannot use a pool.
@@ -68,7 +70,8 @@ def make(
             )
         else:
             seeds = Seeds(seed, purpose, first_index)
-            env = adapter.make(config, seeds=seeds, num_envs=num_envs, threads=threads, render=render)
+            place = {"device": device} if adapter.devices else {}
+            env = adapter.make(config, seeds=seeds, num_envs=num_envs, threads=threads, render=render, **place)
     except SettingsError as error:
         if not curriculum:
             raise

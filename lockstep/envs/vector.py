@@ -13,6 +13,7 @@ from lockstep.envs.base import Adapter, EnvConfig, ShardEnv, load_adapter
 from lockstep.envs.batch_shard import BatchShard
 from lockstep.envs.construct import PREFIX, construct_batch, is_callable
 from lockstep.envs.episodes import Seeds
+from lockstep.envs.torch_adapter import is_torch
 from lockstep.envs.vector_shard import VectorShard
 from lockstep.system.output import reserve_streams
 
@@ -27,7 +28,7 @@ class Vector(Adapter):
         return [env_id for env_id, spec in gymnasium.registry.items() if spec.vector_entry_point is not None]
 
     def find(self, env_id: str) -> str | None:
-        return None if env_id.startswith(PREFIX) else load_adapter("gymnasium").find(env_id)
+        return None if env_id.startswith(PREFIX) or is_torch(env_id) else load_adapter("gymnasium").find(env_id)
 
     def has_levels(self, env_id: str) -> bool:
         del env_id

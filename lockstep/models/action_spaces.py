@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep.config.settings import SettingsError
 from lockstep.models.base import Diverging
-from lockstep.models.distributions import Categorical, Distribution
+from lockstep.models.distributions import Categorical, Constant, Distribution
 from lockstep.models.gaussian import Gaussian
 
 
@@ -38,6 +38,8 @@ class Joint(Distribution):
         self.noise_size = sum(self.noise_sizes)
         self.num_logits = sum(part.num_logits for part in parts)
         self.encoded_size = sum(part.encoded_size for part in parts)
+        self._start = Constant(np.asarray(getattr(space, "start", 0)))
+        self._sent = self.action_dtype if composite(space) else torch.from_numpy(np.zeros(0, space.dtype)).dtype
         offsets = np.cumsum([0, *self.param_sizes])
         self.log_std_columns = tuple(
             int(offset) + column
@@ -87,6 +89,11 @@ class Joint(Distribution):
             part.to_env(array.reshape(-1, *part.action_shape).astype(_NUMPY[part.action_dtype]))
             for part, array in zip(self.parts, arrays, strict=True)
         )
+
+    def to_env_tensor(self, action: Tensor) -> Tensor:
+        assert not composite(self.space)
+        shaped = action.reshape(-1, *self.space.shape)  # type: ignore[misc]
+        return (shaped + self._start.on(action.device)).to(self._sent)
 
     def encode(self, action: Tensor) -> Tensor:
         return torch.cat([d.encode(a) for d, a in zip(self.parts, self._actions(action), strict=True)], -1)

@@ -84,6 +84,16 @@ class Diverging(Protocol):
         ...
 
 
+@runtime_checkable
+class SendsTensors(Protocol):
+    """A further method that collectors need from a distribution whose actions go to environments on a GPU."""
+
+    def to_env_tensor(self, action: Tensor) -> Tensor:
+        """As to_env, for spaces without parts, with tensors on any device. After the first call on a device, it copies
+        nothing there."""
+        ...
+
+
 class PolicyModel(nn.Module, ABC):
     """Encoder, core and heads. Feed-forward models return the state unchanged."""
 

@@ -24,6 +24,20 @@ TINY = 1e-7
 """Noise is kept this far from 0 and 1, where inverse distribution functions are infinite."""
 
 
+class Constant:
+    """Numbers as a tensor on each device that has asked for them: a CUDA graph cannot copy them there."""
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self._here = torch.from_numpy(np.ascontiguousarray(numbers))
+        self._on: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        """The tensor on a device."""
+        if device not in self._on:
+            self._on[device] = self._here.to(device)
+        return self._on[device]
+
+
 class Distribution(ABC):
     """What the standard model needs from a distribution, beyond lockstep.models.base.ActionDistribution."""
 
@@ -127,6 +141,9 @@ class Categorical(Distribution):
     def to_env(self, action: np.ndarray) -> Any:
         return action + self.start if self.start else action
 
+    def to_env_tensor(self, action: Tensor) -> Tensor:
+        return action + self.start if self.start else action
+
     def encode(self, action: Tensor) -> Tensor:
         return F.one_hot(action.long(), self.n).float()
 
@@ -181,6 +198,9 @@ class EpsilonGreedy(Distribution):
         return torch.zeros(params.shape[:-1], device=params.device)
 
     def to_env(self, action: np.ndarray) -> Any:
+        return action + self.start if self.start else action
+
+    def to_env_tensor(self, action: Tensor) -> Tensor:
         return action + self.start if self.start else action
 
     def encode(self, action: Tensor) -> Tensor:

@@ -64,6 +64,21 @@ def settled(threads: int, device: str = "cpu", *, strict: bool = True) -> Iterat
             torch.use_deterministic_algorithms(was, warn_only=warned)
 
 
+@contextlib.contextmanager
+def each_written_once() -> Iterator[None]:
+    """For calls that write every number once, so that all kernels have the same bits. Torch's deterministic kernels for
+    them sort the indices first, and wait for the GPU to check them."""
+    was, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if not was:
+        yield
+        return
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was, warn_only=warns)
+
+
 def _settings(device: str) -> list[_Setting]:
     """Settings that matter on a device, without those that are not plain values."""
     everywhere = [
