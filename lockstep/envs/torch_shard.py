@@ -124,9 +124,11 @@ class TorchShard(ShardEnv):
         terminated, truncated = (
             self._numbers(name, x, torch.bool) for name, x in (("terminated", terminated), ("truncated", truncated))
         )
+        chosen = {
+            name: torch.where(first.view(-1, *[1] * (x.dim() - 1)), fresh[name], x) for name, x in state.items()
+        }  # before anything is written, since an entry may be what another one was
         for name, held in self._state.items():
-            mask = first.view(-1, *[1] * (held.dim() - 1))
-            held.copy_(torch.where(mask, fresh[name], state[name]))
+            held.copy_(chosen[name])
         self._steps.copy_(torch.where(first, 0, self._steps + 1))
         cut = (self._steps == self._longest) | (
             (self._episode == 0) & (self._steps == self._first_length) & (self._steps > 0)
