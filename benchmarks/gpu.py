@@ -62,6 +62,7 @@ STEPS = (
     Step("gpu-tests", "gpu_steps.correctness:gpu_tests", 150, 1),
     Step("throughput-ppo", "gpu_steps.speed:throughput_ppo", 120, 2),
     Step("throughput-impala", "gpu_steps.speed:throughput_impala", 120, 2),
+    Step("gpu-env", "gpu_steps.device_envs:gpu_env", 60, 2),
     Step("profile-ppo", "gpu_steps.speed:profile_ppo", 60, 2),
     Step("profile-impala", "gpu_steps.speed:profile_impala", 60, 2),
     Step("replay", "gpu_steps.speed:replaying", 110, 2),

@@ -1,0 +1,86 @@
+"""Environments in torch: whether rollouts that stay on the GPU have equal bits in every way, and how fast they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from pathlib import Path
+from typing import Any
+
+from gpu_steps.correctness import INLINE, place, quiet
+from gpu_steps.step import Context, Outcome, last_lines
+from lockstep.config.layout import Layout
+from lockstep.config.user_code import load_object
+from lockstep.experiment import Experiment
+from lockstep.launchers.launch import train
+from lockstep.reports.runs import Run
+
+_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gpu_env.py"
+_LAYOUTS = (f"{INLINE},graphs=1", INLINE, "a0-l0", "inline")
+"""All but the last compute on the GPU, and must have the digest of the first."""
+_SETTLING = 4
+"""Iterations that are not timed: libraries load, memory is reserved, and graphs are captured."""
+_ON_CPU = 4
+"""Iterations on the CPU beyond these."""
+
+
+def gpu_env(context: Context) -> Outcome:
+    """PPO on 4,096 CartPoles in torch: samples a second, digests, and the score."""
+    setting: Experiment = load_object(f"{_EXAMPLE}:recipe")()
+    if context.rehearse:
+        setting = _tiny(setting)
+    found: dict[str, Any] = {}
+
+    def outcome() -> Outcome:
+        wrong = [f"{text}: {each['error'][-200:]}" for text, each in found.items() if "error" in each]
+        digests = {text: each["digest"] for text, each in found.items() if "digest" in each and text != _LAYOUTS[-1]}
+        if len(set(digests.values())) > 1:
+            wrong.append(f"digests differ: {digests}")
+        told = [f"{each['rate']:,.0f} samples/s with {text}" for text, each in found.items() if "rate" in each]
+        told += [f"score {each['score']:.0f}" for each in list(found.values())[:1] if each.get("score") is not None]
+        told += wrong if wrong else [f"{len(digests)} equal digests"]
+        return Outcome(not wrong, "; ".join(told), found)
+
+    for text in _LAYOUTS:
+        if context.left < 2:
+            found[text] = {"error": "there was no time"}
+            continue
+        iterations = setting.iterations if text != _LAYOUTS[-1] else min(setting.iterations, _SETTLING + _ON_CPU)
+        part = setting.replace(total_steps=iterations * setting.samples_per_iteration)
+        try:
+            found[text] = _trained(part, text, Path(place(context, text)))
+        except Exception as error:
+            found[text] = {"error": last_lines(error)}
+        print(f"{text}: {found[text]}", flush=True)
+        context.save(outcome())
+    return outcome()
+
+
+def _tiny(setting: Experiment) -> Experiment:
+    algorithm: Any = dataclasses.replace(setting.algorithm, rollout=4, minibatches=2, epochs=1)  # type: ignore[call-arg]
+    env, scheme = dataclasses.replace(setting.env, num_envs=8), dataclasses.replace(setting.scheme, acting_batch=8)
+    return setting.replace(env=env, scheme=scheme, algorithm=algorithm, total_steps=(_SETTLING + 2) * 4 * 8)
+
+
+def _trained(setting: Experiment, text: str, folder: Path) -> dict[str, Any]:
+    """Train, and read from the run's metrics how fast it was once it had settled."""
+    result = train(setting, Layout.parse(text), quiet(str(folder)))
+    records = Run.read(folder).records
+    before: Any = records[_SETTLING - 1]
+    timed = records[_SETTLING:]
+    last: Any = timed[-1]
+    shares = {
+        name: statistics.fmean(float(each.get(name) or 0) for each in timed)
+        for name in last
+        if name.startswith(("time/", "wait/"))
+    }
+    shown = records[:: len(records) // 20 or 1]
+    return {
+        "digest": result.digest,
+        "rate": (last["samples"] - before["samples"]) / (last["seconds"] - before["seconds"]),
+        "samples": last["samples"],
+        "seconds": last["seconds"],
+        "score": last.get("score/mean"),
+        "shares": shares,
+        "curve": [[each["samples"], each["seconds"], each.get("score/mean")] for each in shown],
+    }
