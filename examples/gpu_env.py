@@ -58,8 +58,8 @@ def recipe() -> Experiment:
     return Experiment(
         env=EnvConfig(id=f"{__file__}:CartPole", num_envs=4096),
         model=StandardModelConfig(encoder="mlp", separate_value_network=True),
-        algorithm=PPOConfig(rollout=16, epochs=4, minibatches=4, learning_rate=1e-3, discount=0.98, gae_lambda=0.9),
+        algorithm=PPOConfig(rollout=32, epochs=4, minibatches=16, learning_rate=3e-3, clip=0.2),
         scheme=Scheme(shards=2, acting_batch=4096),
-        total_steps=2_000_000,
+        total_steps=4_000_000,
         precision="fp32",
     )

@@ -38,7 +38,7 @@ _CPU_SCALARS = {
 }
 """Take a CPU's tensor without dimensions beside a GPU's tensors, as all pointwise kernels do."""
 _WAITS = {
-    *("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "repeat_interleave.Tensor"),
+    *("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "repeat_interleave.Tensor"),
     *("_unique2", "unique_dim", "unique_consecutive"),
 }
 """Have a result that the host needs, or whose shape it needs."""
@@ -46,7 +46,7 @@ _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _NEW = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"}
 _NO_KERNEL = _NEW | {
     *("detach", "detach_", "alias", "view", "_unsafe_view", "_reshape_alias", "lift_fresh", "set_", "is_same_size"),
-    *("_local_scalar_dense", "record_stream"),
+    *("_local_scalar_dense", "item", "is_nonzero", "record_stream"),
 }
 _SORTS = {
     *("scatter_add", "scatter_add_", "index_add", "index_add_", "index_put", "index_put_", "_index_put_impl_"),
@@ -100,7 +100,7 @@ class Kernels(TorchDispatchMode):
         if torch.are_deterministic_algorithms_enabled():
             self._check_determinism(names, args)
         if names & _WAITS:
-            if name == "_local_scalar_dense":
+            if name in ("_local_scalar_dense", "item", "is_nonzero"):  # inference mode leaves the latter whole
                 books.note(BACK, args[0].nbytes)
             books.wait()
         if name in _INDEXING:

@@ -28,12 +28,15 @@ from lockstep.models.action_spaces import composite
 
 _STATE = "state."
 _WAITS = {
-    "_local_scalar_dense": "reads a number of a tensor (item, tolist, if)",
+    "_local_scalar_dense": "reads a number of a tensor (item, if)",
+    "item": "reads a number of a tensor (item, if)",
     "is_nonzero": "branches on a tensor (if)",
     "equal": "compares whole tensors (torch.equal)",
     "nonzero": "asks for the places of a mask (nonzero)",
+    "argwhere": "asks for the places of a mask (argwhere)",
+    "where.default": "asks for the places of a mask (where)",
     "masked_select": "selects by a mask",
-    "repeat_interleave": "repeats by a tensor (repeat_interleave)",
+    "repeat_interleave.Tensor": "repeats by a tensor (repeat_interleave)",
     "_unique2": "lists different numbers (unique)",
     "unique_dim": "lists different numbers (unique)",
 }
@@ -246,12 +249,14 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
+        whole = f"{name}.{func._overloadname}"
         by_mask = name in ("index", "index_put", "index_put_") and any(
             x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]
         )
-        if name in _WAITS or by_mask:
+        said = "indexes with a mask" if by_mask else _WAITS.get(whole) or _WAITS.get(name)
+        if said:
             raise SettingsError(
-                f"A step of env.id={self._id} {'indexes with a mask' if by_mask else _WAITS[name]}. A GPU's host would "
+                f"A step of env.id={self._id} {said}. A GPU's host would "
                 "wait for that at every step. Compute all rows and choose with torch.where, and make constants in the "
                 "constructor; or write a batch of arrays (lockstep.envs.batch.BatchEnv)."
             )

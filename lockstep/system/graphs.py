@@ -43,9 +43,9 @@ def cuda_graph(function: Repeat) -> Repeat:
         cause = error.__context__ or error  # ending a capture that failed raises an error, too
         said = str(cause).strip().splitlines()[0]
         raise SettingsError(
-            f"graphs=1: the model or the loss cannot be captured as a CUDA graph ({said}). It waits for the GPU, reads "
-            "numbers from it (item, tolist, if), or copies some there (torch.tensor). Leave graphs=1 out of --layout, "
-            "or compute with tensors on the GPU alone."
+            f"graphs=1: the model, the loss or the environment cannot be captured as a CUDA graph ({said}). It waits "
+            "for the GPU, reads numbers from it (item, tolist, if), or copies some there (torch.tensor). Leave graphs=1 "
+            "out of --layout, or compute with tensors on the GPU alone."
         ) from error
     return graph.replay
 

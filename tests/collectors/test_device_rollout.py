@@ -1,0 +1,139 @@
+"""Rollouts that stay on a (pretended) GPU have the bits of those that the host steps, and cost one launch a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pretended_gpu
+import pytest
+import torch
+from gymnasium import spaces
+from pretended_books import BACK, LAUNCH, PINNED, SYNC
+from tiny import cut, options, replaying
+from torch import Tensor
+
+from lockstep import recipes
+from lockstep.collectors.stepping import BatchEnvs
+from lockstep.config.layout import Layout
+from lockstep.config.settings import SettingsError
+from lockstep.envs.torch_env import State, TorchEnv, uniform
+from lockstep.experiment import Experiment
+from lockstep.launchers.launch import resume, train
+
+CARTPOLE = f"{Path(__file__).resolve().parents[2] / 'examples'}/gpu_env.py:CartPole"
+GPU, GRAPHS = "inline,device=0", "inline,device=0,graphs=1"
+
+
+class Pictures(TorchEnv):
+    """A picture and a place, actions with bounds, rewards beyond 1, and wind."""
+
+    observation_space = spaces.Dict(
+        {"image": spaces.Box(0, 255, (3, 10, 10), np.uint8), "vector": spaces.Box(-5, 5, (2,), np.float32)}
+    )
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self, num_envs: int, device: torch.device, wrong: str = "") -> None:
+        super().__init__(num_envs, device)
+        self.wrong = wrong
+
+    def reset(self, seeds: Tensor) -> State:
+        return {"place": uniform(seeds, 2, -1.0, 1.0), "seed": seeds, "steps": torch.zeros_like(seeds)}
+
+    def step(self, state: State, actions: Tensor) -> tuple[State, Tensor, Tensor, Tensor]:
+        wind = uniform(state["seed"], 2, -0.1, 0.1, draw=state["steps"])
+        place, steps = state["place"] + 0.5 * actions + wind, state["steps"] + 1
+        far = place.abs().amax(-1)
+        if self.wrong == "item" and far.max().item() > 100:
+            place = place * 0
+        if self.wrong == "tolist":
+            place = place * len(far.tolist()) / len(far)
+        return {**state, "place": place, "steps": steps}, 3 - 2 * far, far > 2, steps >= 7
+
+    def observe(self, state: State) -> dict[str, Tensor]:
+        bright = (state["place"].abs() * 50).clamp(max=255).to(torch.uint8)
+        image = torch.cat([bright, bright.amax(-1, keepdim=True)], -1)
+        return {"image": image[:, :, None, None].expand(-1, -1, 10, 10), "vector": state["place"].clamp(-5, 5)}
+
+
+def pictures(wrong: str = "") -> Experiment:
+    env = {"id": f"{__file__}:Pictures", "adapter": "auto", "options": {"wrong": wrong} if wrong else {}}
+    env |= {"reward_clip": True, "decorrelate": 5, "reseed_every": 6}
+    model = {"encoder": "minatar", "separate_value_network": False, "core": "gru", "previous_action_reward": True}
+    return cut(recipes.ppo_cartpole, env=env, model=model, scheme={"acting_batch": 4}, precision="fp32")
+
+
+def cartpole(recipe: Callable[[], Experiment] = recipes.ppo_cartpole, **changes: Any) -> Experiment:
+    env = {"id": CARTPOLE, "adapter": "auto", "protocol": "none"}
+    return cut(recipe, env=env, model={"encoder": "mlp", **changes}, precision="fp32")
+
+
+def impala() -> Experiment:
+    made = cartpole(recipes.impala_atari)
+    return made.replace(algorithm=dataclasses.replace(made.algorithm, epochs=1))  # type: ignore[call-arg]
+
+
+def dqn() -> Experiment:
+    made = replaying(recipes.dqn_cartpole, replay={"prioritized": True})
+    return made.replace(env=dataclasses.replace(made.env, id=CARTPOLE, adapter="auto"))
+
+
+def digest(experiment: Experiment, text: str, folder: Path) -> str:
+    found = train(experiment, Layout.parse(text), options(folder / text)).digest
+    assert not pretended_gpu.faults()
+    return found
+
+
+def by_host(experiment: Experiment, folder: Path) -> str:
+    """The digest where the host steps the environments, which are on the GPU all the same."""
+    with pytest.MonkeyPatch.context() as patch, pretended_gpu.pretended():
+        patch.setattr(BatchEnvs, "on_device", lambda self: None)
+        return digest(experiment, GPU, folder / "host")
+
+
+@pytest.mark.parametrize("make", [pictures, impala, dqn, lambda: cartpole(recipes.a2c_atari), lambda: cartpole()])
+def test_a_rollout_on_the_gpu_has_the_bits_of_one_that_the_host_steps(make: Any, tmp_path: Path) -> None:
+    experiment = make()
+    expected = by_host(experiment, tmp_path)
+    for text in (GPU, GRAPHS):
+        with pretended_gpu.pretended():
+            assert digest(experiment, text, tmp_path) == expected
+
+
+def test_other_processes_learn_from_it_and_it_is_resumed(tmp_path: Path) -> None:
+    experiment = cartpole()
+    with pretended_gpu.pretended():
+        expected = digest(experiment, GRAPHS, tmp_path)
+        assert {digest(experiment, text, tmp_path) for text in ("a0-l0", "processes:2,device=0")} == {expected}
+        train(experiment, Layout.parse(GPU), options(tmp_path / "part"), stop_after=1)
+        assert resume(tmp_path / "part", Layout.parse(GRAPHS)).digest == expected
+
+
+def test_a_step_is_one_launch_and_a_rollout_comes_back_once(tmp_path: Path) -> None:
+    with pretended_gpu.pretended():
+        hot = pretended_gpu.hot_path(lambda: digest(cartpole(), GRAPHS, tmp_path))
+        seen = pretended_gpu.counts()
+    for step in hot.acting[-8:]:
+        assert {kind: step[kind] for kind in step.kinds()} == {LAUNCH: 1}
+    finish = [line for line in seen.lines(BACK) if "device_rollout" in line]
+    assert sum(seen.lines(BACK)[line] for line in finish) == 3 * 4 * 9, "fields, of four shards that act apart"
+    assert sum(n for line, n in seen.lines(SYNC).items() if "device_rollout" in line and "finish" in line) == 3 * 4
+    assert not [line for line in seen.lines(PINNED) if "to_device" in line], "the learner takes it as it is"
+
+
+@pytest.mark.parametrize(("wrong", "message"), [("item", "reads a number"), ("tolist", "graphs=1: .*the environment")])
+def test_an_environment_that_waits_cannot_be_captured(wrong: str, message: str, tmp_path: Path) -> None:
+    with pretended_gpu.pretended(), pytest.raises(SettingsError, match=message):
+        train(pictures(wrong), Layout.parse(GRAPHS), options(tmp_path / "run"))
+
+
+def test_what_cuts_rollouts_steps_by_the_host(tmp_path: Path) -> None:
+    experiment = cartpole()
+    experiment = experiment.replace(scheme=dataclasses.replace(experiment.scheme, preempt=0.99))
+    with pretended_gpu.pretended():
+        digest(experiment, "processes:2,device=0", tmp_path)
+        assert any("on_device.py" in line for line in pretended_gpu.counts().lines(BACK)), sys.version
