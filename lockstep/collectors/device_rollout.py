@@ -181,9 +181,9 @@ class DeviceRollout:
         _put(whole.valid[:, rows], t, ~step.first)
 
     def _captured(self, step: Repeat, capture: Capture) -> Repeat:
-        """A graph of a step. Capturing runs it, so what it changes is restored."""
-        changed = [self._t, self._state, self._raw, *_fields(self.buffer)]
-        changed += [x for _, env in self._envs for x in env.memory()]
+        """A graph of a step. Capturing runs it, so what it changes is restored. The rows of the rollout that it writes
+        are written again, since the first step of a rollout is captured."""
+        changed = [self._t, self._state, *(x for _, env in self._envs for x in env.memory())]
         before = [x.clone() for x in changed]
         graph = capture(step)
         for x, value in zip(changed, before, strict=True):
