@@ -304,3 +304,13 @@ EXPERIMENTS["der"] = lambda: replaying(recipes.der_atari100k, replay={}, stream_
 EXPERIMENTS["drq"] = lambda: replaying(
     recipes.drq_atari100k, replay={}, algorithm={"copies": 2, "target_copies": 2}, scheme={"lag": 1}
 )
+
+
+def in_torch() -> Experiment:
+    """Pictures, bounded actions and cut episodes of an environment in torch, whose rollouts stay on a GPU."""
+    env = {"id": "wind:Wind", "adapter": "auto", "reward_clip": True, "decorrelate": 5, "reseed_every": 6}
+    model = {"encoder": "minatar", "separate_value_network": False, "core": "gru", "previous_action_reward": True}
+    return cut(recipes.ppo_cartpole, env=env, model=model, scheme={"acting_batch": 4, "lag": 1})
+
+
+EXPERIMENTS["torch-env-gru-lag-1"] = in_torch

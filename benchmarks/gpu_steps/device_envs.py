@@ -16,12 +16,13 @@ from lockstep.launchers.launch import train
 from lockstep.reports.runs import Run
 
 _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gpu_env.py"
-_LAYOUTS = (f"{INLINE},graphs=1", INLINE, "a0-l0", "inline")
-"""All but the last compute on the GPU, and must have the digest of the first."""
-_SETTLING = 4
-"""Iterations that are not timed: libraries load, memory is reserved, and graphs are captured."""
-_ON_CPU = 4
-"""Iterations on the CPU beyond these."""
+_ON_GPU = (f"{INLINE},graphs=1", INLINE, "a0-l0")
+"""Layouts that must have equal digests."""
+_ON_CPU = "inline"
+_SETTLING = {_ON_CPU: 1}
+"""Iterations that are not timed: libraries load, memory is reserved, and graphs are captured. Elsewhere there are 4."""
+_TIMED = {_ON_CPU: 2}
+"""Iterations that are timed. Elsewhere they are the rest of the recipe's."""
 
 
 def gpu_env(context: Context) -> Outcome:
@@ -33,7 +34,7 @@ def gpu_env(context: Context) -> Outcome:
 
     def outcome() -> Outcome:
         wrong = [f"{text}: {each['error'][-200:]}" for text, each in found.items() if "error" in each]
-        digests = {text: each["digest"] for text, each in found.items() if "digest" in each and text != _LAYOUTS[-1]}
+        digests = {text: each["digest"] for text, each in found.items() if "digest" in each and text in _ON_GPU}
         if len(set(digests.values())) > 1:
             wrong.append(f"digests differ: {digests}")
         told = [f"{each['rate']:,.0f} samples/s with {text}" for text, each in found.items() if "rate" in each]
@@ -41,14 +42,15 @@ def gpu_env(context: Context) -> Outcome:
         told += wrong if wrong else [f"{len(digests)} equal digests"]
         return Outcome(not wrong, "; ".join(told), found)
 
-    for text in _LAYOUTS:
+    for text in (*_ON_GPU, _ON_CPU):
         if context.left < 2:
             found[text] = {"error": "there was no time"}
             continue
-        iterations = setting.iterations if text != _LAYOUTS[-1] else min(setting.iterations, _SETTLING + _ON_CPU)
+        settling = _SETTLING.get(text, 4)
+        iterations = settling + _TIMED.get(text, setting.iterations - settling)
         part = setting.replace(total_steps=iterations * setting.samples_per_iteration)
         try:
-            found[text] = _trained(part, text, Path(place(context, text)))
+            found[text] = _trained(part, text, Path(place(context, text)), settling)
         except Exception as error:
             found[text] = {"error": last_lines(error)}
         print(f"{text}: {found[text]}", flush=True)
@@ -59,15 +61,15 @@ def gpu_env(context: Context) -> Outcome:
 def _tiny(setting: Experiment) -> Experiment:
     algorithm: Any = dataclasses.replace(setting.algorithm, rollout=4, minibatches=2, epochs=1)  # type: ignore[call-arg]
     env, scheme = dataclasses.replace(setting.env, num_envs=8), dataclasses.replace(setting.scheme, acting_batch=8)
-    return setting.replace(env=env, scheme=scheme, algorithm=algorithm, total_steps=(_SETTLING + 2) * 4 * 8)
+    return setting.replace(env=env, scheme=scheme, algorithm=algorithm, total_steps=6 * 4 * 8)
 
 
-def _trained(setting: Experiment, text: str, folder: Path) -> dict[str, Any]:
+def _trained(setting: Experiment, text: str, folder: Path, settling: int) -> dict[str, Any]:
     """Train, and read from the run's metrics how fast it was once it had settled."""
     result = train(setting, Layout.parse(text), quiet(str(folder)))
     records = Run.read(folder).records
-    before: Any = records[_SETTLING - 1]
-    timed = records[_SETTLING:]
+    before: Any = records[settling - 1]
+    timed = records[settling:]
     last: Any = timed[-1]
     shares = {
         name: statistics.fmean(float(each.get(name) or 0) for each in timed)

@@ -55,6 +55,11 @@ class TorchShard(ShardEnv):
     def __init__(self, env: TorchEnv, config: EnvConfig, *, seeds: Seeds, num_envs: int, device: torch.device) -> None:
         self._env, self._id, self._device = env, config.id, device
         self.num_envs = num_envs
+        if env.num_envs != num_envs:
+            raise SettingsError(
+                f"env.id={config.id} has num_envs={env.num_envs}, but was asked for {num_envs}. Let its constructor call "
+                "super().__init__(num_envs, device)."
+            )
         self.action_space: gymnasium.Space[Any] = env.action_space
         if composite(self.action_space):
             raise SettingsError(f"env.id={config.id}: env.adapter=torch takes no actions of {self.action_space}.")

@@ -8,20 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pretended_gpu
 import pytest
-import torch
-from gymnasium import spaces
 from pretended_books import BACK, LAUNCH, PINNED, SYNC
-from tiny import cut, options, replaying
-from torch import Tensor
+from tiny import cut, in_torch, options, replaying
 
 from lockstep import recipes
 from lockstep.collectors.stepping import BatchEnvs
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
-from lockstep.envs.torch_env import State, TorchEnv, uniform
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import resume, train
 
@@ -29,42 +24,10 @@ CARTPOLE = f"{Path(__file__).resolve().parents[2] / 'examples'}/gpu_env.py:CartP
 GPU, GRAPHS = "inline,device=0", "inline,device=0,graphs=1"
 
 
-class Pictures(TorchEnv):
-    """A picture and a place, actions with bounds, rewards beyond 1, and wind."""
-
-    observation_space = spaces.Dict(
-        {"image": spaces.Box(0, 255, (3, 10, 10), np.uint8), "vector": spaces.Box(-5, 5, (2,), np.float32)}
-    )
-    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-
-    def __init__(self, num_envs: int, device: torch.device, wrong: str = "") -> None:
-        super().__init__(num_envs, device)
-        self.wrong = wrong
-
-    def reset(self, seeds: Tensor) -> State:
-        return {"place": uniform(seeds, 2, -1.0, 1.0), "seed": seeds, "steps": torch.zeros_like(seeds)}
-
-    def step(self, state: State, actions: Tensor) -> tuple[State, Tensor, Tensor, Tensor]:
-        wind = uniform(state["seed"], 2, -0.1, 0.1, draw=state["steps"])
-        place, steps = state["place"] + 0.5 * actions + wind, state["steps"] + 1
-        far = place.abs().amax(-1)
-        if self.wrong == "item" and far.max().item() > 100:
-            place = place * 0
-        if self.wrong == "tolist":
-            place = place * len(far.tolist()) / len(far)
-        return {**state, "place": place, "steps": steps}, 3 - 2 * far, far > 2, steps >= 7
-
-    def observe(self, state: State) -> dict[str, Tensor]:
-        bright = (state["place"].abs() * 50).clamp(max=255).to(torch.uint8)
-        image = torch.cat([bright, bright.amax(-1, keepdim=True)], -1)
-        return {"image": image[:, :, None, None].expand(-1, -1, 10, 10), "vector": state["place"].clamp(-5, 5)}
-
-
 def pictures(wrong: str = "") -> Experiment:
-    env = {"id": f"{__file__}:Pictures", "adapter": "auto", "options": {"wrong": wrong} if wrong else {}}
-    env |= {"reward_clip": True, "decorrelate": 5, "reseed_every": 6}
-    model = {"encoder": "minatar", "separate_value_network": False, "core": "gru", "previous_action_reward": True}
-    return cut(recipes.ppo_cartpole, env=env, model=model, scheme={"acting_batch": 4}, precision="fp32")
+    made = in_torch()
+    options = {"wrong": wrong} if wrong else {}
+    return made.replace(env=dataclasses.replace(made.env, options=options))
 
 
 def cartpole(recipe: Callable[[], Experiment] = recipes.ppo_cartpole, **changes: Any) -> Experiment:

@@ -78,29 +78,6 @@ class Counts(TorchEnv):
         return obs if self.wrong == "observation" else obs.float()
 
 
-class Pictures(TorchEnv):
-    """A Dict of a picture and a mask, bounded actions of two numbers, and rewards beyond 1."""
-
-    observation_space = spaces.Dict(
-        {"image": spaces.Box(0, 255, (3, 12, 12), np.uint8), "vector": spaces.Box(-5, 5, (2,), np.float32)}
-    )
-    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-
-    def reset(self, seeds: Tensor) -> State:
-        return {"place": uniform(seeds, 2, -1.0, 1.0), "seed": seeds, "steps": torch.zeros_like(seeds)}
-
-    def step(self, state: State, actions: Tensor) -> tuple[State, Tensor, Tensor, Tensor]:
-        wind = uniform(state["seed"], 2, -0.1, 0.1, draw=state["steps"])
-        place, steps = state["place"] + 0.5 * actions + wind, state["steps"] + 1
-        far = place.abs().amax(-1)
-        return {**state, "place": place, "steps": steps}, 3 - 2 * far, far > 2, steps >= 7
-
-    def observe(self, state: State) -> dict[str, Tensor]:
-        bright = (state["place"].abs() * 50).clamp(max=255).to(torch.uint8)
-        image = torch.stack([bright[:, 0], bright[:, 1], bright.amax(-1)], -1)
-        return {"image": image[:, :, None, None].expand(-1, -1, 12, 12), "vector": state["place"].clamp(-5, 5)}
-
-
 class Parts(Counts):
     action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2)))
 
@@ -170,7 +147,7 @@ def test_lockstep_cuts_episodes_and_first_episodes() -> None:
         assert np.flatnonzero(firsts[:, j]).tolist() == expected
 
 
-@pytest.mark.parametrize("env", [CARTPOLE, "Pictures"])
+@pytest.mark.parametrize("env", [CARTPOLE, "wind:Wind"])
 def test_restoring_goes_on_with_the_same_bits_and_replays_nothing(env: str) -> None:
     made = make(env)
     actions = random_actions(made, 60)
