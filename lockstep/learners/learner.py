@@ -94,8 +94,7 @@ class Learner:
         self._lag = 0 if lag == "async" else lag
         self._in_flight: deque[Computed] = deque()
         self._graphs: GradientGraphs | None = None
-        if capture is not None and not (agent.experiment.model.recurrent or agent.experiment.env.several_policies):
-            # With recurrent cores, kernels depend on where episodes begin, and with several policies on who plays what.
+        if capture is not None and not agent.experiment.env.several_policies:  # kernels would depend on who plays what
             # Layers with noise keep it in memory that all slots share.
             branches = None if agent.model.noise_numbers else Branches(agent.device, len(slots))
             if isinstance(self.batches, FreshBatches):

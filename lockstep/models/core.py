@@ -4,7 +4,8 @@ Shape legend: T time, B environments, F input features, H hidden size, G gates, 
 
 A sequence is one node of the autograd graph, differentiated by hand. Everything that does not depend on the next step
 is computed for all steps at once, and the gradient of the hidden weights is one matrix product over time instead of a
-sum of T small ones, which would be rounded T times.
+sum of T small ones, which would be rounded T times. What is reset is multiplied by 0, and all else by 1, so that the
+kernels do not depend on where episodes begin.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class LSTM(RecurrentCore):
     def _run(
         self, projected: Tensor, keep: Tensor, state: Tensor, weight: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor]:
-        h_t, c_t = _LSTMSequence.apply(projected + bias, keep, state, weight)  # type: ignore[misc]
-        return h_t, torch.cat([h_t[-1], c_t[-1]], -1)
+        h_t, c = _LSTMSequence.apply(projected + bias, keep, state, weight)  # type: ignore[misc]
+        return h_t, torch.cat([h_t[-1], c], -1)
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         h, c = state.chunk(2, -1)
@@ -184,56 +185,52 @@ class _Scan(torch.autograd.Function):
 
 
 class _LSTMSequence(torch.autograd.Function):
-    """(i, f, o, g) = activations of projected + h_tm1 @ weight.T; c_t = f * c_tm1 + i * g; h_t = o * tanh(c_t)."""
+    """(i, f, o, g) = activations of projected + h_tm1 @ weight.T; c_t = f * c_tm1 + i * g; h_t = o * tanh(c_t).
+
+    Returns h_t [T, B, H] and the last c_t [B, H].
+    """
 
     @staticmethod
     def forward(ctx: Any, projected: Tensor, keep: Tensor, state: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         steps, batch, size = *projected.shape[:2], weight.shape[1]
         gate_t = state.new_empty(steps, batch, 4, size)
-        h_t, c_tm1, c_t, tanh_c_t = (state.new_empty(steps, batch, size) for _ in range(4))
-        h_tm1 = projected.new_empty(steps, batch, size)
-        h, c = state.split(size, -1)
-        resets = _resets(keep)
+        before_t, after_t = (state.new_empty(steps, 2, batch, size) for _ in range(2))  # h and c
+        tanh_c_t = state.new_empty(steps, batch, size)
+        carried = state.unflatten(1, (2, size)).transpose(0, 1)
         for t in range(steps):
-            _carry(h, h_tm1[t], keep[t] if resets[t] else None)
-            _carry(c, c_tm1[t], keep[t] if resets[t] else None)
-            gate_t[t] = torch.addmm(projected[t], h_tm1[t], weight.t()).view(batch, 4, size)
-            gate_t[t, :, 3] *= 2  # tanh(x) = 2 sigmoid(2x) - 1, which is five times as fast as torch's tanh
-            gate_t[t].sigmoid_()
-            gate_t[t, :, 3].mul_(2).sub_(1)
-            i, f, o, g = gate_t[t].unbind(1)
-            torch.mul(f, c_tm1[t], out=c_t[t]).addcmul_(i, g)
-            torch.mul(c_t[t], 2, out=tanh_c_t[t]).sigmoid_().mul_(2).sub_(1)
-            h, c = torch.mul(o, tanh_c_t[t], out=h_t[t]), c_t[t]
-        ctx.resets = resets
-        ctx.save_for_backward(keep, weight, gate_t, h_tm1, c_tm1, tanh_c_t)
-        return h_t, c_t
+            h_tm1, c_tm1 = torch.mul(carried, keep[t], out=before_t[t]).unbind()
+            _product(projected[t], h_tm1.to(weight.dtype), weight, out=gate_t[t].flatten(1))
+            i, f, o, g = _activated(gate_t[t]).unbind(1)
+            carried = after_t[t]
+            c = torch.mul(f, c_tm1, out=carried[1]).addcmul_(i, g)
+            torch.mul(o, _tanh(c, out=tanh_c_t[t]), out=carried[0])
+        ctx.save_for_backward(keep, weight, gate_t, before_t, tanh_c_t)
+        return after_t[:, 0].contiguous(), after_t[-1, 1].clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, Tensor]:  # type: ignore[override]
-        keep, weight, gate_t, h_tm1, c_tm1, tanh_c_t = ctx.saved_tensors
+        keep, weight, gate_t, before_t, tanh_c_t = ctx.saved_tensors
         grad_h, grad_c = grads
-        delta_t = h_tm1.new_empty(gate_t.shape)
-        dh, dc = torch.zeros_like(c_tm1[0]), torch.zeros_like(c_tm1[0])
-        slope, by_c = torch.empty_like(gate_t[0]), torch.empty_like(dc)
+        (h_tm1, c_tm1), (i, f, o, g) = before_t.unbind(1), gate_t.unbind(2)
+        # First the derivatives of sigmoids by their inputs; then of c_t by those of i, f and g, and of h_t by that of o.
+        slope = torch.addcmul(gate_t, gate_t, gate_t, value=-1)
+        for place, factor in enumerate((g, c_tm1, tanh_c_t)):
+            slope[:, :, place].mul_(factor)
+        torch.addcmul(i, i * g, g, value=-1, out=slope[:, :, 3])
+        by_c = torch.addcmul(o, o * tanh_c_t, tanh_c_t, value=-1)  # of h_t by c_t
+        by_c_tm1 = f * keep  # of c_t
+        delta_t = weight.new_empty(gate_t.shape)
+        both = torch.stack([grad_h[-1], grad_c])
+        dh, dc = both.unbind()
         for t in reversed(range(len(gate_t))):
-            i, f, o, g = gate_t[t].unbind(1)
-            torch.addcmul(o, o * tanh_c_t[t], tanh_c_t[t], value=-1, out=by_c)  # of h_t by c_t
-            dh = grad_h[t] + dh
-            dc = (dc + grad_c[t]).addcmul_(dh, by_c)
-            # First the derivatives of sigmoids by their inputs; then of c_t by i, f and g, and of h_t by o.
-            torch.addcmul(gate_t[t], gate_t[t], gate_t[t], value=-1, out=slope)
-            slope[:, 0].mul_(g).mul_(dc)
-            slope[:, 1].mul_(c_tm1[t]).mul_(dc)
-            slope[:, 2].mul_(tanh_c_t[t]).mul_(dh)
-            torch.addcmul(i, i * g, g, value=-1, out=slope[:, 3]).mul_(dc)
-            delta_t[t] = slope
-            dh = delta_t[t].flatten(1).mm(weight).to(dh.dtype)
-            dc = dc.mul_(f)
-            if ctx.resets[t]:
-                dh, dc = dh.mul_(keep[t]), dc.mul_(keep[t])
+            dc.addcmul_(dh, by_c[t])
+            torch.mul(slope[t, :, :2], dc.unsqueeze(1), out=delta_t[t, :, :2])
+            torch.mul(slope[t, :, 2:], both.transpose(0, 1), out=delta_t[t, :, 2:])
+            if t:
+                torch.addcmul(grad_h[t - 1], delta_t[t].flatten(1).mm(weight), keep[t], out=dh)
+                dc.mul_(by_c_tm1[t])
         delta_t = delta_t.flatten(2)
-        return delta_t, None, None, _weight_gradient(delta_t, h_tm1)
+        return delta_t, None, None, _weight_gradient(delta_t, h_tm1.to(weight.dtype))
 
 
 class _GRUSequence(torch.autograd.Function):
@@ -244,58 +241,73 @@ class _GRUSequence(torch.autograd.Function):
     def forward(ctx: Any, projected: Tensor, keep: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         steps, batch, size = *projected.shape[:2], weight.shape[1]
         gate_t = state.new_empty(steps, batch, 3, size)
-        hidden_n, h_tm1, h_t = (state.new_empty(steps, batch, size) for _ in range(3))
-        inputs = projected.view(steps, batch, 3, size)
+        hidden_t = state.new_empty(steps, batch, 3, size, dtype=weight.dtype)
+        h_tm1, h_t = (state.new_empty(steps, batch, size) for _ in range(2))
+        inputs = projected.to(state.dtype).view(steps, batch, 3, size)
         h = state
-        resets = _resets(keep)
         for t in range(steps):
-            _carry(h, h_tm1[t], keep[t] if resets[t] else None)
-            hidden = torch.addmm(bias, h_tm1[t].to(weight.dtype), weight.t()).view(batch, 3, size)
-            hidden_n[t] = hidden[:, 2]
-            gate_t[t] = inputs[t]
-            gate_t[t, :, :2] += hidden[:, :2]
-            gate_t[t, :, :2].sigmoid_()
+            torch.mul(h, keep[t], out=h_tm1[t])
+            _product(bias, h_tm1[t].to(weight.dtype), weight, out=hidden_t[t].flatten(1))
+            torch.add(inputs[t, :, :2], hidden_t[t, :, :2], out=gate_t[t, :, :2]).sigmoid_()
             r, z, n = gate_t[t].unbind(1)
-            n.addcmul_(r, hidden_n[t]).mul_(2).sigmoid_().mul_(2).sub_(1)  # tanh, as above
+            _tanh(torch.addcmul(inputs[t, :, 2], r, hidden_t[t, :, 2], out=n), out=n)
             h = torch.lerp(n, h_tm1[t], z, out=h_t[t])
-        ctx.resets = resets
-        ctx.save_for_backward(keep, weight, gate_t, hidden_n, h_tm1)
+        ctx.save_for_backward(keep, weight, gate_t, hidden_t[:, :, 2], h_tm1)
         return h_t
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, Tensor, Tensor]:  # type: ignore[override]
         keep, weight, gate_t, hidden_n, h_tm1 = ctx.saved_tensors
         (grad_h,) = grads
-        delta_t = gate_t.new_empty(gate_t.shape, dtype=weight.dtype)
-        grad_projected = torch.empty_like(delta_t)
-        dh, slope = torch.zeros_like(h_tm1[0]), torch.empty_like(gate_t[0])
+        r, z, n = gate_t.unbind(2)
+        # First the derivatives of sigmoids and tanh by their inputs; then of h_t by those of z and n, and of n's input
+        # by that of r.
+        slope = torch.empty_like(gate_t)
+        torch.addcmul(gate_t[:, :, :2], gate_t[:, :, :2], gate_t[:, :, :2], value=-1, out=slope[:, :, :2])
+        slope[:, :, 0].mul_(hidden_n)
+        slope[:, :, 1].mul_(h_tm1 - n)
+        torch.mul(n, n, out=slope[:, :, 2]).neg_().add_(1).mul_(1 - z)
+        grad_projected = torch.empty_like(gate_t)
+        delta_t = weight.new_empty(gate_t.shape)
+        dh = grad_h[-1]
         for t in reversed(range(len(gate_t))):
-            r, z, n = gate_t[t].unbind(1)
-            dh = grad_h[t] + dh
-            # First the derivatives of sigmoids and tanh by their inputs; then of h_t by r, z and n.
-            torch.addcmul(gate_t[t, :, :2], gate_t[t, :, :2], gate_t[t, :, :2], value=-1, out=slope[:, :2])
-            torch.mul(n, n, out=slope[:, 2]).neg_().add_(1).mul_(1 - z).mul_(dh)
-            slope[:, 0].mul_(hidden_n[t]).mul_(slope[:, 2])
-            slope[:, 1].mul_(h_tm1[t] - n).mul_(dh)
-            grad_projected[t] = slope
-            slope[:, 2].mul_(r)
-            delta_t[t] = slope
-            dh = delta_t[t].flatten(1).mm(weight).to(dh.dtype).addcmul_(dh, z)
-            if ctx.resets[t]:
-                dh = dh.mul_(keep[t])
+            torch.mul(slope[t, :, 1:], dh.unsqueeze(1), out=grad_projected[t, :, 1:])
+            torch.mul(slope[t, :, 0], grad_projected[t, :, 2], out=grad_projected[t, :, 0])
+            delta_t[t, :, :2] = grad_projected[t, :, :2]
+            torch.mul(grad_projected[t, :, 2], r[t], out=delta_t[t, :, 2])
+            if t:
+                dh = torch.addcmul(delta_t[t].flatten(1).mm(weight), dh, z[t])
+                dh = torch.addcmul(grad_h[t - 1], dh, keep[t])
         hidden = delta_t.flatten(2)
         grad_weight = _weight_gradient(hidden, h_tm1.to(weight.dtype))
-        return grad_projected.flatten(2), None, None, grad_weight, hidden.flatten(0, 1).sum(0)
+        return grad_projected.flatten(2).to(weight.dtype), None, None, grad_weight, hidden.flatten(0, 1).sum(0)
 
 
-def _resets(keep: Tensor) -> list[bool]:
-    """For each step, whether any environment may start an episode. Not checked when acting, with one step."""
-    return [True] if len(keep) == 1 else (keep == 0).flatten(1).any(1).tolist()
+def _product(x: Tensor, h: Tensor, weight: Tensor, out: Tensor) -> None:
+    """x + h @ weight.T, also into numbers of another type."""
+    if x.dtype == out.dtype:
+        torch.addmm(x, h, weight.t(), out=out)
+    else:
+        out.copy_(torch.addmm(x, h, weight.t()))
 
 
-def _carry(before: Tensor, now: Tensor, keep_t: Tensor | None) -> None:
-    """Store the state before a step, zeroed where an episode starts."""
-    now.copy_(before if keep_t is None else before * keep_t)
+def _activated(gates: Tensor) -> Tensor:
+    """An LSTM's gates [B, 4, H] after their activations, in place."""
+    if gates.device.type == "cpu":
+        gates[:, 3].mul_(2)  # as in _tanh
+        gates.sigmoid_()
+        gates[:, 3].mul_(2).sub_(1)
+    else:
+        gates[:, :3].sigmoid_()
+        gates[:, 3].tanh_()
+    return gates
+
+
+def _tanh(x: Tensor, out: Tensor) -> Tensor:
+    """On a CPU it is 2 sigmoid(2x) - 1, which is five times as fast there as torch's tanh."""
+    if x.device.type == "cpu":
+        return torch.mul(x, 2, out=out).sigmoid_().mul_(2).sub_(1)
+    return torch.tanh(x, out=out)
 
 
 def _weight_gradient(delta_t: Tensor, h_tm1: Tensor) -> Tensor:
