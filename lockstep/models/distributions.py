@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.models.selection import of_action
+from lockstep.models.selection import is_action, of_action
 
 FORBIDDEN = -1e9
 """Logit of a masked action: its probability is exactly zero in fp32, and its log-probability is finite."""
@@ -145,7 +145,7 @@ class Categorical(Distribution):
         return action + self.start if self.start else action
 
     def encode(self, action: Tensor) -> Tensor:
-        return F.one_hot(action.long(), self.n).float()
+        return is_action(action.long(), self.n).float()
 
 
 class EpsilonGreedy(Distribution):
@@ -204,4 +204,4 @@ class EpsilonGreedy(Distribution):
         return action + self.start if self.start else action
 
     def encode(self, action: Tensor) -> Tensor:
-        return F.one_hot(action.long(), self.n).float()
+        return is_action(action.long(), self.n).float()

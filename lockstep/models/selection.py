@@ -9,7 +9,7 @@ from torch import Tensor
 def of_action(x: Tensor, action: Tensor) -> Tensor:
     """[..., A], [...] -> [...]; the actions' dimensions may be fewer, and are then expanded."""
     if _on_gpu(x):
-        return torch.where(_is(action, x.shape[-1]), x, 0.0).sum(-1)
+        return torch.where(is_action(action, x.shape[-1]), x, 0.0).sum(-1)
     index = action.long().expand(x.shape[:-1]).unsqueeze(-1)
     return x.gather(-1, index).squeeze(-1)
 
@@ -17,7 +17,7 @@ def of_action(x: Tensor, action: Tensor) -> Tensor:
 def numbers_of_action(x: Tensor, action: Tensor) -> Tensor:
     """[..., A, K], [...] -> [..., K]"""
     if _on_gpu(x):
-        return torch.where(_is(action, x.shape[-2]).unsqueeze(-1), x, 0.0).sum(-2)
+        return torch.where(is_action(action, x.shape[-2]).unsqueeze(-1), x, 0.0).sum(-2)
     index = action.long()[..., None, None].expand(*action.shape, 1, x.shape[-1])
     return x.gather(-2, index).squeeze(-2)
 
@@ -26,8 +26,8 @@ def _on_gpu(x: Tensor) -> bool:
     return x.is_cuda
 
 
-def _is(action: Tensor, actions: int) -> Tensor:
-    """bool [..., A]: which action each one is.
+def is_action(action: Tensor, actions: int) -> Tensor:
+    """Whole numbers [...] -> bool [..., A]: which action each one is. Unlike one_hot, it does not wait for numbers.
 
     On a GPU, a sum over this mask is deterministic and can be captured. The backward pass of gather adds with atomic
     operations, and its deterministic version sorts.
