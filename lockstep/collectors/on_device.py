@@ -1,4 +1,5 @@
-"""Choosing actions on a GPU. In a step one copy goes there, the observation, and one comes back.
+"""Choosing actions on a GPU. In a step one copy goes there, the observation, and one comes back. If the policy also
+sees where episodes start, or its last action and reward, one further copy brings all of these.
 
 What happens between them can be one CUDA graph, so everything that it reads and writes stays at its place in memory.
 
@@ -17,8 +18,11 @@ from lockstep.models.base import ActionDistribution
 from lockstep.models.capture import Inference, Inputs, Program
 from lockstep.system.graphs import Capture, Repeat
 
-_ALIGNMENT = 8
-"""Bytes of the largest number in what comes back."""
+_ALIGNMENT = 256
+"""Pieces of memory begin at multiples of this many bytes, as torch's own do, for kernels that read several numbers at
+once."""
+_SMALL = 1 << 16
+"""Bytes up to which it takes the host less time to gather an input than to launch a copy of its own."""
 
 
 class Acted(NamedTuple):
@@ -60,12 +64,20 @@ class DeviceActing:
         self._t = torch.zeros(1, dtype=torch.int64, device=state.device)
         self.state = state
         kept = distribution.num_params if keeps_policy else 0
-        self._there = _allocate(distribution, noise.shape[1], state.device, kept=kept)
-        """One piece of memory on the GPU, and what lies in it."""
-        self._here = _allocate(distribution, noise.shape[1], torch.device("cpu"), pinned=state.is_cuda, kept=kept)
+        parts = _acted(distribution, noise.shape[1], kept)
+        self._there, there = _allocate(parts, state.device)
+        """One piece of memory on the GPU."""
+        self._acted = Acted(*there)
+        """What lies in it."""
+        self._here, here = _allocate(parts, torch.device("cpu"), pinned=state.is_cuda)
         """The same in the host's memory."""
+        self._returned = Acted(*here)
         self._held: Inputs | None = None
         """Where the inputs of a step are on the GPU."""
+        self._gathered = torch.empty(0), torch.empty(0)
+        """Where small inputs lie together: in the host's memory, and on the GPU."""
+        self._pieces: dict[int, Tensor] = {}
+        """By their number: small inputs in the host's memory."""
         self._graphs: dict[Hashable, Repeat] = {}
 
     def begin(self) -> None:
@@ -92,9 +104,8 @@ class DeviceActing:
             if graph is None:
                 graph = self._graphs[program, way] = self._captured(lambda: self._step(actor, held), self._capture)
             graph()
-        (there, _), (here, acted) = self._there, self._here
-        here.copy_(there)
-        return acted
+        self._here.copy_(self._there)
+        return self._returned
 
     def value(self, actor: Inference, inputs: Inputs) -> Tensor:
         """fp32 [A] on the GPU: the value of an observation. The core state stays."""
@@ -106,7 +117,7 @@ class DeviceActing:
         output, state = actor.evaluate(held)
         policy = output.policy[0]
         action = self._choose(policy, self._noise.index_select(0, self._t)[0])
-        _, acted = self._there
+        acted = self._acted
         acted.action.copy_(action)
         acted.log_prob.copy_(self._distribution.log_prob(policy, acted.action))
         acted.value.copy_(output.value[0])
@@ -125,25 +136,45 @@ class DeviceActing:
 
     def _to_device(self, actor: Inference, inputs: Inputs) -> tuple[Inputs, Program | None]:
         """The inputs on the GPU, and the recorded calls for them."""
-        if self._held is None:  # zeros, which every model can be recorded with
-            device = self.state.device
-            self._held = inputs.map(lambda x: torch.zeros_like(x, device=device))._replace(state=self.state)
-        program = actor.prepared(self._held)
+        if self._held is None:
+            self._held = self._hold(inputs)
+        program, gathered = actor.prepared(self._held), False
         for index, (to, x) in enumerate(zip(self._held.leaves(), inputs.leaves(), strict=True)):
-            if to is not x and (program is None or program.uses[index]):
+            if to is x or not (program is None or program.uses[index]):
+                continue
+            if index in self._pieces:
+                self._pieces[index].copy_(x)
+                gathered = True
+            else:
                 to.copy_(x, non_blocking=True)
+        if gathered:
+            here, there = self._gathered
+            there.copy_(here, non_blocking=True)  # the host writes there again after it has waited for this step
         return self._held, program
 
+    def _hold(self, inputs: Inputs) -> Inputs:
+        """Memory on the GPU for inputs like these. It begins with zeros, which every model can be recorded with."""
+        device, leaves = self.state.device, inputs.leaves()
+        small = [number for number, x in enumerate(leaves) if x is not inputs.state and x.nbytes <= _SMALL]
+        parts = [leaves[number] for number in small]
+        here, pieces = _allocate(parts, torch.device("cpu"), pinned=self.state.is_cuda)
+        there, held = _allocate(parts, device)
+        self._gathered, self._pieces = (here, there), dict(zip(small, pieces, strict=True))
+        places = {id(x): to for x, to in zip(parts, held, strict=True)} | {id(inputs.state): self.state}
+        return inputs.map(lambda x: places[id(x)] if id(x) in places else torch.zeros_like(x, device=device))
 
-def _allocate(
-    distribution: ActionDistribution, size: int, device: torch.device, *, pinned: bool = False, kept: int = 0
-) -> tuple[Tensor, Acted]:
-    """uint8 memory for what a policy does in a step, and its parts."""
+
+def _acted(distribution: ActionDistribution, size: int, kept: int) -> list[Tensor]:
+    """The fields of Acted without their memory."""
     number = ((size,), torch.float32)
     shapes = (((size, *distribution.action_shape), distribution.action_dtype), number, number)
     of_policy = ((size, kept), torch.float32)
-    parts = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in (*shapes, of_policy)]
-    sizes = [-(-part.nbytes // _ALIGNMENT) * _ALIGNMENT for part in parts]
+    return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in (*shapes, of_policy)]
+
+
+def _allocate(like: list[Tensor], device: torch.device, *, pinned: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """uint8 memory with zeros for tensors like these, and these."""
+    sizes = [-(-x.nbytes // _ALIGNMENT) * _ALIGNMENT for x in like]
     memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=device, pin_memory=pinned)
-    pieces = [piece[: part.nbytes] for piece, part in zip(memory.split(sizes), parts, strict=True)]
-    return memory, Acted(*(piece.view(part.dtype).view(part.shape) for piece, part in zip(pieces, parts, strict=True)))
+    pieces = [piece[: x.nbytes] for piece, x in zip(memory.split(sizes), like, strict=True)]
+    return memory, [piece.view(x.dtype).view(x.shape) for piece, x in zip(pieces, like, strict=True)]

@@ -212,7 +212,7 @@ class _LSTMSequence(torch.autograd.Function):
         keep, weight, gate_t, before_t, tanh_c_t = ctx.saved_tensors
         grad_h, grad_c = grads
         (h_tm1, c_tm1), (i, f, o, g) = before_t.unbind(1), gate_t.unbind(2)
-        # First the derivatives of sigmoids by their inputs; then of c_t by those of i, f and g, and of h_t by that of o.
+        # First the derivatives of sigmoids by their inputs. Then of c_t by the inputs of i, f and g, and of h_t by o's.
         slope = torch.addcmul(gate_t, gate_t, gate_t, value=-1)
         for place, factor in enumerate((g, c_tm1, tanh_c_t)):
             slope[:, :, place].mul_(factor)

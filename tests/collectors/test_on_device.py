@@ -1,13 +1,20 @@
-"""Acting where a policy computes: what comes back lies in one piece of memory."""
+"""Acting where a policy computes: what comes back lies in one piece of memory, and so do small inputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import pretended_gpu
 import pytest
 import torch
+from gymnasium import spaces
+from pretended_books import BACK, LAUNCH, PINNED, SYNC
 
-from lockstep.collectors.on_device import _allocate
+from lockstep.collectors.on_device import Acted, DeviceActing, _acted, _allocate
+from lockstep.models import StandardModelConfig
+from lockstep.models.capture import Inference, Inputs
+from lockstep.system.graphs import cuda_graph
 
 
 @dataclass(frozen=True)
@@ -20,12 +27,44 @@ class Actions:
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_actions_of_every_type_lie_beside_the_other_results(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     for rows in (1, 3, 4):
-        memory, acted = _allocate(Actions(shape, dtype), rows, torch.device("cpu"))  # type: ignore[arg-type]
+        parts = _acted(Actions(shape, dtype), rows, kept=0)  # type: ignore[arg-type]
+        memory, pieces = _allocate(parts, torch.device("cpu"))
+        acted = Acted(*pieces)
         acted.action.fill_(1)
         acted.log_prob.fill_(2.5)
         acted.value.fill_(3.5)
         assert acted.action.shape == (rows, *shape) and acted.action.dtype == dtype
         assert bool((acted.action == 1).all()) and acted.log_prob.tolist() == [2.5] * rows
-        copy, other = _allocate(Actions(shape, dtype), rows, torch.device("cpu"))  # type: ignore[arg-type]
+        copy, other = _allocate(parts, torch.device("cpu"))
         copy.copy_(memory)
         assert all(torch.equal(a, b) for a, b in zip(acted, other, strict=True))
+
+
+@pytest.mark.parametrize(("pixels", "copies"), [(36, 1), (84, 2)])  # 4 images of 36 * 36 * 4 bytes are small
+def test_one_copy_brings_all_small_inputs(pixels: int, copies: int) -> None:
+    rows, space = 4, spaces.Box(0, 255, (4, pixels, pixels), np.uint8)
+    settings = StandardModelConfig(encoder="nature", core="lstm", core_size=8, previous_action_reward=True)
+    model = settings.build(space, spaces.Discrete(3), precision="fp32", normalize_observations=False, seed=1)
+    with pretended_gpu.pretended(), torch.no_grad():
+        model = model.for_acting().to("cuda:0")
+        noise = torch.rand(3, rows, model.distribution.noise_size, pin_memory=True)
+        state = torch.zeros(rows, model.state_size, device="cuda:0")
+        acting = DeviceActing(model.distribution, noise, state, model.distribution.sample, cuda_graph)
+        actor, expected_state = Inference(model, fixed=True), state.clone()
+        acting.begin()
+        for t in range(3):
+            inputs = Inputs(
+                torch.randint(0, 255, (1, rows, 4, pixels, pixels), dtype=torch.uint8).pin_memory(),
+                torch.tensor([[t == 0, t == 1, True, False]]).pin_memory(),
+                state,
+                torch.randint(0, 3, (1, rows)).pin_memory(),
+                torch.rand(1, rows).pin_memory(),
+            )
+            before = pretended_gpu.counts()
+            value = acting.act(actor, inputs, "way").value.clone()
+            counted = pretended_gpu.counts() - before
+            there = inputs.map(lambda x: x.to("cuda:0"))._replace(state=expected_state)
+            output, expected_state = model(*there)
+            assert torch.equal(value, output.value[0].cpu())
+        assert not pretended_gpu.faults()
+    assert {kind: counted[kind] for kind in counted.kinds()} == {LAUNCH: 1, PINNED: copies, BACK: 1, SYNC: 1}

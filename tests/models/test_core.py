@@ -3,8 +3,10 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
+import pretended_gpu
 import pytest
 import torch
+from pretended_books import KERNEL, SYNC, Counts
 from torch import nn
 
 from lockstep.models import GRU, LSTM, Core, MinGRU, RecurrentCore
@@ -185,3 +187,35 @@ def test_single_steps_for_export_are_those_of_the_sequence(kind: type[Core]) -> 
             h, state = core.step(x[t], state)
             torch.testing.assert_close(h, outputs[t], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(state, final, rtol=1e-5, atol=1e-6)
+
+
+def on(device: str, kind: type[Core], start: torch.Tensor, dtype: torch.dtype) -> tuple[list[torch.Tensor], Counts]:
+    """Outputs, last state and gradients of a sequence, on the CPU, and what happened on a GPU."""
+    core, x, state = core_and_input(kind)
+    core, state = core.float().to(device), state.float().to(device)
+    x, start = x[: len(start)].to(device, dtype).requires_grad_(), start.to(device)
+    before = pretended_gpu.counts()
+    outputs, final = core(x, start, state)
+    (outputs.square().sum() + final.sin().sum()).backward()
+    counted = pretended_gpu.counts() - before
+    gradients = [x.grad, *(parameter.grad for parameter in core.parameters())]
+    return [each.detach().float().cpu() for each in (outputs, final, *gradients) if each is not None], counted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "most"), [(LSTM, 15), (GRU, 15), (MinGRU, 2)])
+def test_kernels_on_a_gpu_do_not_depend_on_where_episodes_start(
+    kind: type[Core], most: int, dtype: torch.dtype
+) -> None:
+    start = torch.zeros(STEPS, ENVS, dtype=torch.bool)
+    start[0, 0] = start[3, 1] = start[-1, 2] = True
+    near = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.02}
+    with pretended_gpu.pretended():
+        expected, _ = on("cpu", kind, start, dtype)
+        found, counted = on("cuda:0", kind, start, dtype)
+        _, never = on("cuda:0", kind, torch.zeros_like(start), dtype)
+        _, shorter = on("cuda:0", kind, start[:-1], dtype)
+    for value, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, wanted, **near)
+    assert {kind: never[kind] for kind in never.kinds()} == {kind: counted[kind] for kind in counted.kinds()}
+    assert counted[SYNC] == 0 and (counted - shorter)[KERNEL] <= most
