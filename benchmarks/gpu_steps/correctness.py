@@ -272,7 +272,7 @@ def gradients(name: str) -> dict[str, Any]:
         wrong = [] if error <= allowed else [f"it is {error:.1e} from the CPU's; {allowed:.1e} is allowed"]
         wrong += [] if torch.equal(once, twice) else ["a second time it has other bits"]
         captured = None
-        if not setting.algorithm.replays and not setting.model.recurrent:
+        if not setting.algorithm.replays:
             captured = _captured(gradient, there, hyper)
             wrong += [] if captured is True else [f"from a graph: {captured}"]
     known = {"error": error, "rounding": rounding, "norm": float(exact.norm())}
