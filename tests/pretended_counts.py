@@ -74,12 +74,12 @@ def counted(experiment: Experiment, layout: str) -> HotPath:
 def main(names: Sequence[str]) -> None:
     """Prints the table, row by row."""
     torch.set_num_threads(1)
-    print("| launched, copies, waits | layout | acting, a step | a slice | an iteration |")
+    print("| launched, copies, waits | layout | acting, a step | gradients of a step | an iteration |")
     print("|---|---|---|---|---|")
     for name in names or RECIPES:
         for layout in LAYOUTS:
             hot = counted(RECIPES[name](), layout)
-            cells = (text(hot.acting[-1]), text(hot.slices[-1]), text(hot.iterations[-1]))
+            cells = (text(hot.acting[-1]), text(hot.gradients[-1]), text(hot.iterations[-1]))
             print("|", " | ".join([f"`{name}`", f"`{layout}`", *cells]), "|", flush=True)
 
 

@@ -109,7 +109,7 @@ class HotPath:
     acting: list[Counts]
     """Of each step that an acting batch chose its actions for."""
     gradients: list[Counts]
-    """Of the gradients of a step: of one slot, or with graphs of all."""
+    """Of the gradients of a step, of all slots, and their sum in this process."""
     learning: list[Counts]
     """Of all gradient steps of each iteration."""
     iterations: list[Counts]
@@ -130,7 +130,7 @@ def hot_path(run: Callable[[], object]) -> HotPath:
         _replace(stack, Learner, "learn", noted)
         acting, gradients, learning = (
             stack.enter_context(each_call(owner, name))
-            for owner, name in ((ActingBatch, "act"), (Learner, "_gradients"), (Learner, "learn"))
+            for owner, name in ((ActingBatch, "act"), (Learner, "_push"), (Learner, "learn"))
         )
         run()
     return HotPath(acting, gradients, learning, [end - begin for begin, end in itertools.pairwise(ends)])

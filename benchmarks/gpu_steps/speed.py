@@ -137,7 +137,12 @@ def _profiled(setting: Experiment, text: str, context: Context, timed: int = 0) 
     if not context.rehearse:
         torch.cuda.reset_peak_memory_stats()
     with _ranges():  # one run for all, since making 128 Atari environments takes 20 seconds
-        train(setting, Layout.parse(text), quiet(place(context, f"{type(setting.algorithm).__name__} {setting.identity()} {text}")), on_iteration=follow)
+        train(
+            setting,
+            Layout.parse(text),
+            quiet(place(context, f"{type(setting.algorithm).__name__} {setting.identity()} {text}")),
+            on_iteration=follow,
+        )
     memory = {} if context.rehearse else {"gpu_memory_gb": torch.cuda.max_memory_reserved() / 1e9}
     return memory | rated | {"shares": shares} | _counted(profiler.events() or [], iterations)
 

@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from lockstep.core.arrays import map_structure, named_leaves
+from lockstep.core.pieces import room, side_by_side
 from lockstep.core.rollout import Rollout
 
 S = TypeVar("S")
-_ALIGNMENT = 256
-"""Bytes, as CUDA aligns memory: the code path of a kernel, and so its bits, may depend on it."""
 
 
 def to_device(rollouts: dict[int, Rollout], device: torch.device) -> dict[int, Rollout]:
@@ -49,29 +48,20 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
 
 
 def sent_together(batch: S, device: torch.device) -> tuple[Tensor, S]:
-    """A batch on a GPU, by one copy: the memory there, uint8, and the batch in it (see pieces). The host need not
-    wait."""
-    size = sum(map(_aligned, (leaf for _, leaf in named_leaves(batch))))
-    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)  # torch keeps it until it was read
-    map_structure(lambda to, x: to.copy_(x), pieces(pinned, batch), batch)
-    memory = pinned.to(device, non_blocking=True)
-    return memory, pieces(memory, batch)
+    """As sent, for all tensors of a batch, in one copy: the memory on the GPU, and the batch that lies in it."""
+    leaves = [leaf for _, leaf in named_leaves(batch)]
+    here = room(leaves, torch.device("cpu"), pinned=True)
+    for piece, leaf in zip(side_by_side(leaves, here), leaves, strict=True):
+        piece.copy_(leaf)
+    memory = here.to(device, non_blocking=True)
+    return memory, laid_out(batch, memory)
 
 
-def pieces(memory: Tensor, like: S) -> S:
-    """Tensors with the shapes of another structure's, one after the other in uint8 memory."""
-    end = 0
-
-    def piece(x: Tensor) -> Tensor:
-        nonlocal end
-        begin, end = end, end + _aligned(x)
-        return memory[begin : begin + x.nbytes].view(x.dtype).view(x.shape)
-
-    return map_structure(piece, like)
-
-
-def _aligned(x: Tensor) -> int:
-    return -(-x.nbytes // _ALIGNMENT) * _ALIGNMENT
+def laid_out(batch: S, memory: Tensor) -> S:
+    """A batch with these shapes and types that lies in the memory."""
+    leaves = [leaf for _, leaf in named_leaves(batch)]
+    pieces = {id(leaf): piece for leaf, piece in zip(leaves, side_by_side(leaves, memory), strict=True)}
+    return map_structure(lambda leaf: pieces[id(leaf)], batch)
 
 
 def _slabs(leaves: Iterable[Tensor]) -> list[list[Tensor]]:

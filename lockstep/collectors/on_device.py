@@ -14,13 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lockstep.core.pieces import room, side_by_side
 from lockstep.models.base import ActionDistribution
 from lockstep.models.capture import Inference, Inputs, Program
 from lockstep.system.graphs import Capture, Repeat
 
-_ALIGNMENT = 256
-"""Pieces of memory begin at multiples of this many bytes, as torch's own do, for kernels that read several numbers at
-once."""
 _SMALL = 1 << 16
 """Bytes up to which it takes the host less time to gather an input than to launch a copy of its own."""
 
@@ -65,13 +63,13 @@ class DeviceActing:
         self.state = state
         kept = distribution.num_params if keeps_policy else 0
         parts = _acted(distribution, noise.shape[1], kept)
-        self._there, there = _allocate(parts, state.device)
+        self._there = room(parts, state.device).zero_()
         """One piece of memory on the GPU."""
-        self._acted = Acted(*there)
+        self._acted = Acted(*side_by_side(parts, self._there))
         """What lies in it."""
-        self._here, here = _allocate(parts, torch.device("cpu"), pinned=state.is_cuda)
+        self._here = room(parts, torch.device("cpu"), pinned=state.is_cuda)
         """The same in the host's memory."""
-        self._returned = Acted(*here)
+        self._returned = Acted(*side_by_side(parts, self._here))
         self._held: Inputs | None = None
         """Where the inputs of a step are on the GPU."""
         self._gathered = torch.empty(0), torch.empty(0)
@@ -157,10 +155,10 @@ class DeviceActing:
         device, leaves = self.state.device, inputs.leaves()
         small = [number for number, x in enumerate(leaves) if x is not inputs.state and x.nbytes <= _SMALL]
         parts = [leaves[number] for number in small]
-        here, pieces = _allocate(parts, torch.device("cpu"), pinned=self.state.is_cuda)
-        there, held = _allocate(parts, device)
-        self._gathered, self._pieces = (here, there), dict(zip(small, pieces, strict=True))
-        places = {id(x): to for x, to in zip(parts, held, strict=True)} | {id(inputs.state): self.state}
+        here, there = room(parts, torch.device("cpu"), pinned=self.state.is_cuda).zero_(), room(parts, device).zero_()
+        self._gathered, self._pieces = (here, there), dict(zip(small, side_by_side(parts, here), strict=True))
+        places = {id(x): to for x, to in zip(parts, side_by_side(parts, there), strict=True)}
+        places[id(inputs.state)] = self.state
         return inputs.map(lambda x: places[id(x)] if id(x) in places else torch.zeros_like(x, device=device))
 
 
@@ -170,11 +168,3 @@ def _acted(distribution: ActionDistribution, size: int, kept: int) -> list[Tenso
     shapes = (((size, *distribution.action_shape), distribution.action_dtype), number, number)
     of_policy = ((size, kept), torch.float32)
     return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in (*shapes, of_policy)]
-
-
-def _allocate(like: list[Tensor], device: torch.device, *, pinned: bool = False) -> tuple[Tensor, list[Tensor]]:
-    """uint8 memory with zeros for tensors like these, and these."""
-    sizes = [-(-x.nbytes // _ALIGNMENT) * _ALIGNMENT for x in like]
-    memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=device, pin_memory=pinned)
-    pieces = [piece[: x.nbytes] for piece, x in zip(memory.split(sizes), like, strict=True)]
-    return memory, [piece.view(x.dtype).view(x.shape) for piece, x in zip(pieces, like, strict=True)]

@@ -57,8 +57,8 @@ class TorchShard(ShardEnv):
         self.num_envs = num_envs
         if env.num_envs != num_envs:
             raise SettingsError(
-                f"env.id={config.id} has num_envs={env.num_envs}, but was asked for {num_envs}. Let its constructor call "
-                "super().__init__(num_envs, device)."
+                f"env.id={config.id} has num_envs={env.num_envs}, but was asked for {num_envs}. Let its constructor "
+                "call super().__init__(num_envs, device)."
             )
         self.action_space: gymnasium.Space[Any] = env.action_space
         if composite(self.action_space):

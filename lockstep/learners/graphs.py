@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.algorithms.onpolicy import Batch
 from lockstep.buffers.on_policy import Cuts, FreshBatches
 from lockstep.buffers.replay_batches import ReplayBatches, Taken
-from lockstep.buffers.slabs import pieces
+from lockstep.buffers.slabs import laid_out
 from lockstep.core.arrays import named_leaves
 from lockstep.system.graphs import Branches, Capture
 
@@ -241,7 +241,7 @@ class _Items(_Held):
         super().__init__(len(taken.drawn), taken.memory.device)
         self.form = form
         self._memory = torch.empty_like(taken.memory)
-        self._batch = pieces(self._memory, taken.batch)
+        self._batch = laid_out(taken.batch, self._memory)
         self._taken: Taken | None = None
 
     def load(self, taken: Taken) -> None:

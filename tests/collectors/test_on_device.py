@@ -11,7 +11,8 @@ import torch
 from gymnasium import spaces
 from pretended_books import BACK, LAUNCH, PINNED, SYNC
 
-from lockstep.collectors.on_device import Acted, DeviceActing, _acted, _allocate
+from lockstep.collectors.on_device import Acted, DeviceActing, _acted
+from lockstep.core.pieces import room, side_by_side
 from lockstep.models import StandardModelConfig
 from lockstep.models.capture import Inference, Inputs
 from lockstep.system.graphs import cuda_graph
@@ -28,15 +29,14 @@ class Actions:
 def test_actions_of_every_type_lie_beside_the_other_results(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     for rows in (1, 3, 4):
         parts = _acted(Actions(shape, dtype), rows, kept=0)  # type: ignore[arg-type]
-        memory, pieces = _allocate(parts, torch.device("cpu"))
-        acted = Acted(*pieces)
+        memory = room(parts, torch.device("cpu"))
+        acted = Acted(*side_by_side(parts, memory))
         acted.action.fill_(1)
         acted.log_prob.fill_(2.5)
         acted.value.fill_(3.5)
         assert acted.action.shape == (rows, *shape) and acted.action.dtype == dtype
         assert bool((acted.action == 1).all()) and acted.log_prob.tolist() == [2.5] * rows
-        copy, other = _allocate(parts, torch.device("cpu"))
-        copy.copy_(memory)
+        other = side_by_side(parts, memory.clone())
         assert all(torch.equal(a, b) for a, b in zip(acted, other, strict=True))
 
 
@@ -50,7 +50,7 @@ def test_one_copy_brings_all_small_inputs(pixels: int, copies: int) -> None:
         noise = torch.rand(3, rows, model.distribution.noise_size, pin_memory=True)
         state = torch.zeros(rows, model.state_size, device="cuda:0")
         acting = DeviceActing(model.distribution, noise, state, model.distribution.sample, cuda_graph)
-        actor, expected_state = Inference(model, fixed=True), state.clone()
+        actor, expected_state, counted = Inference(model, fixed=True), state.clone(), pretended_gpu.counts()
         acting.begin()
         for t in range(3):
             inputs = Inputs(

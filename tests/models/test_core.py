@@ -209,13 +209,13 @@ def test_kernels_on_a_gpu_do_not_depend_on_where_episodes_start(
 ) -> None:
     start = torch.zeros(STEPS, ENVS, dtype=torch.bool)
     start[0, 0] = start[3, 1] = start[-1, 2] = True
-    near = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.02}
+    rtol, atol = (1e-5, 1e-6) if dtype == torch.float32 else (0.05, 0.02)
     with pretended_gpu.pretended():
         expected, _ = on("cpu", kind, start, dtype)
         found, counted = on("cuda:0", kind, start, dtype)
         _, never = on("cuda:0", kind, torch.zeros_like(start), dtype)
         _, shorter = on("cuda:0", kind, start[:-1], dtype)
     for value, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(value, wanted, **near)
+        torch.testing.assert_close(value, wanted, rtol=rtol, atol=atol)
     assert {kind: never[kind] for kind in never.kinds()} == {kind: counted[kind] for kind in counted.kinds()}
     assert counted[SYNC] == 0 and (counted - shorter)[KERNEL] <= most
