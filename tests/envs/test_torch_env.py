@@ -106,7 +106,9 @@ def test_cartpole_has_the_physics_of_gymnasium() -> None:
             going -= {j} if terminated else set()
     assert not going
     full = {"body": torch.zeros(count, 4), "steps": torch.arange(480, 500)}
-    assert env.step(full, actions)[3].tolist() == [False] * 19 + [True], "at 500 steps, as gymnasium's TimeLimit"
+    assert env.step(full, torch.ones(count, dtype=torch.int64))[3].tolist() == [False] * 19 + [True], (
+        "at 500 steps, as gymnasium's TimeLimit"
+    )
     assert env.reset(torch.arange(count))["body"].abs().max() <= 0.05
 
 
