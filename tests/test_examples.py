@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from workers import Workers
 
 import lockstep
@@ -202,6 +203,9 @@ def test_a_documented_command_parses(command: str, capsys: pytest.CaptureFixture
             pytest.skip(f"{missing[1]} is not installed")
         if "requires the system Qt" in said:
             pytest.skip("Procgen's games need Qt, which few machines have")
+        if "needs GPU" in said:
+            assert not torch.cuda.is_available()
+            pytest.skip("this machine has no GPU")
         if "grids.py:Grids" in arguments:  # which the page shows in part
             assert "no Python file" in said and "grids.py" in said
             return
