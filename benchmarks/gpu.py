@@ -72,13 +72,22 @@ STEPS = (
 )
 
 
-def run(steps: Sequence[Step], out: Path, seconds: float, *, rehearse: bool = False, peers: Sequence[str] = ()) -> bool:
+def run(
+    steps: Sequence[Step],
+    out: Path,
+    seconds: float,
+    *,
+    rehearse: bool = False,
+    peers: Sequence[str] = (),
+    names: Sequence[str] = (),
+) -> bool:
     """Run steps one after the other, and report.
 
     Args:
         out: the folder of report.json, to whose steps these are added, and log.txt.
         seconds: for all steps together.
         peers: commands of other libraries that some steps measure.
+        names: of the small experiments to train, in place of all.
 
     Returns:
         whether none failed.
@@ -97,7 +106,7 @@ def run(steps: Sequence[Step], out: Path, seconds: float, *, rehearse: bool = Fa
         if limit < _LEAST:
             entry = {"status": "skipped", "seconds": 0.0, "summary": "no time was left", "data": {}}
         else:
-            entry = _run(step, limit, out, rehearse, peers)
+            entry = _run(step, limit, out, rehearse, peers, names)
         good = good and entry["status"] in ("ok", "skipped")
         entries[step.name] = entry
         write(out / "report.json", report)
@@ -109,7 +118,9 @@ def run(steps: Sequence[Step], out: Path, seconds: float, *, rehearse: bool = Fa
     return good
 
 
-def _run(step: Step, limit: float, out: Path, rehearse: bool, peers: Sequence[str]) -> dict[str, Any]:
+def _run(
+    step: Step, limit: float, out: Path, rehearse: bool, peers: Sequence[str], names: Sequence[str]
+) -> dict[str, Any]:
     """Run a step in its own process. Returns its entry in the report."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-", ignore_cleanup_errors=True) as folder:
@@ -120,6 +131,7 @@ def _run(step: Step, limit: float, out: Path, rehearse: bool, peers: Sequence[st
             "rehearse": rehearse,
             "report": str(out / "report.json"),
             "peers": list(peers),
+            "names": list(names),
             "result": f"{folder}.json",
         }
         path = os.pathsep.join(
@@ -207,7 +219,8 @@ def _step(given: dict[str, Any]) -> None:
         pretended.install()
     report = json.loads(Path(given["report"]).read_text())["steps"] if Path(given["report"]).exists() else {}
     folder, result = Path(given["folder"]), Path(given["result"])
-    context = Context(given["seconds"], folder, given["rehearse"], report, tuple(given["peers"]), result)
+    peers, names = tuple(given["peers"]), tuple(given["names"])
+    context = Context(given["seconds"], folder, given["rehearse"], report, peers, result, names)
     module, _, name = given["function"].partition(":")
     try:
         outcome = getattr(importlib.import_module(module), name)(context)
@@ -229,6 +242,7 @@ def main() -> None:
     parser.add_argument("--stage", type=int, choices=(1, 2))
     parser.add_argument("--seconds", type=float, default=540.0, help="for all steps of the stage together")
     parser.add_argument("--only", nargs="+", metavar="NAME", help=", ".join(step.name for step in STEPS))
+    parser.add_argument("--experiments", nargs="+", default=[], metavar="NAME", help="for the step of that name")
     parser.add_argument("--peer", action="append", default=[], help="a script of another library with its arguments")
     parser.add_argument("--rehearse", action="store_true", help="run everything tiny, on a pretended GPU")
     parser.add_argument("--step", type=json.loads, help=argparse.SUPPRESS)
@@ -251,7 +265,7 @@ def main() -> None:
     for command in given.peer:  # steps run in other folders
         script, *arguments = shlex.split(command)
         peers.append(shlex.join([os.path.abspath(script), *arguments]))
-    sys.exit(not run(chosen, out, given.seconds, rehearse=given.rehearse, peers=peers))
+    sys.exit(not run(chosen, out, given.seconds, rehearse=given.rehearse, peers=peers, names=given.experiments))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ _SETTLING = 2
 """Iterations before a profile, in which libraries load, memory is reserved and graphs are captured."""
 _TIMED = 6
 """Iterations after these whose gradient steps a second are measured, where replay is profiled."""
+_ONE = 12.0
+"""Seconds of a run with replay, and of its profile."""
 REPLAYING = ("sac-mujoco", "dqn-atari", "rainbow-atari", "r2d2-atari")
 _PHASES = ("collecting", "learning")
 _BOUND = "lockstep "
@@ -96,6 +98,8 @@ def replaying(context: Context) -> Outcome:
     data: dict[str, Any] = {}
     for text in (f"{INLINE},graphs=1", INLINE):
         for name in ("td3",) if context.rehearse else REPLAYING:
+            if context.left < _ONE:
+                break
             setting = experiment(name if context.rehearse else f"real:{name}")
             try:
                 data[f"{name} {text}"] = found = _profiled(setting, text, context, timed=_TIMED)

@@ -46,6 +46,7 @@ class Context:
         report: the steps before it, by name.
         peers: commands of other libraries, to be measured as well.
         result: the file of its result.
+        names: of the small experiments to train, in place of all.
     """
 
     seconds: float
@@ -54,6 +55,7 @@ class Context:
     report: dict[str, Any]
     peers: tuple[str, ...]
     result: Path
+    names: tuple[str, ...] = ()
     begin: float = field(default_factory=time.monotonic)
 
     @property
