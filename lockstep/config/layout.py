@@ -5,37 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import re
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.config.launchers import LAUNCHERS, REFERENCE, Launcher, launcher_named
-from lockstep.config.resources import Resources, is_resource, of_role, resource_of, validate_resources
+from lockstep.config.launchers import Launcher, launcher_named
+from lockstep.config.layout_text import AUTO, DEVICES, HELP, OPTIONS, fields_of
+from lockstep.config.resources import Resources, of_role, validate_resources
 from lockstep.config.settings import SettingsError, check_values, require
 
 LOCAL = "local"
 """The device of torchrun's processes if each computes on its own GPU."""
-AUTO = "auto"
-"""What stands in place of a launcher where lockstep.launchers.auto is to choose the layout."""
-_HELP = (
-    "Use auto (lockstep chooses for this machine), inline (one process), processes:N (N processes that collect and "
-    "learn), cpu:aC-lL (C collectors and L learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on "
-    "GPUs 1, 2 and 3, twice), ray:N or ray:aC-lL (the same on a Ray cluster), ray:aC+-lL (C collectors and as many "
-    "more as fit), torchrun (under torchrun only), or file.py:NAME (a launcher of yours)."
-)
-_OPTIONS = {
-    "device": str,
-    "env_threads": int,
-    "env_processes": int,
-    "pin": int,
-    "graphs": int,
-    "ipc": int,
-    "stall_timeout": float,
-    "jitter": float,
-    "learner_delay": float,
-    "restarts": int,
-    "compress": int,
-}
 _ONLY = {
     "device": "its processes compute on the CPU, so leave device= out. On the GPUs of one machine use a0-l1.",
     "pin": "pin is for processes that lockstep starts on this machine, as in processes:2,pin=1. Elsewhere, taskset or "
@@ -50,12 +29,6 @@ _ONLY = {
 """Advice about options that only some launchers support."""
 _FIXED = ("device", "graphs", "ipc", "pin", "restarts", "compress", "resources")
 """Options of certain layouts alone, which auto cannot take."""
-_DEVICES = "processes"
-"""The launcher of layouts that name devices (a0-l1) or cpu:."""
-_EXAMPLES = {str: "GPU", int: "N", float: "SECONDS"}
-_SEVERAL = re.compile(r"device=(?P<first>\d+)(?P<more>(,\d+)+)(,|$)")
-"""The devices of a layout as somebody writes them who has seen a0-l1,2,3."""
-_SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)(?P<growing>\+?)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -120,26 +93,7 @@ class Layout:
         Raises:
             SettingsError: the text has none of these forms.
         """
-        parts = text.strip().split(",")
-        options = [part for part in parts if "=" in part]
-        head = ",".join(part for part in parts if "=" not in part)
-        if found := _SEVERAL.search(text):
-            several = "+".join([found["first"], *found["more"].strip(",").split(",")])
-            raise SettingsError(f"Layout {text!r}: for several GPUs, write device={several}.")
-        settings: dict[str, str | int | float] = {}
-        resources: Resources = ()
-        for option in options:
-            name, _, value = option.partition("=")
-            try:
-                if is_resource(name):
-                    resources += (resource_of(name, value),)
-                else:
-                    settings[name] = _OPTIONS[name](value)
-            except (KeyError, ValueError):
-                allowed = ", ".join(f"{name}={_EXAMPLES[kind]}" for name, kind in _OPTIONS.items())
-                allowed += "; and on Ray, collector.gpus=N, learner.cpus=N and the like"
-                raise SettingsError(f"Layout {text!r} has the option {option!r}. Allowed are {allowed}.") from None
-        layout = dataclasses.replace(_head(head, text), **settings, resources=resources)  # type: ignore[arg-type]
+        layout = Layout(**fields_of(text))
         layout.validate()
         return layout
 
@@ -149,20 +103,20 @@ class Layout:
         if given is None:
             return Layout(AUTO)
         if not isinstance(given, (Layout, str)):
-            raise SettingsError(f"{given!r} is not a layout. {_HELP}")
+            raise SettingsError(f"{given!r} is not a layout. {HELP}")
         return Layout.parse(given) if isinstance(given, str) else given
 
     def __str__(self) -> str:
         text = self.backend
         if self.split and set(self.collectors + self.learners) == {"cpu"}:
-            where = "cpu" if self.backend == _DEVICES else self.backend
+            where = "cpu" if self.backend == DEVICES else self.backend
             text = f"{where}:a{len(self.collectors)}{'+' * self.growing}-l{len(self.learners)}"
         elif self.split:
             text = f"a{','.join(self.collectors)}{'+' * self.growing}-l{','.join(self.learners)}"
         elif not self.is_auto and self.launcher.starts_processes:
             text = f"{self.backend}:{self.workers}"
         default = Layout()
-        for name in _OPTIONS:
+        for name in OPTIONS:
             value = getattr(self, name)
             if value != getattr(default, name):
                 text += f",{name}={value}" if isinstance(value, str) else f",{name}={value:.15g}"
@@ -178,7 +132,7 @@ class Layout:
         """The launcher, which starts the processes and declares what they can do."""
         if self.is_auto:
             raise SettingsError(
-                f"--layout {self} cannot be chosen here, since it depends on the machine that will run it. {_HELP}"
+                f"--layout {self} cannot be chosen here, since it depends on the machine that will run it. {HELP}"
             )
         return launcher_named(self.backend)
 
@@ -255,7 +209,7 @@ class Layout:
         collecting, learning = ("0" if kind == "GPU" else "cpu" for kind in self.kinds)
         if collecting == learning:
             return Layout(device=collecting)
-        return Layout(_DEVICES, collectors=(collecting,), learners=(learning,))
+        return Layout(DEVICES, collectors=(collecting,), learners=(learning,))
 
     def anywhere(self) -> Layout:
         """The layout on the CPU, to check it for a machine whose GPUs are not those of this machine."""
@@ -282,7 +236,7 @@ class Layout:
             if fixed := [name for name in _FIXED if getattr(self, name) != getattr(Layout, name)]:
                 raise SettingsError(
                     f"Layout {self}: auto chooses among layouts of this machine's CPU, so leave {fixed[0]}= out, or "
-                    f"name a layout. {_HELP}"
+                    f"name a layout. {HELP}"
                 )
             return
         launcher = self.launcher
@@ -309,7 +263,7 @@ class Layout:
             or (self.split and not launcher.starts_processes)
             or (self.workers > 1 and launcher.one_process)
         ):
-            raise SettingsError(f"Layout {self} does not state its processes correctly. {_HELP}")
+            raise SettingsError(f"Layout {self} does not state its processes correctly. {HELP}")
         for option, reason in _ONLY.items():
             if getattr(self, option) != getattr(Layout, option) and option not in launcher.options:
                 raise SettingsError(f"Layout {self}: {reason}")
@@ -367,53 +321,3 @@ class Layout:
                     f"Layout {self} needs GPU {max(gpus)}, but this machine has {count} that torch can use (numbers "
                     f"start at 0; see lockstep doctor). {instead}"
                 )
-
-
-def _head(head: str, text: str) -> Layout:
-    """The part before the options: a launcher and its processes, or devices."""
-    if head == AUTO:
-        return Layout(AUTO)
-    own = REFERENCE.fullmatch(head)
-    name, processes = (own["name"], own["processes"] or "") if own else head.partition(":")[::2]
-    known = bool(own) or name in LAUNCHERS
-    if known:
-        launcher = launcher_named(name)
-        if launcher.starts_processes and processes.isdecimal() and int(processes):
-            return Layout(name, int(processes))
-        if not (launcher.starts_processes or processes):
-            return Layout(name)
-    counted = name == "cpu" or (known and name != _DEVICES and launcher_named(name).starts_processes)
-    split = _SPLIT.fullmatch(processes if counted else head)
-    if split is None:
-        if known or name == "cpu":
-            raise SettingsError(f"Layout {text!r} does not state its processes correctly. {_HELP}")
-        raise SettingsError(f"Unknown layout {text!r}. {_HELP}")
-    collectors, learners = (_devices(split[role], counted, text) for role in ("collectors", "learners"))
-    copies = int(split["copies"] or 1)
-    if copies < 1:
-        raise SettingsError(f"Layout {text!r} asks for -d{copies}: at least one copy is needed. {_HELP}")
-    gpus = [int(device) for device in collectors + learners if device != "cpu"]
-    step = max(gpus) + 1 if gpus else 0
-    return Layout(
-        backend=name if counted and name != "cpu" else _DEVICES,
-        collectors=tuple(_shifted(device, step * copy) for copy in range(copies) for device in collectors),
-        learners=tuple(_shifted(device, step * copy) for copy in range(copies) for device in learners),
-        growing=bool(split["growing"]),
-    )
-
-
-def _devices(listed: str, counted: bool, text: str) -> tuple[str, ...]:
-    """`2` after `cpu:` or `ray:` is a number of processes; otherwise `0,1,cpu` are devices."""
-    if counted:
-        if not listed.isdecimal() or not int(listed):
-            raise SettingsError(f"Layout {text!r}: numbers of processes follow cpu: and ray:, as in cpu:a2-l2. {_HELP}")
-        return ("cpu",) * int(listed)
-    devices = tuple(listed.split(","))
-    if not all(device == "cpu" or device.isdecimal() for device in devices):
-        raise SettingsError(f"Layout {text!r}: devices are numbers of GPUs, or cpu, separated by commas. {_HELP}")
-    return devices
-
-
-def _shifted(device: str, by: int) -> str:
-    """The corresponding device of another copy, which has other GPUs."""
-    return device if device == "cpu" else str(int(device) + by)

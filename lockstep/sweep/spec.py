@@ -15,7 +15,8 @@ from typing import Any, cast
 import numpy as np
 
 from lockstep.buffers.memory import replay_bytes
-from lockstep.config.layout import AUTO, Layout
+from lockstep.config.layout import Layout
+from lockstep.config.layout_text import AUTO
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError

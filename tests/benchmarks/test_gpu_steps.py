@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import gpu
 import pytest
 from gpu_steps.correctness import _differences
-from gpu_steps.speed import _counted
+from gpu_steps.profiles import _counted
 from gpu_steps.step import Context, Outcome, Task, do
 
 HERE = Path(__file__)

@@ -1,0 +1,118 @@
+"""The text of a layout, as in `--layout processes:2,env_threads=2`, and the fields that it sets."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from lockstep.config.launchers import LAUNCHERS, REFERENCE, launcher_named
+from lockstep.config.resources import Resources, is_resource, resource_of
+from lockstep.config.settings import SettingsError
+
+AUTO = "auto"
+"""What stands in place of a launcher where lockstep.launchers.auto is to choose the layout."""
+HELP = (
+    "Use auto (lockstep chooses for this machine), inline (one process), processes:N (N processes that collect and "
+    "learn), cpu:aC-lL (C collectors and L learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on "
+    "GPUs 1, 2 and 3, twice), ray:N or ray:aC-lL (the same on a Ray cluster), ray:aC+-lL (C collectors and as many "
+    "more as fit), torchrun (under torchrun only), or file.py:NAME (a launcher of yours)."
+)
+"""Advice, for errors about a layout."""
+OPTIONS = {
+    "device": str,
+    "env_threads": int,
+    "env_processes": int,
+    "pin": int,
+    "graphs": int,
+    "ipc": int,
+    "stall_timeout": float,
+    "jitter": float,
+    "learner_delay": float,
+    "restarts": int,
+    "compress": int,
+}
+"""The types of fields of Layout that follow the processes, as in `,pin=1`."""
+DEVICES = "processes"
+"""The launcher of layouts that name devices (a0-l1) or cpu:."""
+_EXAMPLES = {str: "GPU", int: "N", float: "SECONDS"}
+_SEVERAL = re.compile(r"device=(?P<first>\d+)(?P<more>(,\d+)+)(,|$)")
+"""The devices of a layout as somebody writes them who has seen a0-l1,2,3."""
+_SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)(?P<growing>\+?)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
+
+
+def fields_of(text: str) -> dict[str, Any]:
+    """The fields of Layout by name, but for those that the text leaves at their defaults.
+
+    Raises:
+        SettingsError: the text has none of the forms in HELP.
+    """
+    parts = text.strip().split(",")
+    options = [part for part in parts if "=" in part]
+    head = ",".join(part for part in parts if "=" not in part)
+    if found := _SEVERAL.search(text):
+        several = "+".join([found["first"], *found["more"].strip(",").split(",")])
+        raise SettingsError(f"Layout {text!r}: for several GPUs, write device={several}.")
+    settings: dict[str, str | int | float] = {}
+    resources: Resources = ()
+    for option in options:
+        name, _, value = option.partition("=")
+        try:
+            if is_resource(name):
+                resources += (resource_of(name, value),)
+            else:
+                settings[name] = OPTIONS[name](value)
+        except (KeyError, ValueError):
+            allowed = ", ".join(f"{name}={_EXAMPLES[kind]}" for name, kind in OPTIONS.items())
+            allowed += "; and on Ray, collector.gpus=N, learner.cpus=N and the like"
+            raise SettingsError(f"Layout {text!r} has the option {option!r}. Allowed are {allowed}.") from None
+    return _head(head, text) | settings | {"resources": resources}
+
+
+def _head(head: str, text: str) -> dict[str, Any]:
+    """The part before the options: a launcher and its processes, or devices."""
+    if head == AUTO:
+        return {"backend": AUTO}
+    own = REFERENCE.fullmatch(head)
+    name, processes = (own["name"], own["processes"] or "") if own else head.partition(":")[::2]
+    known = bool(own) or name in LAUNCHERS
+    if known:
+        launcher = launcher_named(name)
+        if launcher.starts_processes and processes.isdecimal() and int(processes):
+            return {"backend": name, "workers": int(processes)}
+        if not (launcher.starts_processes or processes):
+            return {"backend": name}
+    counted = name == "cpu" or (known and name != DEVICES and launcher_named(name).starts_processes)
+    split = _SPLIT.fullmatch(processes if counted else head)
+    if split is None:
+        if known or name == "cpu":
+            raise SettingsError(f"Layout {text!r} does not state its processes correctly. {HELP}")
+        raise SettingsError(f"Unknown layout {text!r}. {HELP}")
+    collectors, learners = (_devices(split[role], counted, text) for role in ("collectors", "learners"))
+    copies = int(split["copies"] or 1)
+    if copies < 1:
+        raise SettingsError(f"Layout {text!r} asks for -d{copies}: at least one copy is needed. {HELP}")
+    gpus = [int(device) for device in collectors + learners if device != "cpu"]
+    step = max(gpus) + 1 if gpus else 0
+    return {
+        "backend": name if counted and name != "cpu" else DEVICES,
+        "collectors": tuple(_shifted(device, step * copy) for copy in range(copies) for device in collectors),
+        "learners": tuple(_shifted(device, step * copy) for copy in range(copies) for device in learners),
+        "growing": bool(split["growing"]),
+    }
+
+
+def _devices(listed: str, counted: bool, text: str) -> tuple[str, ...]:
+    """`2` after `cpu:` or `ray:` is a number of processes; otherwise `0,1,cpu` are devices."""
+    if counted:
+        if not listed.isdecimal() or not int(listed):
+            raise SettingsError(f"Layout {text!r}: numbers of processes follow cpu: and ray:, as in cpu:a2-l2. {HELP}")
+        return ("cpu",) * int(listed)
+    devices = tuple(listed.split(","))
+    if not all(device == "cpu" or device.isdecimal() for device in devices):
+        raise SettingsError(f"Layout {text!r}: devices are numbers of GPUs, or cpu, separated by commas. {HELP}")
+    return devices
+
+
+def _shifted(device: str, by: int) -> str:
+    """The corresponding device of another copy, which has other GPUs."""
+    return device if device == "cpu" else str(int(device) + by)
