@@ -20,7 +20,7 @@ from lockstep.buffers.rollout_buffers import ActingGroup, RolloutBuffer, allocat
 from lockstep.core.arrays import map_structure
 from lockstep.core.rollout import Rollout
 from lockstep.distributed.shared_memory import Arena
-from lockstep.envs.base import DeviceSteps
+from lockstep.envs.device_steps import DeviceSteps
 from lockstep.models.base import SendsTensors
 from lockstep.models.capture import Inference, Inputs
 from lockstep.system.graphs import Capture, Repeat

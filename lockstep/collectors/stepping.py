@@ -17,8 +17,9 @@ from torch import Tensor
 from lockstep import envs
 from lockstep.buffers.rollout_buffers import ActingGroup
 from lockstep.core.rollout import Episode
-from lockstep.envs.base import DeviceSteps, ShardEnv
+from lockstep.envs.base import ShardEnv
 from lockstep.envs.curriculum import first_options
+from lockstep.envs.device_steps import DeviceSteps
 from lockstep.envs.episodes import joined, part
 from lockstep.envs.pool.pool import SteppingPool
 from lockstep.experiment import Experiment

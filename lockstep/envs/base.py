@@ -7,18 +7,18 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
 import tyro
-from torch import Tensor
 
 from lockstep.config.settings import Names, Options, SettingsError, check_free
 from lockstep.config.user_code import checked_reference_to, load_object
 from lockstep.distributed.shared_memory import Arena, PrivateArena
 from lockstep.envs.adapters import ADAPTERS, AUTO, check_adapter, entry_of
+from lockstep.envs.device_steps import DeviceSteps
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.info import labels
 from lockstep.kernels.bound import Bound
@@ -191,34 +191,6 @@ class StepResult(NamedTuple):
     metrics: np.ndarray | None = None
     """float64 [B, M]: the metrics (EnvConfig.metrics) of episodes that ended; other rows mean nothing. NaN where the
     environment reported none. lockstep.envs.info.EpisodeNumbers makes them. None if there are no metrics."""
-
-
-class DeviceStep(NamedTuple):
-    """As StepResult, with tensors on a GPU; no environment loses lives, and none reports metrics."""
-
-    obs: Any
-    """[B, ...], or a dict of these."""
-    reward: Tensor
-    """fp32 [B]"""
-    terminated: Tensor
-    truncated: Tensor
-    first: Tensor
-
-
-class DeviceSteps(Protocol):
-    """Steps B environments with tensors on a GPU, without waiting for it."""
-
-    def advance(self, actions: Tensor) -> DeviceStep:
-        """Play one step, or begin the episode of those that have ended.
-
-        Args:
-            actions: [B, ...] of the action space.
-        """
-        ...
-
-    def memory(self) -> list[Tensor]:
-        """Everything that a step changes. It stays at its place."""
-        ...
 
 
 class ShardEnv(ABC):
