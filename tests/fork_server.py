@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -37,12 +38,27 @@ _IMPORTS = (
 )
 _PATIENCE = 60.0
 """Seconds until a fork gives up waiting for its parent."""
-_PR_SET_PDEATHSIG = 1
+DEATH = 1
+"""PR_SET_PDEATHSIG: the signal that a process gets when its parent ends."""
 
 
 def main() -> None:
     channel, parent, path = socket.socket(fileno=_moved(int(sys.argv[1]))), int(sys.argv[2]), sys.path[1:]
-    for name in _IMPORTS:
+    prepare(_IMPORTS)
+    order = _serve(channel, parent)
+    try:
+        _run([os.fsdecode(argument) for argument in order.arguments], order.flags, path)
+        code = 0
+    except SystemExit as exit:
+        if not isinstance(exit.code, int | None):
+            raise
+        code = exit.code or 0
+    end(code)
+
+
+def prepare(modules: Iterable[str]) -> None:
+    """Import what forks should not have to."""
+    for name in modules:
         with contextlib.suppress(ImportError):  # some are optional
             importlib.import_module(name)
     for context in (cpu_target.typing_context, cpu_target.target_context):
@@ -51,20 +67,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all of the memory
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    order = _serve(channel, parent)
-    try:
-        _run([os.fsdecode(argument) for argument in order.arguments], order.flags, path)
-        code = 0
-    except SystemExit as end:
-        if not isinstance(end.code, int | None):
-            raise
-        code = end.code or 0
-    _end(code)
 
 
 def _serve(channel: socket.socket, parent: int) -> Order:
     """Returns in the forks."""
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(DEATH, signal.SIGKILL)
     while os.getppid() == parent:
         message, files, _, _ = socket.recv_fds(channel, 1 << 20, 250)
         if not message:
@@ -73,7 +80,7 @@ def _serve(channel: socket.socket, parent: int) -> Order:
             if os.fork() != 0:
                 os._exit(0)
             try:
-                return _become(pickle.loads(message), files, channel)
+                return become(pickle.loads(message), files, channel)
             except BaseException:
                 traceback.print_exc()
                 channel.send(FAILED)
@@ -84,7 +91,7 @@ def _serve(channel: socket.socket, parent: int) -> Order:
     os._exit(0)
 
 
-def _become(order: Order, files: list[int], channel: socket.socket) -> Order:
+def become(order: Order, files: list[int], channel: socket.socket) -> Order:
     """Make this process what it would be if its parent had started it."""
     if order.group is None:
         os.setsid()
@@ -183,7 +190,7 @@ def _run(words: list[str], flags: int, path: list[str]) -> None:
         runpy._run_module_as_main(what)  # type: ignore[attr-defined]
 
 
-def _end(code: int) -> None:
+def end(code: int) -> None:
     """As Python does, except that it does not take all modules apart, which would copy their memory."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -47,7 +47,7 @@ _MODULES = (b"lockstep", b"submitit.core._submit")
 """What is run with `python -m`: lockstep, and Slurm's jobs."""
 _CODE = (b"from multiprocessing.spawn import spawn_main;", b"import sys; sys.path[:] = sys.argv.pop(1)")
 """Beginnings of what lockstep runs with `python -c`: its workers, and a sweep's runs."""
-_ROOM = 8192
+ROOM = 8192
 """Bytes of a command line for /proc to show."""
 _exec: Callable[..., int] = _posixsubprocess.fork_exec
 
@@ -141,7 +141,7 @@ class Forks:
         """Whether the server can fork for this command line."""
         python, kind, what, *_ = *arguments, b"", b""
         known = (kind == b"-m" and what in _MODULES) or (kind == b"-c" and what.startswith(_CODE))
-        known &= python == os.fsencode(sys.executable) and sum(map(len, arguments)) + len(arguments) < _ROOM
+        known &= python == os.fsencode(sys.executable) and sum(map(len, arguments)) + len(arguments) < ROOM
         differing = {os.fsdecode(name) for name, _ in environment.items() ^ self._environment.items()} - {"PYTHONPATH"}
         same = self._owner == os.getpid() and self._session == os.getsid(0)  # else it is not the server's parent
         return known and same and not any(name.startswith(_READ) for name in differing)
@@ -161,7 +161,7 @@ class Forks:
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(*KIND)
-        arguments = [sys.executable, str(_SERVER), str(theirs.fileno()), str(os.getpid()), "x" * _ROOM]
+        arguments = [sys.executable, str(_SERVER), str(theirs.fileno()), str(os.getpid()), "x" * ROOM]
         environment = {name: value for name, value in self._environment.items() if name != b"PYTHONPATH"}
         environment[MARK.encode()] = NO_MARK.encode()
         null = subprocess.DEVNULL

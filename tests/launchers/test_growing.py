@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from children import until
 from free_running import free, repeated, with_async
+from ray_forks import forked_workers
 from sentences import says
 from tiny import EXPERIMENTS, options
 from workers import Ran, ran_of
@@ -57,15 +58,16 @@ def test_a_lag_that_is_a_number_needs_a_number_of_collectors(scheme: dict[str, A
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A head without room for any process, and a node with room for a learner and two collectors."""
     head = {"num_cpus": 0, "include_dashboard": False, "_system_config": {"worker_niceness": 0}}
-    there = utils.Cluster(initialize_head=True, head_node_args=head)
-    there.add_node(num_cpus=3)
-    ray.init(there.address, log_to_driver=False)
-    yield there
-    ray.shutdown()
-    there.shutdown()
+    with forked_workers(bool(request.config.getoption("--real-processes"))):
+        there = utils.Cluster(initialize_head=True, head_node_args=head)
+        there.add_node(num_cpus=3)
+        ray.init(there.address, log_to_driver=False)
+        yield there
+        ray.shutdown()
+        there.shutdown()
 
 
 ENDING = """

@@ -20,6 +20,7 @@ import pytest
 import torch
 from children import Child, until
 from free_running import free, remembering, repeated, updates, with_async
+from ray_forks import forked_workers
 from sentences import says
 from tiny import EXPERIMENTS, cut, options
 from workers import Ran, ran_of
@@ -58,13 +59,14 @@ def make():
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     """One for all runs, since starting one takes seconds."""
     niceness = {"worker_niceness": 0}
     there = {"num_cpus": CPUS, "num_gpus": 1, "resources": {"desk": 2}}  # the GPU is in its books alone
-    ray.init("local", **there, include_dashboard=False, log_to_driver=False, _system_config=niceness)
-    yield
-    ray.shutdown()
+    with forked_workers(bool(request.config.getoption("--real-processes"))):
+        ray.init("local", **there, include_dashboard=False, log_to_driver=False, _system_config=niceness)
+        yield
+        ray.shutdown()
 
 
 pytestmark = pytest.mark.usefixtures("own_folder")
