@@ -20,12 +20,16 @@ QUICK := --env.protocol classic --env.num-envs 8 --scheme.shards 4 --scheme.acti
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile --constraint constraints.txt
 
-.PHONY: help train test test-quick golden clean
+# How tests are spread over processes: a file stays together, since its tests share runs.
+SPREAD := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+.PHONY: help train test test-full test-quick golden clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train       train PPO on Atari Breakout for some minutes, then evaluate, record and plot it"
 	@echo "make test        lint, type-check and test"
+	@echo "make test-full   test all combinations of experiments and layouts, of which make test tries some"
 	@echo "make test-quick  lint and test in under three minutes, without what starts other processes or trains for long"
 	@echo "make golden      record the digests that tests expect on this platform, after an intended change;"
 	@echo "                 BASE=COMMIT compares a commit with this working tree instead"
@@ -46,12 +50,15 @@ test: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(SPREAD)
+
+test-full: $(VENV)/.test
+	$(BIN)/python -m pytest $(SPREAD) --full
 
 test-quick: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest $(SPREAD) -m "not slow"
 
 golden: $(VENV)/.test
 	$(BIN)/python tests/golden.py $(if $(BASE),--base $(BASE))

@@ -74,6 +74,7 @@ LONG = {"start", "cluster", "workers", "processes_are_there_already", "recorded"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pretended-gpu", action="store_true", help="run tests that need a GPU on a pretended one")
+    parser.addoption("--full", action="store_true", help="run what `make test-full` alone runs, too")
     parser.addoption("--real-processes", action="store_true", help="fork no process in the place of a new Python")
 
 
@@ -105,6 +106,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         missing["envpool"] = pytest.mark.skip(reason="EnvPool is not installed (it has no release for Python 3.10)")
     order = {name: number for number, name in enumerate(LONGEST)}  # or one worker would be left with them at the end
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+    if not config.getoption("--full"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
     here, slow = Path(__file__).parent, pytest.mark.slow
     for item in items:
         place = item.path.relative_to(here).as_posix()
@@ -124,6 +128,12 @@ def _pretended_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     with pretended_gpu.pretended():
         yield
         assert not pretended_gpu.faults()
+
+
+@pytest.fixture(scope="session")
+def full(pytestconfig: pytest.Config) -> bool:
+    """Whether every combination is asked for, and not only those that together have every part."""
+    return bool(pytestconfig.getoption("--full"))
 
 
 @pytest.fixture

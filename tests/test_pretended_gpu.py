@@ -11,7 +11,7 @@ import pytest
 import torch
 from pretended_books import BACK, COPY, KERNEL, LAUNCH, PAGEABLE, PEER, PINNED, SORTED, STAGED, SYNC
 from pretended_gpu import counts, faults
-from tiny import EXPERIMENTS, options, squashed
+from tiny import ALIKE, EXPERIMENTS, options, squashed
 from torch import Tensor
 
 from lockstep.algorithms.offpolicy import off_policy
@@ -329,7 +329,13 @@ def run(experiment: Experiment, text: str, folder: Path) -> str:
         return run_here(experiment, text, folder)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALL])
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    """Those in LAYOUTS train on one GPU there, too."""
+    full = [pytest.mark.full] if name in ALIKE or name in LAYOUTS else []
+    return [] if name in QUICK else [pytest.mark.slow, *full]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ALL])
 def test_every_experiment_trains(name: str, tmp_path: Path) -> None:
     run(ALL[name](), "inline,device=0", tmp_path / "run")
 

@@ -314,3 +314,14 @@ def in_torch() -> Experiment:
 
 
 EXPERIMENTS["torch-env-gru-lag-1"] = in_torch
+
+ALIKE = {
+    **dict.fromkeys(("ppo", "ppo-lag-1", "ppo-acting-batch-of-two-shards"), "ppo-bf16"),
+    **dict.fromkeys(("ppo-lstm", "impala-bf16"), "impala-lstm-lag-2"),
+    "impala-rnd-lag-1": "ppo-rnd",
+    "apex-lag-1": "dqn-prioritized-frames",
+    "der": "rainbow-lag-1",
+    "vizdoom": "appo",
+}
+"""Experiments whose environments take long to make, and whose model, loss and memory are parts of the one named here,
+or of it and CartPole's, which have every kind of lag. Where only these parts matter, `make test` runs the others."""
