@@ -127,7 +127,7 @@ def test_nodes_join_and_leave_a_run(
 
     monkeypatch.setattr(GrowingDriver, "_start", noted)
     Path("ending.py").write_text(ENDING)
-    layout = Layout.parse("ray:a2+-l1,restarts=0,jitter=0.01")
+    layout = Layout.parse("ray:a2+-l1,restarts=0,jitter=0.04")
     followed = dataclasses.replace(options(Path("run")), callback=str(Path("ending.py:follow").absolute()))
     with ThreadPoolExecutor(1) as threads:
         run = threads.submit(lambda: ran_of(train(with_async(free(100_000, normalize=True)), layout, followed)))
