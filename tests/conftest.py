@@ -78,6 +78,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--real-processes", action="store_true", help="fork no process in the place of a new Python")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """What `-n auto` means: one more than there are cores, since many tests wait for what takes a certain time."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--real-processes"):
         forks = Forks()

@@ -340,6 +340,7 @@ def test_every_experiment_trains(name: str, tmp_path: Path) -> None:
     run(ALL[name](), "inline,device=0", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_processes_leave_their_counts_and_faults(tmp_path: Path) -> None:
     experiment = ALL["td3"]()
     digest = run(experiment, "inline,device=0", tmp_path / "inline")
