@@ -22,11 +22,13 @@ torch.set_num_threads(1)
 settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
 settings.load_profile("lockstep")
 LONGEST = (
-    *("test_ray", "test_layouts", "test_pretended_gpu", "test_portable", "test_shard_env", "test_replay"),
-    *("test_resume", "test_gpu_steps", "test_export", "test_output", "test_sweep_population", "test_sweep_runs"),
+    *("test_layouts", "test_ray", "test_portable", "test_pretended_gpu", "test_shard_env", "test_replay"),
+    *("test_growing", "test_resume", "test_gpu_steps", "test_export", "test_output", "test_sweep_population"),
+    "test_sweep_runs",
 )
-"""Files that take a minute or more, the longest first."""
+"""Files that take half a minute of a core or more, the longest first."""
 SLOW = (
+    "benchmarks/test_gpu_steps.py",
     "benchmarks/test_other_systems.py",
     "distributed/test_device_memory.py",
     "distributed/test_local_group.py",
