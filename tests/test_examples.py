@@ -16,6 +16,7 @@ from workers import Workers
 
 import lockstep
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.ppo import PPOConfig
 from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.cli.main import VERBS, main
 from lockstep.config.layout import Layout
@@ -37,7 +38,7 @@ EXAMPLES = (
 
 
 def short(*examples: str, iterations: int = 2) -> Experiment:
-    """The first example's experiment with the other examples' own parts, cut to a few iterations."""
+    """The first example's experiment with the other examples' own parts, cut to a few short iterations."""
     experiment, *others = (load_object(f"{ROOT}/examples/{example}.py:recipe")() for example in examples)
     for example, other in zip(examples[1:], others, strict=True):
         part = example.removeprefix("custom_")
@@ -45,6 +46,8 @@ def short(*examples: str, iterations: int = 2) -> Experiment:
     if isinstance(experiment.algorithm, DQNConfig):
         algorithm = dataclasses.replace(experiment.algorithm, warmup=0, batch_size=32)
         experiment = experiment.replace(algorithm=algorithm)
+    if isinstance(experiment.algorithm, PPOConfig):
+        experiment = experiment.replace(algorithm=dataclasses.replace(experiment.algorithm, epochs=2))
     return dataclasses.replace(experiment, total_steps=iterations * experiment.samples_per_iteration)
 
 
