@@ -26,6 +26,8 @@ ray = pytest.importorskip("ray", reason="Ray is not installed")
 utils = pytest.importorskip("ray.cluster_utils")
 
 pytestmark = pytest.mark.usefixtures("own_folder")
+QUIET = {"include_log_monitor": False}
+"""Nodes without the process that would show here what others print."""
 
 
 @pytest.mark.parametrize(
@@ -60,10 +62,10 @@ def test_a_lag_that_is_a_number_needs_a_number_of_collectors(scheme: dict[str, A
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A head without room for any process, and a node with room for a learner and two collectors."""
-    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": {"worker_niceness": 0}}
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": {"worker_niceness": 0}, **QUIET}
     with forked_workers(bool(request.config.getoption("--real-processes"))):
         there = utils.Cluster(initialize_head=True, head_node_args=head)
-        there.add_node(num_cpus=3)
+        there.add_node(num_cpus=3, **QUIET)
         ray.init(there.address, log_to_driver=False)
         yield there
         ray.shutdown()
@@ -136,7 +138,7 @@ def test_nodes_join_and_leave_a_run(
             observed.learns(3)
             nodes = []
             for collectors in (3, 4):
-                nodes.append(cluster.add_node(num_cpus=1))
+                nodes.append(cluster.add_node(num_cpus=1, **QUIET))
                 observed.starts(collectors)
             observed.learns(3)
             for node in nodes:
