@@ -15,6 +15,9 @@ from tiny import ALIKE, EXPERIMENTS, options, squashed
 from torch import Tensor
 
 from lockstep.algorithms.offpolicy import off_policy
+from lockstep.buffers import sources
+from lockstep.buffers.batches import Slice
+from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.distributed.shared_memory import PrivateArena, SharedMemory
@@ -384,6 +387,7 @@ def test_with_graphs_a_step_and_a_gradient_step_are_one_launch_each(name: str, t
 )
 def test_with_graphs_a_replayed_gradient_step_is_one_launch(name: str, tmp_path: Path) -> None:
     experiment = ALL[name]()
+    experiment = experiment.replace(total_steps=experiment.total_steps + experiment.samples_per_iteration)
     digests: list[str] = []
     with pretended_gpu.pretended():
         text, folder = "inline,device=0,graphs=1", tmp_path / "graphs"
@@ -393,6 +397,24 @@ def test_with_graphs_a_replayed_gradient_step_is_one_launch(name: str, tmp_path:
     # For the digests of four slots, metrics and norms, once an iteration; for every slot's priorities, in every step.
     assert learning[SYNC] == 6 + (4 * algorithm.updates if algorithm.replay.prioritized else 0)
     assert digests == [run(experiment, "inline,device=0", tmp_path / "plain")]
+
+
+def test_slices_of_a_user_s_own_are_not_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Mine(ReplayBatches):
+        def slice(self, slot: int, step: int) -> Slice:
+            asked.append(slot)
+            return super().slice(slot, step)
+
+    experiment = ALL["td3"]()
+    digest = run(experiment, "inline,device=0,graphs=1", tmp_path / "graphs")
+    monkeypatch.setattr(sources, "ReplayBatches", Mine)
+    assert run(experiment, "inline,device=0,graphs=1", tmp_path / "own") == digest
+    updates = experiment.iterations - off_policy(experiment.algorithm).build().warm_iterations(
+        experiment.samples_per_iteration
+    )
+    assert len(asked) == 4 * 3 * updates > 0
 
 
 @pytest.mark.slow

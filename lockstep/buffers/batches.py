@@ -47,10 +47,6 @@ class Batches(Protocol):
         are asked in order, too, unless gradients are asynchronous."""
         ...
 
-    def normalizers(self, slot: int) -> Normalizers:
-        """The statistics that the model normalizes a slot's slices with."""
-        ...
-
     def learned(self, slot: int, priorities: Tensor | None) -> None:
         """Take the priorities [n] that the loss returned for the last slice: how much it still has to teach."""
         ...

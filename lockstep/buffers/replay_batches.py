@@ -114,11 +114,11 @@ class ReplayBatches:
         return taken, index
 
     def _at_once(self, size: int) -> int:
-        """For how many gradient steps items are read together, if those of one have so many bytes. An iteration's are
-        divided evenly, since graphs depend on the number."""
-        most = max(1, (_AT_ONCE if self._agent.device.type == "cpu" else _AT_ONCE_FOR_GPU) // size)
-        steps = max(1, self._steps)
-        return -(-steps // -(-steps // most))
+        """For how many gradient steps items are read together, if those of one have so many bytes."""
+        if self._agent.device.type == "cpu":
+            return max(1, _AT_ONCE // size)
+        steps, most = max(1, self._steps), max(1, _AT_ONCE_FOR_GPU // size)
+        return -(-steps // -(-steps // most))  # groups of equal size if possible, since each size needs a graph
 
     def _take(self, slot: int, steps: range) -> Taken:
         """A slot's parts of several minibatches, concatenated. Random numbers are drawn step by step."""

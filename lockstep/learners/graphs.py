@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.onpolicy import Batch
+from lockstep.buffers.batches import Batches
 from lockstep.buffers.on_policy import Cuts, FreshBatches
 from lockstep.buffers.replay_batches import ReplayBatches, Taken
 from lockstep.buffers.slabs import laid_out
 from lockstep.core.arrays import named_leaves
+from lockstep.models.normalize import Normalizers
 from lockstep.system.graphs import Branches, Capture
 
 Found = tuple[Tensor, Tensor | None]
@@ -65,16 +67,35 @@ class GradientGraphs(Protocol):
         """
         ...
 
+    def normalizers(self, slot: int) -> Normalizers:
+        """The statistics that the model normalizes a slot's slices with."""
+        ...
 
-class GraphedSlices:
-    """The gradients of the slices of fresh rollouts.
+
+def graphs_of(
+    batches: Batches, period: int, differentiate: Differentiate, capture: Capture, branches: Branches | None
+) -> GradientGraphs | None:
+    """Graphs over these batches; None if they cut slices in a way of their own, which graphs would not repeat.
 
     Args:
-        batches: cuts the slices.
+        period: losses of updates whose numbers agree modulo this run the same kernels (Algorithm.update_period).
         differentiate: for slices of these batches.
         capture: makes the graphs.
         branches: runs the slots' slices side by side. None: one after the other, since they write the same memory.
     """
+    if isinstance(batches, FreshBatches) and _as_they_are(batches, FreshBatches, "slice", "cuts", "cut"):
+        return GraphedSlices(batches, differentiate, capture, branches)
+    if isinstance(batches, ReplayBatches) and _as_they_are(batches, ReplayBatches, "slice", "taken"):
+        return GraphedReplay(batches, period, differentiate, capture, branches)
+    return None
+
+
+def _as_they_are(batches: Batches, kind: type, *methods: str) -> bool:
+    return all(getattr(type(batches), name) is getattr(kind, name) for name in methods)
+
+
+class GraphedSlices:
+    """The gradients of the slices of fresh rollouts. The arguments are those of graphs_of."""
 
     def __init__(
         self, batches: FreshBatches, differentiate: Differentiate, capture: Capture, branches: Branches | None
@@ -90,6 +111,9 @@ class GraphedSlices:
 
     def begin(self) -> None:
         self._loaded.clear()
+
+    def normalizers(self, slot: int) -> Normalizers:
+        return self._batches.normalizers(slot)
 
     def gradients(self, slots: tuple[int, ...], step: int, hyper: dict[str, Any], update: int) -> list[Found] | None:
         for slot in slots:
@@ -122,13 +146,7 @@ class GraphedSlices:
 
 
 class GraphedReplay:
-    """The gradients of slices of replayed items.
-
-    Args:
-        batches: reads the items.
-        period: losses of updates whose numbers agree modulo this run the same kernels (Algorithm.update_period).
-        differentiate, capture, branches: as for GraphedSlices.
-    """
+    """The gradients of slices of replayed items. The arguments are those of graphs_of."""
 
     def __init__(
         self,
@@ -147,6 +165,9 @@ class GraphedReplay:
 
     def begin(self) -> None:
         pass
+
+    def normalizers(self, slot: int) -> Normalizers:
+        return self._batches.normalizers(slot)
 
     def gradients(self, slots: tuple[int, ...], step: int, hyper: dict[str, Any], update: int) -> list[Found]:
         taken = [self._batches.taken(slot, step) for slot in slots]

@@ -18,12 +18,10 @@ from lockstep.agent import Agent, below
 from lockstep.algorithms.base import ParameterGroup, check_loss
 from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.buffers.batches import Batches, CollectedRollout
-from lockstep.buffers.on_policy import FreshBatches
-from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.buffers.sources import batches_for
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
-from lockstep.learners.graphs import GradientGraphs, GraphedReplay, GraphedSlices, HyperTensors
+from lockstep.learners.graphs import GradientGraphs, HyperTensors, graphs_of
 from lockstep.learners.optimizer import optimizer_for
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.normalize import Normalizers
@@ -93,21 +91,16 @@ class Learner:
         lag = agent.experiment.scheme.gradient_lag
         self._lag = 0 if lag == "async" else lag
         self._in_flight: deque[Computed] = deque()
+        self._capture = None if agent.experiment.env.several_policies else capture  # kernels depend on who plays what
         self._graphs: GradientGraphs | None = None
-        if capture is not None and not agent.experiment.env.several_policies:  # kernels would depend on who plays what
-            # Layers with noise keep it in memory that all slots share.
-            branches = None if agent.model.noise_numbers else Branches(agent.device, len(slots))
-            if isinstance(self.batches, FreshBatches):
-                self._graphs = GraphedSlices(self.batches, self._differentiate, capture, branches)
-            else:
-                assert isinstance(agent.algorithm, OffPolicy) and isinstance(self.batches, ReplayBatches)
-                period = agent.algorithm.update_period
-                self._graphs = GraphedReplay(self.batches, period, self._differentiate, capture, branches)
+        """From the second iteration with gradient steps on, if there are any."""
         self._hyper = HyperTensors(agent.device)
         self._adapted: dict[str, float] = {}
         """By name: hyperparameters as Algorithm.adapt left them."""
         self._known_to_fit = False
         """Whether the first loss has been checked. Later ones are like it."""
+        self._writes = False
+        """Whether losses write buffers of the networks, which all slots share."""
         self._applied: Normalizers | None = None
         """The statistics that the model normalizes with now."""
 
@@ -157,6 +150,8 @@ class Learner:
 
     def _begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         """Take an iteration's rollouts. Returns the number of its gradient steps."""
+        if self._capture is not None and self._known_to_fit:
+            self._graphs, self._capture = self._captured(self._capture), None
         if self._graphs is not None:
             self._graphs.begin()
         return self.batches.begin(iteration, rollouts, hyper)
@@ -174,13 +169,19 @@ class Learner:
         for slots in self._together():
             yield from zip(slots, self._gradients(slots, step, hyper), strict=True)
 
+    def _captured(self, capture: Capture) -> GradientGraphs | None:
+        """Graphs of gradients, if there can be any."""
+        branches = None if self._writes else Branches(self._agent.device, len(self._slots))
+        period = self._algorithm.update_period if isinstance(self._algorithm, OffPolicy) else 1
+        return graphs_of(self.batches, period, self._differentiate, capture, branches)
+
     def _together(self) -> list[tuple[int, ...]]:
         """The slots whose gradients are computed together. A graph normalizes observations of all with one version's
         statistics."""
         alone = [(slot,) for slot in self._slots]
         if self._graphs is None:
             return alone
-        used = {id(self.batches.normalizers(slot)) for slot in self._slots}
+        used = {id(self._graphs.normalizers(slot)) for slot in self._slots}
         return alone if len(used) > 1 and self._agent.normalizers.normalizes_observations else [tuple(self._slots)]
 
     def _apply(self, computed: Computed) -> float | Tensor:
@@ -256,7 +257,7 @@ class Learner:
         """The gradients of slots' slices, each followed by its counts and metric sums, for the reduction."""
         if self._graphs is None:
             return [self._gradient(slot, step, hyper) for slot in slots]
-        self._normalize(self.batches.normalizers(slots[0]))
+        self._normalize(self._graphs.normalizers(slots[0]))
         found = self._graphs.gradients(slots, step, self._hyper.of(hyper), int(hyper["update"]))
         if found is None:
             return [self._gradient(slot, step, hyper) for slot in slots]
@@ -274,6 +275,17 @@ class Learner:
         self.batches.learned(slot, priorities)
         return gradient
 
+    def _first_loss(self, networks: Any, batch: Any, hyper: dict[str, Any]) -> Any:
+        """The loss, checked."""
+        models = [self._agent.model, *([] if self._agent.target is None else [self._agent.target])]
+        buffers = [buffer for model in models for buffer in model.buffers()]
+        before = [buffer._version for buffer in buffers]
+        loss = self._algorithm.loss(networks, batch, hyper)
+        check_loss(self._algorithm, loss)
+        self._writes = before != [buffer._version for buffer in buffers]
+        self._known_to_fit = True
+        return loss
+
     def _normalize(self, normalizers: Normalizers) -> None:
         """Make the networks normalize observations with these statistics."""
         if normalizers is not self._applied:
@@ -286,10 +298,7 @@ class Learner:
         """Run the loss of a slot's slice and its backward pass. Returns the gradient, with the numbers that are reduced
         together with it, and the priorities of replayed items."""
         self._flat.forget_gradient()
-        loss = self._algorithm.loss(self._agent.networks, batch, hyper)
-        if not self._known_to_fit:
-            check_loss(self._algorithm, loss)
-            self._known_to_fit = True
+        loss = (self._algorithm.loss if self._known_to_fit else self._first_loss)(self._agent.networks, batch, hyper)
         loss.total.backward()
         numbers = [batch.valid.sum(dtype=torch.float32)]
         numbers += [loss.metrics[name] for name in self._algorithm.metric_names]

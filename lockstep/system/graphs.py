@@ -41,6 +41,8 @@ def cuda_graph(function: Repeat) -> Repeat:
         raise
     except RuntimeError as error:
         cause = error.__context__ or error  # ending a capture that failed raises an error, too
+        if isinstance(cause, torch.OutOfMemoryError):
+            raise cause from None
         said = str(cause).strip().splitlines()[0]
         raise SettingsError(
             f"graphs=1: the model, the loss or the environment cannot be captured as a CUDA graph ({said}). It waits "

@@ -13,7 +13,9 @@ from torch import Tensor
 
 import lockstep
 from lockstep.algorithms.base import LossOutput, check_loss
+from lockstep.algorithms.dqn import DQN, DQNConfig
 from lockstep.algorithms.ppo import PPO, PPOConfig
+from lockstep.algorithms.wrapper import Wrapper
 from lockstep.cli.main import main
 from lockstep.config.settings import SettingsError
 
@@ -45,6 +47,21 @@ def test_what_is_no_loss_is_explained(loss: Any, words: str) -> None:
     check_loss(Own(PPOConfig()), output())
     with pytest.raises(SettingsError, match=words):
         check_loss(Own(PPOConfig()), loss)
+
+
+def test_steps_are_read_where_something_decides_by_them() -> None:
+    class Stopping(PPO):
+        def stop_early(self, metrics: dict[str, float]) -> bool:
+            return True
+
+    class Wrapped(Wrapper):
+        def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
+            return hyper
+
+    config = PPOConfig()
+    reading = [PPO(PPOConfig(target_kl=0.1)), PPO(PPOConfig(desired_kl=0.1)), Stopping(config), Wrapped(PPO(config))]
+    assert all(each.reads_steps for each in [*reading, Wrapper(Stopping(config))])
+    assert not any(each.reads_steps for each in (Own(config), Wrapper(PPO(config)), DQN(DQNConfig())))
 
 
 OWN = """
