@@ -26,7 +26,7 @@ class Wind(TorchEnv):
         return {"place": uniform(seeds, 2, -1.0, 1.0), "seed": seeds, "steps": torch.zeros_like(seeds)}
 
     def step(self, state: State, actions: Tensor) -> tuple[State, Tensor, Tensor, Tensor]:
-        wind = uniform(state["seed"], 2, -0.1, 0.1, draw=state["steps"])
+        wind = uniform(state["seed"], 2, -0.1, 0.1, draw=state["steps"] + 1)
         place, steps = state["place"] + 0.5 * actions + wind, state["steps"] + 1
         far = place.abs().amax(-1)
         if self.wrong == "item" and far.max().item() > 100:

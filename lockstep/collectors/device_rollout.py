@@ -155,13 +155,14 @@ class DeviceRollout:
         action = self._choose(policy, self._noise.index_select(0, t)[0]).to(whole.action.dtype)
         log_prob = self._distribution.log_prob(policy, action)
         after = t + 1
-        played = [(rows, env.advance(self._send(action[rows]))) for rows, env in self._envs]
-        with each_written_once():
+        with each_written_once():  # before environments step, which may change the actions that they are given
             _put(self.buffer.actions, after, action)
             _put(whole.log_prob, t, log_prob)
             _put(whole.value, t, output.value[0])
             if whole.policy is not None:
                 _put(whole.policy, t, policy)
+        played = [(rows, env.advance(self._send(action[rows]))) for rows, env in self._envs]
+        with each_written_once():
             for rows, step in played:
                 self._write(rows, t, after, step)
         self._state.copy_(state)

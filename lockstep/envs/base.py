@@ -304,6 +304,8 @@ class Adapter(ABC):
     """Whether the environments of consecutive shards may be one ShardEnv, so that one call steps them. All of them must
     be reseeded at the same time, and lockstep.envs.episodes.joined must make the state of the whole of the shards'."""
 
+    own_seeds: ClassVar[bool] = False
+    """Whether environments differ even if their first seeds are equal, as two of 100,000 may be."""
     devices: ClassVar[bool] = False
     """Whether its environments can lie on a GPU beside the policy. Then make takes a further argument, device, a name
     of torch's, and its shards return steps from ShardEnv.on_device."""

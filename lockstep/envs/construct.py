@@ -22,6 +22,7 @@ from lockstep.config.extras import install_command
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
 from lockstep.envs.base import EnvConfig
+from lockstep.envs.torch_env import TorchEnv
 
 _REGISTERED_BY = {"ALE/": "ale_py", "lockstep/": "lockstep.envs.tasks", "MinAtar/": "lockstep.envs.minatar"}
 _EXTRAS = {
@@ -35,6 +36,10 @@ _EXTRAS = {
 """Modules that an error may name, and the extras that install them."""
 
 
+_OF_TORCH = (
+    "{0} makes an environment in torch. Name the class itself (--env.id file.py:Name), which lockstep calls with "
+    "num_envs, device and --env.options."
+)
 PREFIX = "pettingzoo/"
 """Ids of environments with several agents begin with it; an id of PettingZoo's or a callable follows."""
 
@@ -122,7 +127,9 @@ def construct_batch(config: EnvConfig, num_envs: int, render: bool = False, **gi
         options.setdefault("render_mode", "rgb_array")
     with _unknown_options(config), ENVIRONMENT_SETTINGS.applied(thorough=True):
         made = make(num_envs=num_envs, **given, **options)
-    if isinstance(made, VectorEnv) or _is_batch(made):
+    if isinstance(made, TorchEnv) and "device" not in given:
+        raise SettingsError(_OF_TORCH.format(config.id))
+    if isinstance(made, (VectorEnv, TorchEnv)) or _is_batch(made):
         return made
     single = isinstance(made, gymnasium.Env)
     raise SettingsError(
@@ -185,7 +192,14 @@ def _unknown_options(config: EnvConfig) -> Iterator[None]:
                 f"{config.id} cannot render images, because its constructor does not take render_mode. Use a callable "
                 "that takes render_mode and passes it on."
             ) from error
+        if unexpected is not None and unexpected[1] == "device" and "device" not in config.options:
+            raise SettingsError(
+                f"{config.id} is an environment in torch whose constructor takes no device. Let it take (num_envs, "
+                "device, …) and call super().__init__(num_envs, device)."
+            ) from error
         missing = re.search(r"missing \d+ required .*argument", str(error))
+        if missing is not None and re.search(r"'device'", str(error)):
+            raise SettingsError(_OF_TORCH.format(config.id)) from error
         if missing is not None and traceback.extract_tb(error.__traceback__)[-1].filename == __file__:
             raise SettingsError(
                 f"{config.id} lacks arguments: {error}. Give them with --env.options NAME=VALUE."

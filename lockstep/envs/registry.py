@@ -134,7 +134,7 @@ def first_seeds(config: EnvConfig, seed: int) -> list[int]:
     """
     index = np.arange(config.num_envs)
     seeds = Seeds(seed, "train", 0).derive(index, np.zeros_like(index)).tolist()
-    if len(set(seeds)) < len(seeds):
+    if len(set(seeds)) < len(seeds) and not load_adapter(config.adapter).own_seeds:
         raise SettingsError(f"With seed={seed}, two environments would start from the same seed: use another --seed.")
     return seeds
 

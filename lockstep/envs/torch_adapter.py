@@ -19,6 +19,7 @@ class Torch(Adapter):
     decorrelates = True
     limits_episodes = True
     devices = True
+    own_seeds = True
 
     def ids(self) -> list[str]:
         return []

@@ -37,6 +37,9 @@ class TorchEnv:
     action_space: gymnasium.Space[Any]
     """Of a single environment: Discrete, MultiDiscrete, MultiBinary, or a Box of floats."""
 
+    num_envs = 0
+    """B, which __init__ sets."""
+
     def __init__(self, num_envs: int, device: torch.device) -> None:
         self.num_envs, self.device = num_envs, device
 
@@ -46,7 +49,8 @@ class TorchEnv:
         lockstep calls it at every step, and takes the rows of those environments whose episode begins.
 
         Args:
-            seeds: int64 [B], from 0 to 2**31 - 1. All randomness of an episode follows from its seed; `uniform` draws.
+            seeds: int64 [B], from 0 to 2**31 - 1. All randomness of an episode follows from its seed. `uniform` draws;
+                draw 0, its default, is for reset.
         """
         raise NotImplementedError
 
@@ -55,7 +59,7 @@ class TorchEnv:
 
         Args:
             state: that of reset or of the last step. For random numbers, keep the seeds in it.
-            actions: [B, ...], of the type that the space declares.
+            actions: [B, ...], of the type that the space declares. It may change them.
 
         Returns:
             The next state, rewards [B], terminated bool [B] and truncated bool [B].
@@ -68,7 +72,8 @@ class TorchEnv:
 
 
 def uniform(seeds: Tensor, count: int, low: float = 0.0, high: float = 1.0, *, draw: int | Tensor = 0) -> Tensor:
-    """Random numbers from seeds alone: fp32 [B, count], from low to below high, on the device of the seeds.
+    """Random numbers from seeds alone: fp32 [B, count], on the device of the seeds, from low to below high. Unless low
+    is 0, rounding may reach high.
 
     Row i depends on seeds[i] and draw alone. These are the numbers of lockstep.envs.batch.uniform (SplitMix64; Steele,
     Lea and Flood 2014), cut to 24 bits.
@@ -76,7 +81,8 @@ def uniform(seeds: Tensor, count: int, low: float = 0.0, high: float = 1.0, *, d
     Args:
         seeds: int64 [B].
         count: numbers for each seed.
-        draw: tells the draws of an episode apart, such as the number of its step; one for all, or int64 [B].
+        draw: tells the draws of an episode apart; one for all, or int64 [B]. If reset draws with 0, step needs others,
+            such as state["steps"] + 1.
     """
     keys = mixed(seeds) + (draw * signed(_STEP) if isinstance(draw, Tensor) else signed(draw * _STEP))
     places = torch.arange(1, count + 1, device=seeds.device)

@@ -61,6 +61,9 @@ class TorchShard(ShardEnv):
                 f"env.id={config.id} has num_envs={env.num_envs}, but was asked for {num_envs}. Let its constructor "
                 "call super().__init__(num_envs, device)."
             )
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, name, None), gymnasium.Space):
+                raise SettingsError(f"env.id={config.id} has no {name}. Set it to that of a single environment.")
         self.action_space: gymnasium.Space[Any] = env.action_space
         if composite(self.action_space):
             raise SettingsError(f"env.id={config.id}: env.adapter=torch takes no actions of {self.action_space}.")
@@ -68,7 +71,9 @@ class TorchShard(ShardEnv):
         self._longest = config.reseed_every
         self._levels = config.start_level, config.num_levels
         index = np.arange(num_envs)
-        self._keys = torch.from_numpy(seeds.derive(index, np.zeros_like(index))).to(device)
+        # Two seeds make a key of 62 bits, so that no two of a million environments are alike.
+        first, second = (seeds.derive(index, np.full_like(index, count)) for count in (0, 1))
+        self._keys = torch.from_numpy(first << 31 | second).to(device)
         self._first_length = torch.from_numpy(seeds.first_lengths(num_envs, config.decorrelate)).to(device)
         self._episode = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._steps = torch.zeros_like(self._episode)
@@ -175,13 +180,18 @@ class TorchShard(ShardEnv):
         """
         where = f"The {method} of env.id={self._id} returned"
         if not isinstance(state, dict) or not state or (like is not None and state.keys() != like.keys()):
-            found = f"a state with {', '.join(map(str, state))}" if isinstance(state, dict) else form_of(state)
+            found = f"a state with {', '.join(map(str, state)) or 'no entry'}"
+            found = found if isinstance(state, dict) else form_of(state)
             wanted = "a dict of tensors" if like is None else f"a state with {', '.join(like)}, as reset first did"
             raise SettingsError(f"{where} {found}, but must return {wanted}.")
         for name, x in state.items():
             known = None if like is None else like[name]
             shape = None if known is None else tuple(known.shape[1:])
             self._tensor(f"{where} {name!r} of the state", x, shape, None if known is None else known.dtype)
+            if x.dtype == torch.bfloat16:
+                raise SettingsError(
+                    f"{where} {name!r} of the state as bfloat16, which checkpoints cannot keep. Use float16 or float32."
+                )
         return state
 
     def _tensor(self, where: str, x: Any, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> Tensor:
@@ -196,7 +206,7 @@ class TorchShard(ShardEnv):
         if x.device != self._device:
             raise SettingsError(
                 f"{where} on {x.device}, but the environment was made for {self._device}. Make tensors with "
-                "device=self.device, or of others."
+                "device=self.device."
             )
         return x
 
@@ -275,8 +285,6 @@ def _checked_space(space: gymnasium.Space[Any], env_id: str) -> gymnasium.Space[
     Raises:
         SettingsError: its observations would have to be converted.
     """
-    if not isinstance(space, gymnasium.Space):
-        raise SettingsError(f"env.id={env_id} has no observation_space. Set it to the space of a single environment.")
     seen = ObservationWriter(space).space
     parts = [(space, seen)]
     if isinstance(space, spaces.Dict) and isinstance(seen, spaces.Dict) and space.spaces.keys() == seen.spaces.keys():
@@ -285,6 +293,7 @@ def _checked_space(space: gymnasium.Space[Any], env_id: str) -> gymnasium.Space[
         if not isinstance(given, spaces.Box) or (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
             raise SettingsError(
                 f"env.id={env_id} observes {space}, but env.adapter=torch takes a Box of float32 numbers, of uint8 "
-                "pictures [C, H, W], or a Dict of these."
+                "pictures [C, H, W] (a short last axis is read as channels: turn such pictures, or pad them), or a "
+                "Dict of these."
             )
     return seen

@@ -91,7 +91,8 @@ class Learner:
         lag = agent.experiment.scheme.gradient_lag
         self._lag = 0 if lag == "async" else lag
         self._in_flight: deque[Computed] = deque()
-        self._capture = None if agent.experiment.env.several_policies else capture  # kernels depend on who plays what
+        # With several policies, kernels depend on who plays what.
+        self._capture = None if capture is None or agent.experiment.env.several_policies else capture
         self._graphs: GradientGraphs | None = None
         """From the second iteration with gradient steps on, if there are any."""
         self._hyper = HyperTensors(agent.device)

@@ -125,7 +125,8 @@ def test_random_numbers_are_those_of_batches() -> None:
 
 def test_episodes_end_and_begin_as_worked_out_by_hand() -> None:
     env = make("Counts", options={"steps": 3})
-    keys = torch.from_numpy(Seeds(1, "train", 3).derive(np.arange(3), np.zeros(3, int)))
+    first, second = (Seeds(1, "train", 3).derive(np.arange(3), np.full(3, count)) for count in (0, 1))
+    keys = torch.from_numpy(first * 2**31 + second)
     assert reset(env)[""].tolist() == [[0, -1]] * 3
     moments = play(env, [np.array([0, 1, 0])] * 5)
     assert [m.obs[""][0].tolist() for m in moments] == [[1, 0], [2, 1], [3, 2], [0, -1], [1, 0]]
@@ -222,6 +223,67 @@ def test_actions_as_tensors_are_those_as_arrays(space: Any) -> None:
         sent, expected = distribution.to_env_tensor(action), distribution.to_env(action.numpy())
         np.testing.assert_allclose(sent.numpy(), expected, rtol=1e-6)
         assert sent.numpy().dtype == space.dtype and sent.shape[1:] == space.shape
+
+
+MISTAKES = """
+import numpy as np
+import torch
+from gymnasium import spaces
+from lockstep.envs.torch_env import TorchEnv
+
+class Right(TorchEnv):
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, seeds):
+        return {"x": torch.zeros(len(seeds), 1)}
+
+    def observe(self, state):
+        return state["x"]
+
+class NoInit(Right):
+    def __init__(self, num_envs, device):
+        pass
+
+class NoSpace(Right):
+    action_space = None
+
+class NoDevice(Right):
+    def __init__(self, num_envs):
+        super().__init__(num_envs, "cpu")
+
+class Half(Right):
+    def reset(self, seeds):
+        return {"x": torch.zeros(len(seeds), 1, dtype=torch.bfloat16)}
+
+class Empty(Right):
+    def reset(self, seeds):
+        return {}
+
+def made(num_envs):
+    return Right(num_envs, torch.device("cpu"))
+
+def alone(num_envs, device):
+    return Right(num_envs, device)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("NoInit", "num_envs=0, but was asked for 1. Let its constructor call super"),
+        ("NoSpace", "has no action_space"),
+        ("NoDevice", r"takes no device. Let it take \(num_envs, device"),
+        ("made", "Name the class itself"),
+        ("alone", "Name the class itself"),
+        ("Half", "as bfloat16, which checkpoints cannot keep"),
+        ("Empty", "a state with no entry"),
+    ],
+)
+def test_mistakes_of_a_class_are_explained(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MISTAKES)
+    with pytest.raises(SettingsError, match=message):
+        envs.spaces(envs.resolve(EnvConfig(id=f"{tmp_path}/mine.py:{name}", num_envs=2)))
 
 
 def experiment() -> Experiment:

@@ -29,6 +29,10 @@ _ADVICE = (
     "Take all randomness from self.np_random, which super().reset(seed=seed) seeds, and set everything else again in "
     "reset."
 )
+_ADVICE_IN_TORCH = (
+    "Draw random numbers with lockstep.envs.torch_env.uniform from the seeds alone, not with torch.rand; keep all that "
+    "an episode remembers in the state; and compute row by row, without sums or means over environments."
+)
 _CAUSES = {
     "finite": "No network learns from these. Fix the environment, or wrap it.",
     "again": "Either a generator is not seeded by reset(seed=...), such as np.random, random, or a "
@@ -124,7 +128,7 @@ def check_env(
         shown = _SHARED_ALONE if way == "alone" and expected.share_seeds else WAYS[way]
         tell(f"{'fails' if found else 'holds':<12}{shown}")
         if found:
-            failed, message = way, f"{found}. {_CAUSES[way]}" + ("" if way == "finite" else f" {_ADVICE}")
+            failed, message = way, f"{found}. {_CAUSES[way]}" + ("" if way == "finite" else f" {_advice(config)}")
             break
         held.append(way)
     return EnvCheck(config.id, config.adapter, config.num_envs, steps, facts, tuple(held), failed, message)
@@ -154,8 +158,12 @@ def quick_check(config: EnvConfig, seed: int, seconds: float) -> tuple[str, str]
     expected = game.play(steps)
     for way, found in _differences(game, expected, steps, elsewhere=False):
         if found and way != "finite":  # the run itself finds these numbers
-            return way, f"{found}. {_CAUSES[way]} {_ADVICE}"
+            return way, f"{found}. {_CAUSES[way]} {_advice(config)}"
     return None
+
+
+def _advice(config: EnvConfig) -> str:
+    return _ADVICE_IN_TORCH if config.adapter == "torch" else _ADVICE
 
 
 def _differences(game: Game, expected: Played, steps: int, *, elsewhere: bool = True) -> Iterator[tuple[str, str]]:
