@@ -33,8 +33,8 @@ class Outbox:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stored = _event(device)
-        self._taken: list[torch.cuda.Event] = []
-        """Of each reader: recorded after it has read the memory."""
+        self._copied: list[torch.cuda.Event] = []
+        """Of each reader: recorded after it has copied the memory."""
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
 
     @property
@@ -42,9 +42,9 @@ class Outbox:
         """For each reader's Inbox."""
         return _handle(self._stored, self._device)
 
-    def add_reader(self, taken: EventHandle) -> None:
+    def add_reader(self, copied: EventHandle) -> None:
         """Wait for this reader, too, before the memory changes."""
-        self._taken.append(_opened(taken))
+        self._copied.append(_opened(copied))
 
     def reserve(self, size: int) -> bool:
         """Have memory for so many bytes. Returns whether it is new, so that readers need a handle."""
@@ -58,10 +58,10 @@ class Outbox:
         return lend(self._memory)
 
     def put(self, data: Tensor) -> None:
-        """Store uint8 [n]. The caller knows that all readers have said that they took what was there before."""
+        """Store uint8 [n]. The caller knows that all readers have said that they copied what was there before."""
         stream = torch.cuda.current_stream(self._device)
-        for taken in self._taken:
-            stream.wait_event(taken)
+        for copied in self._copied:
+            stream.wait_event(copied)
         self._memory[: data.numel()].copy_(data)
         self._stored.record(stream)
 
@@ -71,24 +71,24 @@ class Inbox:
 
     def __init__(self, stored: EventHandle, device: torch.device) -> None:
         self._device = device
-        self._stored, self._taken = _opened(stored), _event(device)
+        self._stored, self._copied = _opened(stored), _event(device)
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
 
     @property
-    def taken(self) -> EventHandle:
+    def copied(self) -> EventHandle:
         """For the owner."""
-        return _handle(self._taken, self._device)
+        return _handle(self._copied, self._device)
 
     def open(self, handle: Any) -> None:
         """Read this memory from now on."""
         self._memory = reductions.rebuild_cuda_tensor(*handle)
 
-    def take(self, into: Tensor) -> None:
+    def copy(self, into: Tensor) -> None:
         """Copy what the owner has said to be stored into uint8 [n] on this process's GPU."""
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._stored)
         into.copy_(self._memory[: into.numel()], non_blocking=True)
-        self._taken.record(stream)
+        self._copied.record(stream)
 
 
 def lend(x: Tensor) -> Any:

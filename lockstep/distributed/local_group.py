@@ -32,7 +32,7 @@ from lockstep.system.machine import cores_of_the_run
 
 _SPIN = 100e-6
 """Seconds that a process polls for an answer before it sleeps until it arrives: waking up takes about as long."""
-_TENSOR, _STORED, _PLACED, _TAKEN, _SWAPPED, _OBJECT = b"t", b"s", b"d", b"a", b"x", b"o"
+_TENSOR, _STORED, _PLACED, _RECEIPT, _SWAPPED, _OBJECT = b"t", b"s", b"d", b"a", b"x", b"o"
 """Kinds of messages: a tensor's bytes, the size of a tensor in shared memory, the same on a GPU with a handle if the
 memory is new, the receipt that it was taken out, an exchanged small tensor in shared memory, and a pickled object."""
 _TRIAL = 4096
@@ -235,12 +235,12 @@ class _Peer:
             assert self.inbox is not None and size == data.numel()
             if handle is not None:
                 self.inbox.open(handle)
-            self.inbox.take(data)
+            self.inbox.copy(data)
         else:
             assert message[:1] == _STORED and int.from_bytes(message[1:], "little") == data.numel()
             data.copy_(self._incoming.at_least(data.numel())[: data.numel()])
         with contextlib.suppress(OSError):  # it may have ended after its last message
-            self.pipe.send_bytes(_TAKEN)
+            self.pipe.send_bytes(_RECEIPT)
 
     def swap(self, value: Tensor, into: Tensor) -> None:
         """Exchange small tensors through memory for two. No receipt is needed: a process that sends the next tensor has
@@ -265,18 +265,18 @@ class _Peer:
         stored, handle = offer
         self.inbox = Inbox(stored, device)
         self.inbox.open(handle)
-        return self.inbox.taken
+        return self.inbox.copied
 
-    def add_reader(self, taken: EventHandle) -> None:
+    def add_reader(self, copied: EventHandle) -> None:
         assert self.outbox is not None
-        self.outbox.add_reader(taken)
+        self.outbox.add_reader(copied)
 
     def try_device(self, device: torch.device, rank: int) -> None:
         """Raise RuntimeError unless the other process's rank arrives."""
         if self.inbox is None:
             return
         into = torch.empty(_TRIAL, dtype=torch.uint8, device=device)
-        self.inbox.take(into)
+        self.inbox.copy(into)
         if (into.cpu() != rank % 256).any():
             raise RuntimeError("memory of another process's GPU holds other numbers than it stored")
 
@@ -308,7 +308,7 @@ class _Peer:
             message = self.pipe.recv_bytes()
         except (EOFError, OSError):
             raise ConnectionError("Connection closed by peer") from None
-        if message == _TAKEN:
+        if message == _RECEIPT:
             self._free = True
             return b""
         return message

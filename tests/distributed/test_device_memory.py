@@ -121,15 +121,15 @@ def test_the_death_of_a_peer_ends_every_wait() -> None:
 # Planted faults
 
 
-def take_at_once(self: Inbox, into: torch.Tensor) -> None:
+def copy_at_once(self: Inbox, into: torch.Tensor) -> None:
     into.copy_(self._memory[: into.numel()])
 
 
 def careless(ends: Ends, answers: Any, what: str) -> None:
     if what == "reads at once":
-        Inbox.take = take_at_once
+        Inbox.copy = copy_at_once
     if what == "does not know the reader":
-        Outbox.add_reader = lambda self, taken: None
+        Outbox.add_reader = lambda self, copied: None
     group = LocalGroup(ends)
     assert group.open_devices(GPU) is None
     sent = ends.shared.numbers(1)
