@@ -197,6 +197,11 @@ class Layout:
         return "GPU" in self.kinds
 
     @property
+    def opens_gpus(self) -> bool:
+        """Whether processes of one machine may open the memory of each other's GPUs."""
+        return bool(self.ipc) and self.uses_gpus
+
+    @property
     def kinds(self) -> tuple[str, str]:
         """The kinds of device, CPU or GPU, that collect and that learn. Bits depend on them."""
         collecting, learning = (self.device_of(role, 0) for role in ("collector", "learner"))

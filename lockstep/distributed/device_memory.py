@@ -9,6 +9,7 @@ rules: the owner keeps what it shares for as long as a reader has it open, and c
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 
 _COUNTERS = Path("/dev/shm")
-"""Where torch counts the readers of what a process shares, in a file with the process's number in its name."""
+"""Where torch counts the readers of what a process shares, in files with the process's number in their names."""
 
 
 class EventHandle(NamedTuple):
@@ -107,13 +108,24 @@ def collect() -> None:
     torch.cuda.ipc_collect()
 
 
-def forget(process: int) -> None:
-    """Delete what torch leaves behind of a process that was killed.
+def counters(process: int) -> set[Path]:
+    """The files that torch keeps for a process, and would leave behind if it did not exit by itself; empty if it has
+    ended. Only those that it has mapped: containers that share /dev/shm may have processes of the same number.
 
     Args:
-        process: its number; it has ended.
+        process: its number.
     """
-    for file in _COUNTERS.glob(f"torch_{process}_*"):
+    try:
+        lines = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return set()
+    own = f"{_COUNTERS}/torch_{process}_"
+    return {Path(path) for line in lines if (path := line.split(maxsplit=5)[-1]).startswith(own)}
+
+
+def forget(files: Iterable[Path]) -> None:
+    """Delete the counters of a process that was killed, or ends at once without torch's cleaning up."""
+    for file in files:
         with contextlib.suppress(OSError):
             file.unlink()
 

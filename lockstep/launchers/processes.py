@@ -16,7 +16,7 @@ from typing import Any
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.distributed.channels import Channels, open_channels
-from lockstep.distributed.device_memory import forget
+from lockstep.distributed.device_memory import counters, forget
 from lockstep.distributed.groups import CONSEQUENCES, Group
 from lockstep.distributed.local_group import Ends, LocalGroup, join
 from lockstep.distributed.shared_memory import SharedCounts
@@ -97,12 +97,13 @@ def run_processes(work: Work, job: Job) -> Result:
                     pipe.send(job)
             return _watch([spec.name for spec in specs], processes, pipes, stop, job.layout)
     finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
+        alive = [process for process in processes if process.is_alive()]
+        left = [file for process in alive for file in counters(process.pid)] if job.layout.opens_gpus else []
+        for process in alive:
+            process.kill()
         for process in processes:
             process.join()
-            forget(process.pid)
+        forget(left)
         shared.close()
 
 
@@ -189,6 +190,7 @@ def _child(work: Work, spec: _WorkerSpec, available: int, pipe: Connection, stop
         available: cores of the whole run.
     """
     telling = threading.Lock()
+    job: Job | None = None
     own_streams()
 
     def end(kind: str, what: str | SettingsError) -> None:
@@ -197,6 +199,8 @@ def _child(work: Work, spec: _WorkerSpec, available: int, pipe: Connection, stop
             pipe.send((kind, what))
             pipe.close()
         sys.stdout.flush()
+        if job is not None and job.layout.opens_gpus:
+            forget(counters(os.getpid()))
         os._exit(1)
 
     children.report_losses(lambda text: end("error", f"failed: {text}"))

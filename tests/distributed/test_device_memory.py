@@ -15,7 +15,7 @@ import torch
 from pretended_gpu import faults
 
 from lockstep.core.shards import block
-from lockstep.distributed.device_memory import EventHandle, Inbox, Outbox, forget
+from lockstep.distributed.device_memory import EventHandle, Inbox, Outbox, counters, forget
 from lockstep.distributed.local_group import Ends, LocalGroup, join
 from lockstep.distributed.tree import TreeSum, partners
 from lockstep.system import children
@@ -179,7 +179,19 @@ def test_handles_are_refused_as_by_cuda() -> None:
 
 def test_what_torch_leaves_of_a_killed_process_is_deleted(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.distributed.device_memory._COUNTERS", tmp_path)
-    for name in ("torch_12_345_0", "torch_123_45_0", "other_12"):
-        (tmp_path / name).touch()
-    forget(12)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other_12", "torch_123_45_0"]
+    me = os.getpid()
+    own, of_another_container, of_another, other = names = (
+        f"torch_{me}_1_0",
+        f"torch_{me}_2_0",
+        f"torch_{me}0_1_0",
+        "a",
+    )
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(8))
+    mapped = [torch.from_file(str(tmp_path / name), True, 8, dtype=torch.uint8) for name in (own, of_another, other)]
+    found = counters(me)
+    assert found == {tmp_path / own} and len(mapped) == 3
+    forget(found)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({of_another_container, of_another, other})
+    forget(found)
+    assert not counters(2**22 + 1), "larger than any number of a process"
