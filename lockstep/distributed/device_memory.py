@@ -9,7 +9,10 @@ rules: the owner keeps what it shares for as long as a reader has it open, and c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +22,9 @@ from torch.multiprocessing import reductions
 
 _COUNTERS = Path("/dev/shm")
 """Where torch counts the readers of what a process shares, in files with the process's number in their names."""
+
+_ENDING = 1.0
+"""Seconds between the end of a process's GPU memory and the end of its pipes, at most."""
 
 
 class EventHandle(NamedTuple):
@@ -101,6 +107,21 @@ def lend(x: Tensor) -> Any:
 def copy_of(handle: Any, device: torch.device) -> Tensor:
     """A copy of what another process lends, on this process's GPU. The GPU waits until the tensor is complete."""
     return reductions.rebuild_cuda_tensor(*handle).to(device, copy=True)
+
+
+@contextmanager
+def opening_from(pipe: Connection) -> Iterator[None]:
+    """Raise ConnectionError if memory cannot be opened because its owner, at the other end of the pipe, has ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        deadline = time.monotonic() + _ENDING
+        try:
+            while (left := deadline - time.monotonic()) > 0 and pipe.poll(left):
+                pipe.recv_bytes()  # it was sent before the end, and this process fails in any case
+        except (EOFError, OSError):
+            raise ConnectionError("Connection closed by peer") from error
+        raise
 
 
 def collect() -> None:

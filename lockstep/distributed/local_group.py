@@ -234,7 +234,8 @@ class _Peer:
             size, handle = pickle.loads(memoryview(message)[1:])
             assert self.inbox is not None and size == data.numel()
             if handle is not None:
-                self.inbox.open(handle)
+                with device_memory.opening_from(self.pipe):
+                    self.inbox.open(handle)
             self.inbox.copy(data)
         else:
             assert message[:1] == _STORED and int.from_bytes(message[1:], "little") == data.numel()

@@ -190,7 +190,7 @@ def _child(work: Work, spec: _WorkerSpec, available: int, pipe: Connection, stop
         available: cores of the whole run.
     """
     telling = threading.Lock()
-    job: Job | None = None
+    opens_gpus = False
     own_streams()
 
     def end(kind: str, what: str | SettingsError) -> None:
@@ -199,13 +199,14 @@ def _child(work: Work, spec: _WorkerSpec, available: int, pipe: Connection, stop
             pipe.send((kind, what))
             pipe.close()
         sys.stdout.flush()
-        if job is not None and job.layout.opens_gpus:
+        if opens_gpus:
             forget(counters(os.getpid()))
         os._exit(1)
 
     children.report_losses(lambda text: end("error", f"failed: {text}"))
     try:
         job = pipe.recv()
+        opens_gpus = job.layout.opens_gpus
         machine.belongs_to_a_run_with(available)
         group = Group() if spec.ends is None else LocalGroup(spec.ends)
         result = work(job, WorkerContext(group, spec.channels), stop)

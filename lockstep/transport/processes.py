@@ -31,7 +31,7 @@ from lockstep.core.rollout import RolloutInfo
 from lockstep.core.schedule import LapId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.channels import Channels
-from lockstep.distributed.device_memory import copy_of, lend
+from lockstep.distributed.device_memory import copy_of, lend, opening_from
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import Arena
 from lockstep.models.versions import Version, Versions
@@ -369,7 +369,8 @@ class CollectorConnection:
             if kind == "version":
                 self._published, handle = content
                 if handle is not None:
-                    self._lent[self._published] = copy_of(handle, self._device)
+                    with opening_from(self._channels.peers[0]):
+                        self._lent[self._published] = copy_of(handle, self._device)
                     self._lent.pop(self._published - self._schedule.lag - 1, None)
             elif kind == "trial":
                 self._channels.send(("tried", self._try(content[0])), 0)

@@ -17,6 +17,7 @@ from tiny import EXPERIMENTS
 from lockstep.agent import Agent
 from lockstep.core.rollout import RolloutInfo
 from lockstep.distributed.channels import Channels, open_channels
+from lockstep.distributed.device_memory import lend
 from lockstep.distributed.groups import Group
 from lockstep.models.versions import Version, Versions
 from lockstep.transport.processes import CollectorConnection, SharedMemoryRollouts
@@ -114,3 +115,23 @@ def test_parameters_lie_in_shared_memory_where_collectors_cannot_open_the_gpus(
         assert torch.equal(version.parameters, agent.flat.vector.detach().cpu())
         assert any("opened by the process that made it" in fault for fault in pretended_gpu.faults())
     assert "since CUDA IPC failed: CUDA error: a handle was opened by the process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ends", [(1, 1)], indirect=True)
+@pytest.mark.parametrize("dead", [True, False])
+def test_memory_of_a_dead_learner_is_no_error_of_the_collector(
+    dead: bool, ends: tuple[list[Channels], list[Channels]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.distributed.device_memory._ENDING", 60.0 if dead else 0.01)
+    (learner,), (channels,) = ends
+    with pretended_gpu.pretended():
+        agent = Agent(EXPERIMENTS["cartpole-lag-1"]().replace(precision="fp32"), "cuda:0")
+        collectors: Any = SimpleNamespace(shards=range(4))
+        end = CollectorConnection(agent, channels, collectors, agent.experiment.schedule(), free=False)
+        handle = lend(torch.ones(3, device="cuda:0"))  # of this process, which cannot open it
+        learner.send(("version", 0, handle), 0)
+        if dead:
+            learner.close()
+        with pytest.raises(ConnectionError if dead else RuntimeError, match="closed by peer" if dead else "was opened"):
+            end.listen()
+        assert len(pretended_gpu.faults()) == 1
