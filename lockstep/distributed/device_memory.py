@@ -9,8 +9,9 @@ rules: the owner keeps what it shares for as long as a reader has it open, and c
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
+
+from lockstep.system.output import tell
 
 _COUNTERS = Path("/dev/shm")
 """Where torch counts the readers of what a process shares, in files with the process's number in their names."""
@@ -32,6 +35,33 @@ class EventHandle(NamedTuple):
 
     gpu: int
     handle: bytes
+
+
+class Attempt:
+    """Shares and opens memory as a trial: whatever goes wrong, there is another way."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        """What went wrong first."""
+
+    def __call__(self, act: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        """Call a function. Returns None if that fails, or if something that it needs is lacking (None)."""
+        try:
+            return None if any(each is None for each in given) else act(*given, **options)
+        except Exception as error:
+            self.problem = self.problem or (str(error).strip().splitlines() or [type(error).__name__])[0]
+            return None
+
+
+def tell_way(what: str, problem: str | None) -> None:
+    """Say how tensors pass.
+
+    Args:
+        what: who passes what.
+        problem: why GPUs' memory cannot be opened; None if it can.
+    """
+    way = "from GPU to GPU (CUDA IPC)" if problem is None else f"through the CPU, since CUDA IPC failed: {problem}"
+    tell(f"{what} {way}", sys.stderr)
 
 
 class Outbox:

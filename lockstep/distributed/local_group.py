@@ -13,7 +13,7 @@ import pickle
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lockstep.distributed import device_memory
-from lockstep.distributed.device_memory import EventHandle, Inbox, Outbox
+from lockstep.distributed.device_memory import Attempt, EventHandle, Inbox, Outbox
 from lockstep.distributed.groups import SMALL, Group
 from lockstep.distributed.shared_memory import Arena, SharedMemory
 from lockstep.system.children import allow_files
@@ -97,26 +97,17 @@ class LocalGroup(Group):
     def open_devices(self, device: torch.device) -> str | None:
         if self.size == 1 or device.type == "cpu":
             return None
-        peers, problem = self._peers.values(), None
-
-        def tried(act: Callable[..., Any], *given: Any) -> Any:
-            nonlocal problem
-            try:
-                return None if None in given else act(*given)
-            except Exception as error:  # whatever it is, there is another way
-                problem = problem or (str(error).strip().splitlines() or [type(error).__name__])[0]
-                return None
-
+        peers, attempt = self._peers.values(), Attempt()
         with self._waiting():
             for peer in peers:
-                peer.put(tried(peer.offer_device, device, self.rank))
+                peer.put(attempt(peer.offer_device, device, self.rank))
             for peer in peers:
-                peer.put(tried(peer.open_device, device, peer.get()))
+                peer.put(attempt(peer.open_device, device, peer.get()))
             for peer in peers:
-                tried(peer.add_reader, peer.get())
+                attempt(peer.add_reader, peer.get())
             for rank, peer in self._peers.items():
-                tried(peer.try_device, device, rank)
-        problems = self.gather(problem)
+                attempt(peer.try_device, device, rank)
+        problems = self.gather(attempt.problem)
         problem = self.broadcast(problems and next((each for each in problems if each), None))
         self.on_devices = problem is None
         if problem is not None:

@@ -20,6 +20,7 @@ from lockstep.core.digests import state_digest
 from lockstep.core.schedule import LapId, RolloutId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.channels import Channels
+from lockstep.distributed.device_memory import tell_way
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.learners.process import Worker
@@ -149,11 +150,8 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
 def _open_devices(agent: Agent, group: Group, *, quiet: bool) -> None:
     """Let learners on GPUs read each other's memory, and say whether they can."""
     problem = group.open_devices(agent.device)
-    if group.rank == 0 and not quiet:
-        if group.on_devices:
-            tell("Learners exchange gradients through the memory of their GPUs (CUDA IPC).", sys.stderr)
-        if problem is not None:
-            tell(f"Learners exchange gradients through the CPU's memory, since CUDA IPC failed: {problem}", sys.stderr)
+    if group.rank == 0 and not quiet and (group.on_devices or problem is not None):
+        tell_way("Learners exchange gradients", problem)
 
 
 def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[], None]) -> RolloutSource:
@@ -161,8 +159,10 @@ def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[]
     experiment, group, schedule = job.experiment, context.group, job.schedule
     versions = Versions(schedule)
     if context.channels is not None:
-        freely, ipc = job.collects_freely, bool(job.layout.ipc)
-        return SharedMemoryRollouts(agent, context.channels, group, schedule, versions, free=freely, ipc=ipc)
+        freely, ipc, quiet = job.collects_freely, bool(job.layout.ipc), job.options.display == "none"
+        return SharedMemoryRollouts(
+            agent, context.channels, group, schedule, versions, free=freely, ipc=ipc, quiet=quiet
+        )
     if context.inbox is not None:
         groups = job.layout.groups(experiment.scheme.shards)
         return MessageRollouts(agent, context.inbox, group, schedule, versions, groups)

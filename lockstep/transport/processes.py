@@ -5,22 +5,18 @@ Rollouts and parameters lie in memory that both sides map, and messages say what
 what another still reads. With a lag of k there are k + 1 buffers and k + 1 places for versions. Rollout i reuses the
 buffer of rollout i - k - 1, and begins only when version i - k exists, which was learned from rollout i - k - 1.
 Free-running processes have max_lag + 1 of both, and take no rollout that is further behind than max_lag
-(lockstep.transport.free_running). Where all compute on GPUs whose memory can be opened, a message of a new version has
-a handle of its parameters, and collectors copy them from the learner's GPU.
+(lockstep.transport.free_running). lockstep.transport.version_board has the versions.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lockstep.agent import Agent
@@ -31,53 +27,17 @@ from lockstep.core.rollout import RolloutInfo
 from lockstep.core.schedule import LapId, Schedule
 from lockstep.core.shards import block
 from lockstep.distributed.channels import Channels
-from lockstep.distributed.device_memory import copy_of, lend, opening_from
+from lockstep.distributed.device_memory import Attempt, tell_way
 from lockstep.distributed.groups import Group
-from lockstep.distributed.shared_memory import Arena
 from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint
-from lockstep.system.output import tell
 from lockstep.transport.free_running import Admission, Choice
 from lockstep.transport.rollouts import Parts, buffers_of, restore_shards, save_shards
-
-_TRIAL = 1024
-"""Numbers that a learner lends before it relies on it."""
+from lockstep.transport.version_board import VersionBoard
 
 
 class RunEnded(Exception):
     """The learners want no more rollouts."""
-
-
-class VersionBoard:
-    """The newest versions, in memory that learner 0 writes and collectors read."""
-
-    def __init__(self, agent: Agent, channels: Channels, count: int) -> None:
-        self._initial = agent.normalizers
-        self._names = {name: len(sums) for name, sums in agent.normalizers.state().items()}
-        size, sums, options = agent.flat.vector.numel(), sum(self._names.values()), len(agent.options)
-
-        def layout(arena: Arena) -> list[tuple[Tensor, Tensor, Tensor]]:
-            f64 = torch.float64
-            return [
-                (arena.zeros((size,)), arena.zeros((sums,), f64), arena.zeros((options,), f64)) for _ in range(count)
-            ]
-
-        self._places = channels.versions.map(layout)
-
-    def write(self, version: Version, *, whole: bool) -> None:
-        """whole: with the parameters, which collectors do not have from elsewhere."""
-        parameters, sums, options = self._places[version.number % len(self._places)]
-        if whole:
-            parameters.copy_(version.parameters)
-        options.copy_(version.options)
-        if self._names:
-            sums.copy_(torch.cat([version.normalizers.state()[name] for name in self._names]))
-
-    def read(self, number: int) -> Version:
-        """A version, its parameters still in the shared memory."""
-        parameters, sums, options = self._places[number % len(self._places)]
-        state = dict(zip(self._names, sums.clone().split(list(self._names.values())), strict=True))
-        return Version(number, parameters, self._initial.loaded(state), options.clone())
 
 
 def collector_buffers(agent: Agent, channels: Channels, index: int, schedule: Schedule) -> list[RolloutBuffers]:
@@ -107,10 +67,10 @@ class SharedMemoryRollouts:
         *,
         free: bool,
         ipc: bool,
+        quiet: bool = False,
     ) -> None:
         self._channels, self._group, self._schedule, self.versions = channels, group, schedule, versions
-        self._device, self._lends = agent.device, ipc and agent.device.type != "cpu"
-        """Whether collectors copy parameters from this process's GPU."""
+        self._may_lend, self._quiet = ipc and agent.device.type != "cpu", quiet
         self._experiment, self._shards = agent.experiment, agent.experiment.scheme.shards
         self._slots = block(self._shards, group.size, group.rank)
         self._buffers = {
@@ -142,11 +102,12 @@ class SharedMemoryRollouts:
             self._last = dict.fromkeys(self._last, saved.iteration - 1)
         ready = self._ask() if self._speaks else {}
         self.frames_per_step = ready[0][1] if ready else 0
-        self._lends = self._speaks and self._lends and self._can_lend()
+        if self._board is not None and self._may_lend and all(on_gpu for *_, on_gpu in ready.values()):
+            self._board.lends = self._try_lending(self._board)
         held = list(self.versions.held().values())
         for version in held[-1:] if self._admission is not None else held:
             self._send_out(version)
-        return sum(replayed for replayed, _ in ready.values())
+        return sum(replayed for replayed, *_ in ready.values())
 
     def take(self, iteration: int) -> dict[int, list[CollectedRollout]]:
         if self._choice is not None:
@@ -205,28 +166,21 @@ class SharedMemoryRollouts:
 
     def _send_out(self, version: Version) -> None:
         if self._board is not None:
-            self._board.write(version, whole=not self._lends)
+            handles = self._board.write(version)
             if self._admission is not None:
                 self._admission.publish(version.number, [info.shard for info in self._taken])
-            parameters = version.parameters.to(self._device) if self._lends else None
-            for collector in self._everyone:
-                handle = None if parameters is None else lend(parameters)
+            for collector, handle in enumerate(handles):
                 self._channels.send(("version", version.number, handle), collector)
 
-    def _can_lend(self) -> bool:
-        """Whether every collector computes on a GPU and can open the memory of this one."""
-        try:
-            handles = [lend(torch.arange(_TRIAL, device=self._device)) for _ in self._everyone]
-        except RuntimeError as error:
-            problems = [str(error)]
-        else:
-            for collector in self._everyone:
-                self._channels.send(("trial", handles[collector]), collector)
-            problems = [problem for problem in self._ask().values() if problem is not None]
-        if told := next(filter(None, problems), ""):
-            told = told.strip().splitlines()[0]
-            tell(f"Collectors read parameters in the CPU's memory, since CUDA IPC failed: {told}", sys.stderr)
-        return not problems
+    def _try_lending(self, board: VersionBoard) -> bool:
+        """Whether every collector can open the memory of this process's GPU."""
+        attempt = Attempt()
+        for collector, trial in enumerate(board.offer(attempt)):
+            self._channels.send(("trial", trial), collector)
+        problem = next((each for each in (attempt.problem, *self._ask().values()) if each), None)
+        if not self._quiet:
+            tell_way("Collectors get parameters", problem)
+        return problem is None
 
     def _await(self, met: Callable[[], bool]) -> None:
         """Take in rollouts until a condition is met."""
@@ -262,9 +216,7 @@ class CollectorConnection:
         self._board = VersionBoard(agent, channels, schedule.lag + 1)
         self._admission = admission(agent, channels) if free else None
         self._published = -1
-        self._device = agent.device
-        self._lent: dict[int, Tensor] = {}
-        """By version: parameters from the learner's GPU, the newest last; empty if they lie in shared memory."""
+        self._on_gpu = agent.device.type != "cpu"
         self._newest: Version | None = None
         self._states: dict[int, dict[int, tuple[int, dict[str, Tensor]]]] = {shard: {} for shard in collectors.shards}
         """By shard and lap: the number of the rollout that comes next, and the shard's state. Collection may be ahead
@@ -285,7 +237,7 @@ class CollectorConnection:
             replayed = restore_shards(saved, self._collectors, lap)
         self._remember(lap - 1, {shard: lap + self._collectors.offset(shard) for shard in self._collectors.shards})
         started()
-        self._channels.send(("ready", (replayed, self._collectors.frames_per_step)), 0)
+        self._channels.send(("ready", (replayed, self._collectors.frames_per_step, self._on_gpu)), 0)
         return lap
 
     def version(self, number: int) -> Version:
@@ -328,10 +280,9 @@ class CollectorConnection:
     def _read(self, number: int) -> Version:
         """A version that is published."""
         assert number >= self._published - self._schedule.lag
-        while self._lent and number not in self._lent:  # its message is on the way
+        while not self._board.has(number):
             self.listen(block=True)
-        version = self._board.read(number)
-        return dataclasses.replace(version, parameters=self._lent[number]) if self._lent else version
+        return self._board.read(number)
 
     def deliver(self, infos: list[RolloutInfo]) -> None:
         """Tell the learners that rollouts are in their buffers, and where the time went.
@@ -368,12 +319,9 @@ class CollectorConnection:
         for _, (kind, *content) in self._channels.receive([0], block=block):
             if kind == "version":
                 self._published, handle = content
-                if handle is not None:
-                    with opening_from(self._channels.peers[0]):
-                        self._lent[self._published] = copy_of(handle, self._device)
-                    self._lent.pop(self._published - self._schedule.lag - 1, None)
+                self._board.receive(self._published, handle)
             elif kind == "trial":
-                self._channels.send(("tried", self._try(content[0])), 0)
+                self._channels.send(("tried", self._board.try_out(content[0])), 0)
             elif kind == "save":
                 directory, iterations, laps = content
                 states = {shard: states[laps[shard]] for shard, states in self._states.items()}
@@ -383,16 +331,6 @@ class CollectorConnection:
                     self._channels.send(("saved", parts if learner == 0 else []), learner)
             else:
                 raise RunEnded
-
-    def _try(self, handle: Any) -> str | None:
-        """Why this process cannot copy what the learner lends; empty without a GPU, and None if it can."""
-        if self._device.type == "cpu":
-            return ""
-        try:
-            copied = copy_of(handle, self._device).cpu()
-        except RuntimeError as error:
-            return str(error) or "RuntimeError"
-        return None if torch.equal(copied, torch.arange(_TRIAL)) else "other numbers arrived"
 
     def _remember(self, lap: int, numbers: dict[int, int]) -> None:
         """Keep the states of as many laps as there are buffers, and the one before them."""

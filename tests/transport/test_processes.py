@@ -82,15 +82,26 @@ def test_learner_0_hears_the_times_of_rollouts_that_are_not_its_own(
 
 
 @pytest.mark.parametrize("ends", [(1, 1)], indirect=True)
+@pytest.mark.parametrize(
+    ("collecting", "quiet", "tried", "told"),
+    [("cuda:0", False, True, True), ("cuda:0", True, True, False), ("cpu", False, False, False)],
+)
 def test_parameters_lie_in_shared_memory_where_collectors_cannot_open_the_gpus(
-    ends: tuple[list[Channels], list[Channels]], capsys: pytest.CaptureFixture[str]
+    collecting: str,
+    quiet: bool,
+    tried: bool,
+    told: bool,
+    ends: tuple[list[Channels], list[Channels]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Here both are one process, which cannot open its own handles."""
     (learner,), (channels,) = ends
     with pretended_gpu.pretended():
         agent = Agent(EXPERIMENTS["cartpole-lag-1"]().replace(precision="fp32"), "cuda:0")
-        schedule = agent.experiment.schedule()
-        rollouts = SharedMemoryRollouts(agent, learner, Group(), schedule, Versions(schedule), free=False, ipc=True)
+        collectors_agent, schedule = Agent(agent.experiment, collecting), agent.experiment.schedule()
+        rollouts = SharedMemoryRollouts(
+            agent, learner, Group(), schedule, Versions(schedule), free=False, ipc=True, quiet=quiet
+        )
         rollouts.versions.publish(agent.version(0))
         collectors: Any = SimpleNamespace(
             shards=range(4),
@@ -102,7 +113,7 @@ def test_parameters_lie_in_shared_memory_where_collectors_cannot_open_the_gpus(
         read: list[Version] = []
 
         def collect() -> None:
-            end = CollectorConnection(agent, channels, collectors, schedule, free=False)
+            end = CollectorConnection(collectors_agent, channels, collectors, schedule, free=False)
             end.start(None)
             read.append(end.version(0))
 
@@ -113,8 +124,10 @@ def test_parameters_lie_in_shared_memory_where_collectors_cannot_open_the_gpus(
         (version,) = read
         assert version.parameters.device.type == "cpu"
         assert torch.equal(version.parameters, agent.flat.vector.detach().cpu())
-        assert any("opened by the process that made it" in fault for fault in pretended_gpu.faults())
-    assert "since CUDA IPC failed: CUDA error: a handle was opened by the process" in capsys.readouterr().err
+        assert any("opened by the process that made it" in fault for fault in pretended_gpu.faults()) == tried
+        memory = pretended_gpu._books().shared._memory
+        assert bool(memory) == tried, "what nobody opens is not lent, since torch would keep it"
+    assert ("since CUDA IPC failed: CUDA error: a handle was opened by the process" in capsys.readouterr().err) == told
 
 
 @pytest.mark.parametrize("ends", [(1, 1)], indirect=True)
