@@ -1,9 +1,11 @@
 """Memory of a GPU that other processes of the machine open: tensors pass between processes without the CPU's memory.
 
 The process that sends owns the memory, an Outbox; each process that reads it opens it, as an Inbox, by a handle of CUDA
-IPC. GPUs wait for each other by events, and hosts never wait for an event of another process, which may have died: the
-callers' messages say that it was recorded. https://docs.pytorch.org/docs/stable/notes/multiprocessing.html has torch's
-rules: the owner keeps what it shares for as long as a reader has it open, and cannot open its own handles.
+IPC. GPUs wait for each other by events. Callers' messages say that an event was recorded, since its process may have
+died before. A host can still wait in the driver until the owner's GPU has done what it began: when it copies what it
+read to the CPU, and when it closes memory, also to open more. If the owner dies meanwhile, whoever watches the
+processes has to kill this one. https://docs.pytorch.org/docs/stable/notes/multiprocessing.html has torch's rules: the
+owner keeps what it shares for as long as a reader has it open, and cannot open its own handles.
 """
 
 from __future__ import annotations
