@@ -62,7 +62,11 @@ def tell_way(what: str, problem: str | None) -> None:
         what: who passes what.
         problem: why GPUs' memory cannot be opened; None if it can.
     """
-    way = "from GPU to GPU (CUDA IPC)" if problem is None else f"through the CPU, since CUDA IPC failed: {problem}"
+    way = (
+        "from GPU to GPU (CUDA IPC)"
+        if problem is None
+        else f"through the CPU's memory, since CUDA IPC failed: {problem}"
+    )
     tell(f"{what} {way}", sys.stderr)
 
 
