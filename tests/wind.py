@@ -39,3 +39,21 @@ class Wind(TorchEnv):
         bright = (state["place"].abs() * 50).clamp(max=255).to(torch.uint8)
         image = torch.cat([bright, bright.amax(-1, keepdim=True)], -1)
         return {"image": image[:, :, None, None].expand(-1, -1, 10, 10), "vector": state["place"].clamp(-5, 5)}
+
+
+class Careless(TorchEnv):
+    """Changes the actions that it is given."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, seeds: Tensor) -> State:
+        return {"place": uniform(seeds, 1, -1.0, 1.0)}
+
+    def step(self, state: State, actions: Tensor) -> tuple[State, Tensor, Tensor, Tensor]:
+        place = state["place"] + actions.mul_(2).sub_(1).unsqueeze(-1)
+        out = place.abs()[:, 0] > 4
+        return {"place": place}, place[:, 0], out, torch.zeros_like(out)
+
+    def observe(self, state: State) -> Tensor:
+        return state["place"]

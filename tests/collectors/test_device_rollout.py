@@ -35,6 +35,11 @@ def cartpole(recipe: Callable[[], Experiment] = recipes.ppo_cartpole, **changes:
     return cut(recipe, env=env, model={"encoder": "mlp", **changes}, precision="fp32")
 
 
+def careless() -> Experiment:
+    made = cartpole()
+    return made.replace(env=dataclasses.replace(made.env, id="wind:Careless"))
+
+
 def impala() -> Experiment:
     made = cartpole(recipes.impala_atari)
     return made.replace(algorithm=dataclasses.replace(made.algorithm, epochs=1))  # type: ignore[call-arg]
@@ -64,6 +69,7 @@ def by_host(experiment: Experiment, folder: Path) -> tuple[Any, ...]:
     "make",
     [
         pictures,
+        pytest.param(careless, marks=pytest.mark.slow),
         pytest.param(dqn, marks=pytest.mark.slow),
         pytest.param(impala, marks=pytest.mark.slow),
         pytest.param(lambda: cartpole(recipes.a2c_atari), marks=pytest.mark.slow),
