@@ -127,6 +127,10 @@ class Books:
         """Set while a graph is captured."""
         self.shared: Any = None
         """What other processes open (pretended_ipc.py)."""
+        self.streams: Any = None
+        """In which order they touch memory (pretended_streams.py)."""
+        self.clocks: list[Any] = []
+        """Of all streams."""
         self.launched = 0
         """Asynchronous copies so far."""
         self._registered: dict[int, int] = {}
@@ -144,6 +148,11 @@ class Books:
             return CPU
         found = _places.get(key)
         return found[1] if found else CPU
+
+    def memory(self, key: int) -> StorageWeakRef | None:
+        """The storage at this address, if it lies on a GPU."""
+        found = _places.get(key)
+        return None if found is None else found[0]
 
     def put(self, x: Tensor, device: torch.device) -> Tensor:
         """Write down that new memory lies on this device."""
@@ -165,7 +174,7 @@ class Books:
     def placing(self, device: torch.device | None) -> Iterator[None]:
         """Tensors that are made of no others lie on this device."""
         before = self.default
-        self.thread.device = None if device is None or device.type == "cpu" else device
+        self.thread.device = device if device is not None and device.type == "cuda" else None
         try:
             yield
         finally:
@@ -231,10 +240,16 @@ class Books:
         self.fault(text)
         raise error(f"{text} (pretended GPU, {line()})")
 
-    def wait(self, until: int | None = None) -> None:
-        """The host waits for a GPU: for all that was launched, or for the first asynchronous copies."""
+    def wait(self, until: int | None = None, known: Mapping[int, int] | None = None) -> None:
+        """The host waits for a GPU.
+
+        Args:
+            until: for the first asynchronous copies. None: for all.
+            known: by stream, up to which of its times. None: for all that this thread's streams were given.
+        """
         self.note(SYNC)
         self.settle(until)
+        self.streams.waited(known)
 
     def settle(self, until: int | None = None) -> None:
         """End the first asynchronous copies, without a sync of their own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from pretended_books import CAPTURE, LAUNCH, Books, tensors, unseen
 from pretended_ipc import Handles
+from pretended_streams import Capture, Clock, Moment
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,9 +33,11 @@ class Event:
         self._file = file
         self._launched = 0
         self._time = 0.0
+        self._moment: Moment | None = None
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: Stream | None = None) -> None:
         self._launched, self._time = self._books.launched, time.perf_counter()
+        self._moment = self._books.streams.mark(self._or_current(stream))
         if self._file is not None:
             Handles.write(self._file, self._books.shared.known)
 
@@ -43,15 +47,18 @@ class Event:
         return f"{os.getpid()} {self._file}".encode()
 
     def synchronize(self) -> None:
-        self._books.wait(self._launched)
+        self._books.wait(self._launched, self._known)
 
     def query(self) -> bool:
         """Whether all is done, which it then is."""
         self._books.settle(self._launched)
+        self._books.streams.waited(self._known)
         return True
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: Stream | None = None) -> None:
         """A stream waits, not the host."""
+        if self._moment is not None:
+            self._books.streams.wait(self._or_current(stream), self._moment)
         if self._file is not None:
             self._books.shared.learn(Handles.read(self._file))
 
@@ -59,18 +66,28 @@ class Event:
         """In milliseconds."""
         return 1000 * (end._time - self._time)
 
+    def _or_current(self, stream: Stream | None) -> Stream:
+        return self._books.streams.current(self._books.current) if stream is None else stream
 
-class Stream:
-    """All streams of a pretended GPU are one."""
+    @property
+    def _known(self) -> dict[int, int]:
+        return {} if self._moment is None else self._moment.known
+
+
+class Stream(Clock):
+    """Its kernels run one after the other."""
 
     def __init__(self, books: Books, device: Any = None) -> None:
         self._books = books
         self.device = books.wanted("cuda" if device is None else device)
+        super().__init__(books, self.device.index)
+        self._before: list[Clock] = []
 
-    def wait_stream(self, stream: Any) -> None:
+    def wait_stream(self, stream: Stream) -> None:
         """A stream waits, not the host."""
+        self.wait_event(stream.record_event())
 
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event: Event) -> None:
         event.wait(self)
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -79,18 +96,20 @@ class Stream:
         return event
 
     def synchronize(self) -> None:
-        self._books.wait()
+        self._books.wait(known=self.tell())
 
     def query(self) -> bool:
         """Whether all is done, which it then is."""
         self._books.settle()
+        self._books.streams.waited(self.tell())
         return True
 
     def __enter__(self) -> Stream:
+        self._before.append(self._books.streams.enter(self))
         return self
 
     def __exit__(self, *reason: object) -> None:
-        pass
+        self._books.streams.enter(self._before.pop())
 
 
 class _Tape(TorchDispatchMode):
@@ -127,9 +146,12 @@ class CUDAGraph:
     def __init__(self, books: Books) -> None:
         self._books = books
         self._tape = _Tape()
+        self._capture: Capture | None = None
 
     def capture_begin(self, *args: Any, **kwargs: Any) -> None:
         self._books.note(CAPTURE)
+        streams = self._books.streams
+        self._capture = streams.begin(streams.current(self._books.current))
         self._books.tape = self._tape = _Tape()
         self._tape.__enter__()
 
@@ -137,9 +159,11 @@ class CUDAGraph:
         self._tape.__exit__(None, None, None)
         self._books.tape = None
         self._tape.undo()
+        self._books.streams.end()
 
     def replay(self) -> None:
         self._books.note(LAUNCH)
+        self._books.streams.launch(self._capture)
         with unseen(), torch.no_grad():
             for func, args, kwargs, result in self._tape.calls:
                 for held, new in zip(tensors(result), tensors(func(*args, **kwargs)), strict=True):
@@ -153,27 +177,38 @@ class CUDAGraph:
 class _Graph:
     """As torch.cuda.graph: captures what happens in its block."""
 
-    def __init__(self, graph: CUDAGraph, books: Books) -> None:
+    def __init__(self, graph: CUDAGraph, books: Books, stream: Stream) -> None:
         self._graph = graph
         self._books = books
+        self._stream = stream
+        self._leave = contextlib.ExitStack()
 
     def __enter__(self) -> None:
         self._books.wait()
-        self._graph.capture_begin()
+        self._books.streams.waited_for_all(self._stream.index)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._stream)
+            self._graph.capture_begin()
+            self._leave = stack.pop_all()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._graph.capture_end()
+        with self._leave:
+            self._graph.capture_end()
 
 
 def stand_ins(books: Books) -> dict[str, Callable[..., Any]]:
     """By their names in torch.cuda."""
-    current = Stream(books)
+    streams = books.streams
 
     def set_device(device: Any) -> None:
         books.current = books.wanted(device).index
 
     def number(device: Any = None) -> int:
         return books.wanted("cuda" if device is None else device).index
+
+    def synchronize(device: Any = None) -> None:
+        books.wait()
+        streams.waited_for_all(number(device))
 
     def properties(device: Any = None) -> SimpleNamespace:
         number(device)
@@ -234,17 +269,17 @@ def stand_ins(books: Books) -> dict[str, Callable[..., Any]]:
         "empty_cache": lambda: None,
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
-        "synchronize": lambda device=None: books.wait(),
+        "synchronize": synchronize,
         "cudart": lambda: runtime,
         "check_error": lambda code: None,
         "Event": OwnEvent,
         "ipc_collect": lambda: None,
         "Stream": lambda device=None, *args, **kwargs: Stream(books, device),
-        "stream": lambda stream: current if stream is None else stream,
-        "current_stream": lambda device=None: current,
-        "default_stream": lambda device=None: current,
+        "stream": lambda stream: contextlib.nullcontext() if stream is None else stream,
+        "current_stream": lambda device=None: streams.current(number(device)),
+        "default_stream": lambda device=None: streams.defaults[number(device)],
         "CUDAGraph": lambda *args, **kwargs: CUDAGraph(books),
-        "graph": lambda graph, *args, **kwargs: _Graph(graph, books),
+        "graph": lambda graph, pool=None, stream=None, **kwargs: _Graph(graph, books, stream or Stream(books)),
         "graph_pool_handle": lambda: (0, 0),
         "is_current_stream_capturing": lambda: books.tape is not None,
     }

@@ -25,9 +25,10 @@ from typing import Any
 
 import torch
 from pretended_books import Books, Counts
-from pretended_cuda import stand_ins
+from pretended_cuda import Stream, stand_ins
 from pretended_ipc import Shared
 from pretended_modes import Functions, Kernels
+from pretended_streams import Streams
 from torch.multiprocessing import reductions
 
 from lockstep.collectors.acting import ActingBatch
@@ -146,6 +147,7 @@ def _install(gpus: int, folder: Path) -> contextlib.ExitStack:
     assert _installed is None, "a pretended GPU is installed already"
     books, stack = Books(gpus, folder), contextlib.ExitStack()
     shared = books.shared = Shared(books)
+    books.streams = Streams(books, [Stream(books, index) for index in range(gpus)])
     for name, value in stand_ins(books).items():
         _replace(stack, torch.cuda, name, value)
     _replace(stack, reductions, "reduce_tensor", lambda x: (shared.opened, shared.handle(x)))

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from pretended_books import Books, tensors, unseen
+from pretended_streams import learn, unordered
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -91,8 +92,7 @@ class Shared:
 
     def learn(self, known: dict[str, int]) -> None:
         """The GPU comes after these accesses from now on."""
-        for process, count in known.items():
-            self.known[process] = max(count, self.known.get(process, 0))
+        learn(self.known, known)
 
     def check(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Notice what a kernel reads and writes."""
@@ -112,7 +112,7 @@ class Shared:
         with _held(file.with_suffix(".accesses")) as accesses:
             last = accesses.setdefault("writer", {}), accesses.setdefault("readers", {})
             earlier = [*last[0].items(), *(last[1].items() if writes else ())]
-            late = [each for each, count in earlier if each != self._me and self.known.get(each, 0) < count]
+            late = unordered(earlier, self.known)
             unread = writes and bool(last[0]) and not last[1] and accesses.get("opened")
             if late or unread:
                 self._books.fault(f"memory of a GPU was {'reused' if writes else 'read'} {_UNORDERED}")

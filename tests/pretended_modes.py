@@ -37,17 +37,22 @@ _CPU_SCALARS = {
     *("fill", "fill_", "lerp", "lerp_"),
 }
 """Take a CPU's tensor without dimensions beside a GPU's tensors, as all pointwise kernels do."""
-_WAITS = {
-    *("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "repeat_interleave.Tensor"),
-    *("_unique2", "unique_dim", "unique_consecutive"),
+_NUMBERS = {"_local_scalar_dense", "item", "is_nonzero"}
+"""Read a number. Inference mode leaves the last ones whole."""
+_WAITS = _NUMBERS | {
+    *("equal", "nonzero", "masked_select", "repeat_interleave.Tensor", "_unique2", "unique_dim", "unique_consecutive")
 }
 """Have a result that the host needs, or whose shape it needs."""
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _NEW = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"}
-_NO_KERNEL = _NEW | {
-    *("detach", "detach_", "alias", "view", "_unsafe_view", "_reshape_alias", "lift_fresh", "set_", "is_same_size"),
-    *("_local_scalar_dense", "item", "is_nonzero", "record_stream"),
-}
+_NO_KERNEL = (
+    _NEW
+    | _NUMBERS
+    | {
+        *("detach", "detach_", "alias", "view", "_unsafe_view", "_reshape_alias", "lift_fresh", "set_", "is_same_size"),
+        "record_stream",
+    }
+)
 _SORTS = {
     *("scatter_add", "scatter_add_", "index_add", "index_add_", "index_put", "index_put_", "_index_put_impl_"),
     *("scatter.src", "scatter_.src", "embedding_dense_backward"),
@@ -91,8 +96,10 @@ class Kernels(TorchDispatchMode):
         if on is None:
             return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
-        if not (func.is_view or name in _NO_KERNEL):
+        runs = not (func.is_view or name in _NO_KERNEL)
+        if runs or name in _NUMBERS:
             books.shared.check(func, args, kwargs)
+            books.streams.access(func, args, kwargs, given, devices, on)
         names = {name, f"{name}.{func._overloadname}"}
         if name == "copy_":
             return self._copy(func, args, kwargs)
@@ -100,7 +107,7 @@ class Kernels(TorchDispatchMode):
         if torch.are_deterministic_algorithms_enabled():
             self._check_determinism(names, args)
         if names & _WAITS:
-            if name in ("_local_scalar_dense", "item", "is_nonzero"):  # inference mode leaves the latter whole
+            if name in _NUMBERS:
                 books.note(BACK, args[0].nbytes)
             books.wait()
         if name in _INDEXING:
@@ -108,11 +115,13 @@ class Kernels(TorchDispatchMode):
         result = func(*args, **kwargs)
         if name == "clone":
             books.note(COPY, args[0].nbytes)
-        elif not (func.is_view or name in _NO_KERNEL):
+        elif runs:
             books.note(KERNEL)
         for x in tensors(result):
             if not any(x is y for y in given):
                 books.put(x, on)
+                if runs:
+                    books.streams.made(x, on)
         return result
 
     def _check_devices(self, func: Any, name: str, args: Any, given: list[Any], on: torch.device) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pretended_gpu
 import pytest
 import torch
 from pretended_books import BACK, COPY, KERNEL, LAUNCH, PAGEABLE, PEER, PINNED, SORTED, STAGED, SYNC
+from pretended_cuda import Stream
 from pretended_gpu import counts, faults
 from tiny import ALIKE, EXPERIMENTS, options, squashed
 from torch import Tensor
@@ -23,7 +25,9 @@ from lockstep.config.settings import SettingsError
 from lockstep.distributed.shared_memory import PrivateArena, SharedMemory
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
-from lockstep.system.graphs import cuda_graph
+from lockstep.learners import learner
+from lockstep.learners.graphs import GraphedReplay
+from lockstep.system.graphs import Branches, cuda_graph
 
 GPU = "cuda:0"
 ALL: dict[str, Callable[[], Experiment]] = {
@@ -276,6 +280,138 @@ def test_what_was_not_waited_for_has_not_arrived() -> None:
     torch.cuda.current_stream().synchronize()
     assert here.tolist() == [1, 1, 1]
     assert torch.zeros(3).copy_(x, non_blocking=True).tolist() == [1, 1, 1]  # pageable memory, so the host waited
+
+
+def side_by_side(*functions: Callable[[], Tensor]) -> list[Tensor]:
+    return Branches(torch.device(GPU), len(functions)).call(functions)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_streams_that_wait_for_each_other_are_in_order() -> None:
+    x, y = torch.ones(2, device=GPU), torch.ones(2, device=GPU)
+    side, event = torch.cuda.Stream(), torch.cuda.Event()
+    y += 1
+    event.record()
+    with torch.cuda.stream(side):
+        assert torch.cuda.current_stream() is side
+        side.wait_event(event)
+        x += y
+    side.synchronize()  # the host waits, and launches what follows only then
+    x += 1
+    torch.cuda.synchronize()
+    with side:
+        x += 1
+        del y
+        y = x * 2
+    torch.cuda.current_stream().wait_stream(side)
+    there = y.to("cuda:1")  # the streams of both GPUs wait
+    found = [x, there.cpu(), *side_by_side(lambda: x * 2, lambda: x * 3, lambda: x * 4)]
+    assert [each.tolist() for each in found] == [[5, 5], [10, 10], [10, 10], [15, 15], [20, 20]]
+    x.zero_()
+    assert not faults()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_an_event_brings_only_what_was_before_it() -> None:
+    x, y = torch.ones(2, device=GPU), torch.ones(2, device=GPU)
+    side, event = torch.cuda.Stream(), torch.cuda.current_stream().record_event()
+    y += 1
+    with torch.cuda.stream(side):
+        side.wait_event(event)
+        x += 1
+        assert not faults()
+        y.add(1)
+    assert found("read before its stream waited for another one that wrote it") and len(faults()) == 1
+    x.sum().item()  # of the stream that is no longer current, which no one waits for
+    side.synchronize()
+    y.sum().item()
+    assert sum(faults().values()) == 2
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("missing", ["fork", "join"])
+def test_a_branch_that_does_not_wait_or_is_not_waited_for_is_found(
+    missing: str, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(2, device=GPU)
+    waits = Stream.wait_stream
+
+    def forgets(stream: Stream, other: Stream) -> None:
+        branching = stream is branches._streams[0] if missing == "fork" else other is branches._streams[0]
+        if not branching:
+            waits(stream, other)
+
+    def work() -> None:
+        x.add_(1)
+        total = branches.call([lambda: x * 2, lambda: x * 3])
+        if not captured:
+            torch.stack(total)
+
+    branches = Branches(torch.device(GPU), 2)
+    monkeypatch.setattr(Stream, "wait_stream", forgets)
+    if captured:
+        with pytest.raises(SettingsError, match=r"the graph does not contain|did not wait for"):
+            cuda_graph(work)
+    else:
+        work()
+    if not captured:
+        text = "read before its stream waited for another one that wrote it"
+    elif missing == "fork":
+        text = "by a stream that is not captured"
+    else:
+        text = "work that the graph's first stream did not wait for"
+    assert any(text in fault for fault in faults())
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("other", ["read", "written"])
+def test_branches_that_share_memory_are_found(other: str, captured: bool) -> None:
+    x, y = torch.ones(2, device=GPU), torch.ones(2, device=GPU)
+
+    def work() -> None:
+        side_by_side(lambda: x.add_(y), lambda: x * y if other == "read" else x.mul_(y))
+
+    cuda_graph(work) if captured else work()
+    assert found(f"{other} before its stream waited for another one that wrote it")
+    assert sum(faults().values()) == (4 if captured else 1)  # three runs to warm up
+
+
+@pytest.mark.usefixtures("gpu")
+def test_memory_that_a_branch_writes_after_another_has_read_it_is_found() -> None:
+    x = torch.ones(2, device=GPU)
+    side_by_side(lambda: x * 2, lambda: x.add_(1))
+    assert found("written before its stream waited for another one that read it") and len(faults()) == 1
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_graph_is_launched_in_the_order_of_its_stream() -> None:
+    x, y = torch.ones(2, device=GPU), torch.ones(2, device=GPU)
+    repeat = cuda_graph(lambda: (side_by_side(lambda: x.add_(1), lambda: y * 2), None)[1])
+    repeat()
+    x.add_(y)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        repeat()
+    assert not faults()
+    y.add_(1)
+    assert found("written before its stream waited for another one that read it") and len(faults()) == 1
+    x.add_(1)
+    assert found("written before its stream waited for another one that wrote it") and len(faults()) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpu")
+def test_noise_that_slots_share_is_found_if_they_are_branches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def branching(batches: Any, period: int, differentiate: Any, capture: Any, _: None) -> GraphedReplay:
+        return GraphedReplay(batches, period, differentiate, capture, Branches(torch.device(GPU), 4))
+
+    experiment = ALL["rainbow-lag-1"]()
+    monkeypatch.setattr(learner, "GraphedReplay", branching)
+    train(experiment, Layout.parse("inline,device=0,graphs=1"), options(tmp_path / "run"))
+    assert any("written before its stream waited" in fault and "models/" in fault for fault in faults())
 
 
 @pytest.mark.usefixtures("gpu")
