@@ -26,7 +26,7 @@ from lockstep.distributed.shared_memory import PrivateArena, SharedMemory
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
 from lockstep.learners import learner
-from lockstep.learners.graphs import GraphedReplay
+from lockstep.learners.graphs import GradientGraphs, graphs_of
 from lockstep.system.graphs import Branches, cuda_graph
 
 GPU = "cuda:0"
@@ -405,11 +405,11 @@ def test_a_graph_is_launched_in_the_order_of_its_stream() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
 def test_noise_that_slots_share_is_found_if_they_are_branches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def branching(batches: Any, period: int, differentiate: Any, capture: Any, _: None) -> GraphedReplay:
-        return GraphedReplay(batches, period, differentiate, capture, Branches(torch.device(GPU), 4))
+    def branching(batches: Any, period: int, differentiate: Any, capture: Any, _: None) -> GradientGraphs | None:
+        return graphs_of(batches, period, differentiate, capture, Branches(torch.device(GPU), 4))
 
     experiment = ALL["rainbow-lag-1"]()
-    monkeypatch.setattr(learner, "GraphedReplay", branching)
+    monkeypatch.setattr(learner, "graphs_of", branching)
     train(experiment, Layout.parse("inline,device=0,graphs=1"), options(tmp_path / "run"))
     assert any("written before its stream waited" in fault and "models/" in fault for fault in faults())
 
