@@ -113,6 +113,7 @@ class Learner:
     def _learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         begin, waited = time.perf_counter(), self._tree.group.waited
         agent, algorithm, names = self._agent, self._algorithm, self._algorithm.metric_names
+        reads = algorithm.reads_steps
         hyper = self._hyperparameters(iteration) | self._adapted
         steps = self._begin(iteration, rollouts, hyper)
         before = algorithm.updates_before(iteration, agent.experiment.samples_per_iteration)
@@ -127,8 +128,8 @@ class Learner:
             gradient, added = self._split(self.reduction.finish().to(agent.device))
             applied[updates] = Applied(None, len(self._in_flight))
             updates += 1
-            found = self._means(added) if algorithm.reads_steps else {}
-            if algorithm.reads_steps and (adapted := algorithm.adapt(hyper, found)):
+            found = self._means(added) if reads else {}
+            if reads and (adapted := algorithm.adapt(hyper, found)):
                 self._adapted |= adapted
                 hyper |= adapted
             groups = algorithm.groups(before + updates, hyper)
@@ -136,7 +137,7 @@ class Learner:
             if len(self._in_flight) > self._lag:
                 norms, moved = norms + self._apply(self._in_flight.popleft()), moved + 1
             sums += added
-            if algorithm.reads_steps and algorithm.stop_early(found):
+            if reads and algorithm.stop_early(found):
                 break
         metrics = self._metrics(hyper, sums.cpu(), updates, float(norms), moved)
         seconds = time.perf_counter() - begin - (self._tree.group.waited - waited)
