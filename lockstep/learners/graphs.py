@@ -75,7 +75,7 @@ class GradientGraphs(Protocol):
 def graphs_of(
     batches: Batches, period: int, differentiate: Differentiate, capture: Capture, branches: Branches | None
 ) -> GradientGraphs | None:
-    """Graphs over these batches; None if they cut slices in a way of their own, which graphs would not repeat.
+    """Graphs over these batches; None if a user's class cuts slices differently, which graphs would not repeat.
 
     Args:
         period: losses of updates whose numbers agree modulo this run the same kernels (Algorithm.update_period).
