@@ -134,7 +134,8 @@ def first_seeds(config: EnvConfig, seed: int) -> list[int]:
     """
     index = np.arange(config.num_envs)
     seeds = Seeds(seed, "train", 0).derive(index, np.zeros_like(index)).tolist()
-    if len(set(seeds)) < len(seeds) and not load_adapter(config.adapter).own_seeds:
+    own = config.adapter != AUTO and load_adapter(config.adapter).own_seeds
+    if len(set(seeds)) < len(seeds) and not own:
         raise SettingsError(f"With seed={seed}, two environments would start from the same seed: use another --seed.")
     return seeds
 

@@ -173,7 +173,8 @@ class Learner:
 
     def _captured(self, capture: Capture) -> GradientGraphs | None:
         """Graphs of gradients, if there can be any."""
-        branches = None if self._writes else Branches(self._agent.device, len(self._slots))
+        device, alone = self._agent.device, self._writes or self._agent.device.type == "cpu"
+        branches = None if alone else Branches(device, len(self._slots))
         period = self._algorithm.update_period if isinstance(self._algorithm, OffPolicy) else 1
         return graphs_of(self.batches, period, self._differentiate, capture, branches)
 
