@@ -55,7 +55,7 @@ def test_steps_are_read_where_something_decides_by_them() -> None:
             return True
 
     class Plain(Wrapper):
-        def loss(self, networks: Any, batch: Any, hyper: dict[str, Any]) -> LossOutput:
+        def loss(self, model: Any, batch: Any, hyper: dict[str, Any]) -> LossOutput:
             return output()
 
     class Wrapped(Plain):
