@@ -290,7 +290,11 @@ class Algorithm(ABC, Generic[ConfigT]):
     @property
     def reads_steps(self) -> bool:
         """Whether adapt or stop_early reads the metrics of each gradient step. On a GPU, each step waits for them."""
-        return type(self).adapt is not Algorithm.adapt or type(self).stop_early is not Algorithm.stop_early
+        return self._decides_unlike(Algorithm)
+
+    def _decides_unlike(self, kind: type[Algorithm[Any]]) -> bool:
+        """Whether a subclass overrides what a class decides by the metrics of a gradient step."""
+        return type(self).adapt is not kind.adapt or type(self).stop_early is not kind.stop_early
 
     def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
         """Hyperparameters that change by what a gradient step found. The new values hold from this step on, also in

@@ -187,8 +187,7 @@ class PPO(OnPolicy[PPOConfig]):
 
     @property
     def reads_steps(self) -> bool:
-        own = type(self).adapt is not PPO.adapt or type(self).stop_early is not PPO.stop_early
-        return own or self.config.desired_kl > 0 or self.config.target_kl > 0
+        return self._decides_unlike(PPO) or self.config.desired_kl > 0 or self.config.target_kl > 0
 
     def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
         """The learning rate that follows the divergence, if desired_kl asks for it: the rule of rsl_rl (Schwarke et al.

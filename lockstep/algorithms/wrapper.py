@@ -44,8 +44,7 @@ class Wrapper(OnPolicy[OnPolicyConfig]):
 
     @property
     def reads_steps(self) -> bool:
-        own = type(self).adapt is not Wrapper.adapt or type(self).stop_early is not Wrapper.stop_early
-        return own or self.inner.reads_steps
+        return self._decides_unlike(Wrapper) or self.inner.reads_steps
 
     def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
         return self.inner.adapt(hyper, metrics)

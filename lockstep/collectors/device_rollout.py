@@ -23,7 +23,7 @@ from lockstep.distributed.shared_memory import Arena
 from lockstep.envs.device_steps import DeviceSteps
 from lockstep.models.base import SendsTensors
 from lockstep.models.capture import Inference, Inputs
-from lockstep.system.graphs import Capture, Repeat
+from lockstep.system.graphs import Capture, Repeat, captured
 from lockstep.system.numerics import each_written_once
 
 
@@ -109,7 +109,9 @@ class DeviceRollout:
             return
         graph = self._graphs.get((program, way))
         if graph is None:
-            graph = self._graphs[program, way] = self._captured(lambda: self._step(actor), self._capture)
+            # The rows of the rollout that capturing writes are written again, since a rollout's first step is captured.
+            changed = [self._t, self._state, *(x for _, env in self._envs for x in env.memory())]
+            graph = self._graphs[program, way] = captured(lambda: self._step(actor), self._capture, changed)
         graph()
 
     def finish(self, actor: Inference, here: RolloutBuffer, raw: Tensor, *, bootstrap: bool) -> None:
@@ -180,16 +182,6 @@ class DeviceRollout:
         _put(whole.terminated[:, rows], t, step.terminated)
         _put(whole.truncated[:, rows], t, step.truncated)
         _put(whole.valid[:, rows], t, ~step.first)
-
-    def _captured(self, step: Repeat, capture: Capture) -> Repeat:
-        """A graph of a step. Capturing runs it, so what it changes is restored. The rows of the rollout that it writes
-        are written again, since the first step of a rollout is captured."""
-        changed = [self._t, self._state, *(x for _, env in self._envs for x in env.memory())]
-        before = [x.clone() for x in changed]
-        graph = capture(step)
-        for x, value in zip(changed, before, strict=True):
-            x.copy_(value)
-        return graph
 
 
 def _put(to: Tensor, at: Tensor, x: Tensor) -> None:

@@ -17,10 +17,10 @@ from torch import Tensor
 from lockstep.core.pieces import room, side_by_side
 from lockstep.models.base import ActionDistribution
 from lockstep.models.capture import Inference, Inputs, Program
-from lockstep.system.graphs import Capture, Repeat
+from lockstep.system.graphs import Capture, Repeat, captured
 
 _SMALL = 1 << 16
-"""Bytes up to which it takes the host less time to gather an input than to launch a copy of its own."""
+"""Up to so many bytes, the host gathers an input with others in less time than it launches a separate copy."""
 
 
 class Acted(NamedTuple):
@@ -100,7 +100,9 @@ class DeviceActing:
         else:
             graph = self._graphs.get((program, way))
             if graph is None:
-                graph = self._graphs[program, way] = self._captured(lambda: self._step(actor, held), self._capture)
+                changed = self._t, self.state
+                graph = captured(lambda: self._step(actor, held), self._capture, changed)
+                self._graphs[program, way] = graph
             graph()
         self._here.copy_(self._there)
         return self._returned
@@ -123,14 +125,6 @@ class DeviceActing:
             acted.policy.copy_(policy)
         self.state.copy_(state)
         self._t.add_(1).remainder_(len(self._noise))
-
-    def _captured(self, step: Repeat, capture: Capture) -> Repeat:
-        """A graph of a step. Capturing runs it, so what it changes is restored."""
-        before = self._t.clone(), self.state.clone()
-        graph = capture(step)
-        for tensor, value in zip((self._t, self.state), before, strict=True):
-            tensor.copy_(value)
-        return graph
 
     def _to_device(self, actor: Inference, inputs: Inputs) -> tuple[Inputs, Program | None]:
         """The inputs on the GPU, and the recorded calls for them."""

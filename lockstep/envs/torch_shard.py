@@ -188,7 +188,7 @@ class TorchShard(ShardEnv):
             known = None if like is None else like[name]
             shape = None if known is None else tuple(known.shape[1:])
             self._tensor(f"{where} {name!r} of the state", x, shape, None if known is None else known.dtype)
-            if x.dtype == torch.bfloat16:
+            if known is None and x.dtype == torch.bfloat16:
                 raise SettingsError(
                     f"{where} {name!r} of the state as bfloat16, which checkpoints cannot keep. Use float16 or float32."
                 )

@@ -52,6 +52,15 @@ def cuda_graph(function: Repeat) -> Repeat:
     return graph.replay
 
 
+def captured(step: Repeat, capture: Capture, changed: Sequence[torch.Tensor]) -> Repeat:
+    """A graph of a step. Capturing runs the step, so the tensors that it changes are restored."""
+    before = [x.clone() for x in changed]
+    graph = capture(step)
+    for x, value in zip(changed, before, strict=True):
+        x.copy_(value)
+    return graph
+
+
 class Branches:
     """Lets functions run side by side on a GPU, so that small kernels fill it.
 
