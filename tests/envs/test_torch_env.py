@@ -218,8 +218,9 @@ def test_actions_as_tensors_are_those_as_arrays(space: Any) -> None:
         kinds += [make_distribution(space, squash=True), Deterministic(space)]
     for distribution in kinds:
         assert isinstance(distribution, SendsTensors)
-        noise = torch.rand(6, distribution.noise_size, generator=torch.Generator().manual_seed(1))
-        action = distribution.sample(torch.randn(6, distribution.num_params), noise)
+        draw = torch.Generator().manual_seed(1)
+        noise = torch.rand(6, distribution.noise_size, generator=draw)
+        action = distribution.sample(torch.randn(6, distribution.num_params, generator=draw), noise)
         sent, expected = distribution.to_env_tensor(action), distribution.to_env(action.numpy())
         np.testing.assert_allclose(sent.numpy(), expected, rtol=1e-6)
         assert sent.numpy().dtype == space.dtype and sent.shape[1:] == space.shape
