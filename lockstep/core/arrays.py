@@ -153,6 +153,11 @@ class ArrayTuple:
         return f"{type(self).__name__}({', '.join(fields)})"
 
 
+def torch_type(dtype: Any) -> torch.dtype:
+    """Torch's type for one of numpy's."""
+    return torch.from_numpy(np.zeros(0, dtype)).dtype
+
+
 def map_structure(fn: Callable[..., Any], structure: Any, *rest: Any) -> Any:
     """Apply fn to the corresponding arrays of one or more structures; None, dicts and types are kept.
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
-import torch
 import tyro
 
 from lockstep.config.settings import Names, Options, SettingsError, check_free
 from lockstep.config.user_code import checked_reference_to, load_object
+from lockstep.core.arrays import torch_type
 from lockstep.distributed.shared_memory import Arena, PrivateArena
 from lockstep.envs.adapters import ADAPTERS, AUTO, check_adapter, entry_of
 from lockstep.envs.device_steps import DeviceSteps
@@ -402,4 +402,4 @@ def allocate_observation(space: gymnasium.Space[Any], leading: tuple[int, ...], 
     if isinstance(space, gymnasium.spaces.Dict):
         return {key: allocate_observation(entry, leading, arena) for key, entry in space.spaces.items()}
     assert space.shape is not None
-    return arena.zeros((*leading, *space.shape), torch.from_numpy(np.zeros(0, space.dtype)).dtype)
+    return arena.zeros((*leading, *space.shape), torch_type(space.dtype))

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.config.settings import SettingsError
-from lockstep.core.arrays import map_structure
+from lockstep.core.arrays import map_structure, torch_type
 from lockstep.envs.answers import form_of
 from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
 from lockstep.envs.batches import batch_action
@@ -166,7 +166,7 @@ class TorchShard(ShardEnv):
         return {name: self._fitting(f"the observation {name!r}", obs[name], x) for name, x in space.spaces.items()}
 
     def _fitting(self, what: str, x: Any, space: gymnasium.Space[Any]) -> Tensor:
-        wanted = torch.from_numpy(np.zeros(0, space.dtype)).dtype
+        wanted = torch_type(space.dtype)
         return self._tensor(f"observe of env.id={self._id} returned {what}", x, space.shape or (), wanted)
 
     def _numbers(self, name: str, x: Any, dtype: torch.dtype | None = None) -> Tensor:

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.config.settings import SettingsError
+from lockstep.core.arrays import torch_type
 from lockstep.models.action_spaces import Joint, composite
 from lockstep.models.base import PolicyModel
 from lockstep.models.continuous import Scaled
@@ -108,7 +109,7 @@ class ExportedPolicy(nn.Module):
         example = {}
         for name, entry in entries.items():
             assert entry.shape is not None
-            example[name] = torch.zeros(rows, *entry.shape, dtype=_torch_type(entry.dtype))
+            example[name] = torch.zeros(rows, *entry.shape, dtype=torch_type(entry.dtype))
         if self.model.state_size or self.uses_previous:
             example["start"] = torch.ones(rows, dtype=torch.bool)
         if self.model.state_size:
@@ -166,7 +167,7 @@ class EnvironmentAction(nn.Module):
         if isinstance(distribution, Joint):
             if self.parts is None:
                 shape = distribution.space.shape or ()
-                return ((action.reshape(-1, *shape) + self.offset).to(_torch_type(distribution.space.dtype)),)
+                return ((action.reshape(-1, *shape) + self.offset).to(torch_type(distribution.space.dtype)),)
             pieces = zip(self.parts, distribution.parts, action.split(distribution.action_sizes, -1), strict=True)
             return tuple(
                 x for to, part, a in pieces for x in to(a.reshape(-1, *part.action_shape).to(part.action_dtype))
@@ -177,7 +178,7 @@ class EnvironmentAction(nn.Module):
         elif distribution.squash:
             action = low + (torch.tanh(action) + 1) / 2 * (high - low)
         action = torch.minimum(torch.maximum(action, low), high)
-        return (action.to(_torch_type(distribution.space.dtype)).reshape(-1, *distribution.space.shape),)
+        return (action.to(torch_type(distribution.space.dtype)).reshape(-1, *distribution.space.shape),)
 
 
 class _OneStep(nn.Module):
@@ -223,7 +224,3 @@ def _ratio(x: Tensor, above: tuple[float, ...], below: tuple[float, ...]) -> Ten
     for coefficient in reversed(below):
         denominator = denominator * x + coefficient
     return numerator / denominator
-
-
-def _torch_type(dtype: Any) -> torch.dtype:
-    return torch.from_numpy(np.zeros(0, dtype)).dtype

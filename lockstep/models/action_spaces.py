@@ -15,6 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.config.settings import SettingsError
+from lockstep.core.arrays import torch_type
 from lockstep.models.base import Diverging
 from lockstep.models.distributions import Categorical, Constant, Distribution
 from lockstep.models.gaussian import Gaussian
@@ -39,7 +40,7 @@ class Joint(Distribution):
         self.num_logits = sum(part.num_logits for part in parts)
         self.encoded_size = sum(part.encoded_size for part in parts)
         self._start = Constant(np.asarray(getattr(space, "start", 0)))
-        self._sent = self.action_dtype if composite(space) else torch.from_numpy(np.zeros(0, space.dtype)).dtype
+        self._sent = self.action_dtype if composite(space) else torch_type(space.dtype)
         offsets = np.cumsum([0, *self.param_sizes])
         self.log_std_columns = tuple(
             int(offset) + column

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lockstep.config.settings import SettingsError
-from lockstep.models.distributions import Constant, Distribution
+from lockstep.models.distributions import Distribution, SentBox
 from lockstep.models.gaussian import LOG_STD_RANGE, bounded, expected_log_slope, log_slope, standard_normal
 
 _LOG_TWO_PI = math.log(2 * math.pi)
@@ -42,8 +42,7 @@ class Scaled(Distribution):
         self.space, self.size = space, int(np.prod(space.shape))
         self.action_shape = (self.size,)
         self.noise_size = self.encoded_size = self.size
-        self._ends = Constant(space.low.reshape(-1)), Constant(space.high.reshape(-1))
-        self._sent = torch.from_numpy(np.zeros(0, space.dtype)).dtype
+        self._sent = SentBox(space)
 
     def bound(self, outputs: Tensor) -> Tensor:
         """A network's outputs [..., P] -> parameters of the distribution."""
@@ -63,9 +62,7 @@ class Scaled(Distribution):
         return np.clip(scaled, low, high).astype(self.space.dtype).reshape(-1, *self.space.shape)
 
     def to_env_tensor(self, action: Tensor) -> Tensor:
-        low, high = (end.on(action.device) for end in self._ends)
-        scaled = low + (action.clamp(-1.0, 1.0) + 1) / 2 * (high - low)
-        return scaled.clamp(low, high).to(self._sent).reshape(-1, *self.space.shape)
+        return self._sent.fitted(self._sent.scaled(action.clamp(-1.0, 1.0)))
 
     def encode(self, action: Tensor) -> Tensor:
         """The action as the environment executes it, for critics."""

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional as F
 
+from lockstep.core.arrays import torch_type
 from lockstep.models.selection import is_action, of_action
 
 FORBIDDEN = -1e9
@@ -36,6 +37,28 @@ class Constant:
         if device not in self._on:
             self._on[device] = self._here.to(device)
         return self._on[device]
+
+
+class SentBox:
+    """Brings flat actions on any device into the bounds, the type and the shape of a Box.
+
+    Args:
+        space: the Box.
+    """
+
+    def __init__(self, space: spaces.Box) -> None:
+        self._low, self._high = Constant(space.low.reshape(-1)), Constant(space.high.reshape(-1))
+        self._shape, self._type = space.shape, torch_type(space.dtype)
+
+    def scaled(self, unit: Tensor) -> Tensor:
+        """From between -1 and 1 to between the bounds."""
+        low, high = self._low.on(unit.device), self._high.on(unit.device)
+        return low + (unit + 1) / 2 * (high - low)
+
+    def fitted(self, action: Tensor) -> Tensor:
+        """[B, D] -> [B, ...]"""
+        clipped = action.clamp(self._low.on(action.device), self._high.on(action.device))
+        return clipped.to(self._type).reshape(-1, *self._shape)
 
 
 class Distribution(ABC):

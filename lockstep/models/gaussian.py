@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lockstep.config.settings import SettingsError
-from lockstep.models.distributions import TINY, Constant, Distribution
+from lockstep.models.distributions import TINY, Distribution, SentBox
 from lockstep.portable.numbers import tanh
 
 LOG_STD_RANGE = (-20.0, 2.0)
@@ -51,8 +51,7 @@ class Gaussian(Distribution):
         self.action_shape = (self.size,)
         self.num_params, self.noise_size, self.encoded_size = 2 * self.size, self.size, self.size
         self.log_std_columns = tuple(range(self.size, 2 * self.size))
-        self._ends = Constant(space.low.reshape(-1)), Constant(space.high.reshape(-1))
-        self._sent = torch.from_numpy(np.zeros(0, space.dtype)).dtype
+        self._sent = SentBox(space)
         if squash and not bounded(space):
             raise SettingsError(
                 f"squash is on, but the action space {space} has no bounds to squash actions to. "
@@ -132,10 +131,7 @@ class Gaussian(Distribution):
         return np.clip(action, low, high).astype(self.space.dtype).reshape(-1, *self.space.shape)
 
     def to_env_tensor(self, action: Tensor) -> Tensor:
-        low, high = (end.on(action.device) for end in self._ends)
-        if self.squash:
-            action = low + (torch.tanh(action) + 1) / 2 * (high - low)
-        return action.clamp(low, high).to(self._sent).reshape(-1, *self.space.shape)
+        return self._sent.fitted(self._sent.scaled(torch.tanh(action)) if self.squash else action)
 
     def encode(self, action: Tensor) -> Tensor:
         return torch.tanh(action) if self.squash else action
