@@ -125,15 +125,32 @@ class Distribution(ABC):
         return params.masked_fill(~allowed, FORBIDDEN)
 
 
-class Categorical(Distribution):
-    """One of n actions, by n logits. Actions are int64 scalars."""
+class Choice(Distribution):
+    """One of n actions, by n parameters. Actions are int64 scalars."""
 
     action_shape = ()
     action_dtype = torch.int64
 
     def __init__(self, space: spaces.Discrete):
         self.n, self.start = int(space.n), int(space.start)
-        self.num_params = self.num_logits = self.noise_size = self.encoded_size = self.n
+        self.num_params = self.num_logits = self.encoded_size = self.n
+
+    def to_env(self, action: Any) -> Any:
+        return action + self.start if self.start else action
+
+    def to_env_tensor(self, action: Tensor) -> Tensor:
+        return self.to_env(action)
+
+    def encode(self, action: Tensor) -> Tensor:
+        return is_action(action.long(), self.n).float()
+
+
+class Categorical(Choice):
+    """One of n actions, by n logits."""
+
+    def __init__(self, space: spaces.Discrete):
+        super().__init__(space)
+        self.noise_size = self.n
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """The Gumbel-max trick (Maddison et al. 2014)."""
@@ -161,17 +178,8 @@ class Categorical(Distribution):
         log_p, log_q = F.log_softmax(params, -1), F.log_softmax(other, -1)
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
-    def to_env(self, action: np.ndarray) -> Any:
-        return action + self.start if self.start else action
 
-    def to_env_tensor(self, action: Tensor) -> Tensor:
-        return action + self.start if self.start else action
-
-    def encode(self, action: Tensor) -> Tensor:
-        return is_action(action.long(), self.n).float()
-
-
-class EpsilonGreedy(Distribution):
+class EpsilonGreedy(Choice):
     """The action with the highest value; when exploring, any allowed action with probability ε. Parameters are action
     values.
 
@@ -183,15 +191,13 @@ class EpsilonGreedy(Distribution):
     """
 
     exact = True
-    action_shape = ()
-    action_dtype = torch.int64
     noise_size = 2
     EVALUATION_EPSILON = 0.001
     acting = f"ε-greedy (ε {EVALUATION_EPSILON})"
 
     def __init__(self, space: spaces.Discrete, *, masked: bool = False):
-        self.n, self.start, self.masked = int(space.n), int(space.start), masked
-        self.num_params = self.num_logits = self.encoded_size = self.n
+        super().__init__(space)
+        self.masked = masked
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """See the class."""
@@ -219,12 +225,3 @@ class EpsilonGreedy(Distribution):
 
     def entropy(self, params: Tensor) -> Tensor:
         return torch.zeros(params.shape[:-1], device=params.device)
-
-    def to_env(self, action: np.ndarray) -> Any:
-        return action + self.start if self.start else action
-
-    def to_env_tensor(self, action: Tensor) -> Tensor:
-        return action + self.start if self.start else action
-
-    def encode(self, action: Tensor) -> Tensor:
-        return is_action(action.long(), self.n).float()
