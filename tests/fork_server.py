@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import io
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -79,16 +80,21 @@ def _serve(channel: socket.socket, parent: int) -> Order:
         if (between := os.fork()) == 0:
             if os.fork() != 0:
                 os._exit(0)
-            try:
-                return become(pickle.loads(message), files, channel)
-            except BaseException:
-                traceback.print_exc()
-                channel.send(FAILED)
-                os._exit(1)
+            return begin(functools.partial(pickle.loads, message), files, channel)
         for file in files:
             os.close(file)
         os.waitpid(between, 0)
     os._exit(0)
+
+
+def begin(order: Callable[[], Order], files: list[int], channel: socket.socket) -> Order:
+    """As become; but if that fails, say so and end this process."""
+    try:
+        return become(order(), files, channel)
+    except BaseException:
+        traceback.print_exc()
+        channel.send(FAILED)
+        os._exit(1)
 
 
 def become(order: Order, files: list[int], channel: socket.socket) -> Order:

@@ -17,14 +17,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fork_server import DEATH, become, end, prepare
-from forks import FAILED, KIND, MARK, NO_MARK, ROOM, Order, prctl
+from fork_server import DEATH, begin, end, prepare
+from forks import KIND, MARK, NO_MARK, ROOM, Order, prctl
 from ray_worker import SERVER
 
 _MODULES = ("ray", "ray._private.node", "lockstep.launchers.ray.actors", "lockstep.training.loops")
@@ -79,21 +78,18 @@ def _asked(listening: socket.socket) -> tuple[dict[str, Any], list[int], socket.
     return pickle.loads(message), files, channel
 
 
+def _order(given: dict[str, Any]) -> Order:
+    """In a fork: what to become, of what ray_worker.py says about itself."""
+    words = [word for word in map(os.fsencode, given["arguments"]) if not word.startswith(_NOT_FOR_WORKERS)]
+    return Order(os.getppid(), **(given | {"arguments": words, "flags": 0, "files": [0, 1, 2], "group": os.getpid()}))
+
+
 def _serve(listening: socket.socket, parent: int, first: tuple[dict[str, Any], list[int], socket.socket]) -> Order:
     """Returns in the forks."""
     given, files, channel = first
     while os.getppid() == parent:
         if os.fork() == 0:
-            try:
-                words = [
-                    word for word in map(os.fsencode, given.pop("arguments")) if not word.startswith(_NOT_FOR_WORKERS)
-                ]
-                order = Order(os.getppid(), words, flags=0, files=[0, 1, 2], group=os.getpid(), **given)
-                return become(order, files, channel)
-            except BaseException:
-                traceback.print_exc()
-                channel.send(FAILED)
-                os._exit(1)
+            return begin(functools.partial(_order, given), files, channel)
         for file in files:
             os.close(file)
         channel.close()

@@ -6,8 +6,9 @@ several gradient steps (GraphedReplay).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,13 +51,24 @@ class HyperTensors:
         return dict(zip(hyper, self._numbers.unbind(), strict=True))
 
 
-class GradientGraphs(Protocol):
-    """The gradients of slots' slices as CUDA graphs."""
+class GradientGraphs(ABC):
+    """The gradients of slots' slices as CUDA graphs. The arguments are those of graphs_of."""
 
-    def begin(self) -> None:
+    def __init__(
+        self,
+        batches: FreshBatches | ReplayBatches,
+        differentiate: Differentiate,
+        capture: Capture,
+        branches: Branches | None,
+    ) -> None:
+        self._source, self._differentiate, self._capture, self._branches = batches, differentiate, capture, branches
+        self._graphs: dict[Any, _Graph] = {}
+        """By slots, and what else their kernels depend on."""
+
+    def begin(self) -> None:  # noqa: B027
         """Begin an iteration, whose rollouts no graph has yet."""
-        ...
 
+    @abstractmethod
     def gradients(self, slots: tuple[int, ...], step: int, hyper: dict[str, Any], update: int) -> list[Found] | None:
         """What Differentiate computes of each slot's slice of a gradient step, by one launch: the gradients as new
         tensors, the priorities until the next call. None: no graph can serve slices of unequal sizes.
@@ -65,11 +77,17 @@ class GradientGraphs(Protocol):
             hyper: of HyperTensors.
             update: the number of the gradient step.
         """
-        ...
 
     def normalizers(self, slot: int) -> Normalizers:
         """The statistics that the model normalizes a slot's slices with."""
-        ...
+        return self._source.normalizers(slot)
+
+    def _capture_slices(self, slots: tuple[int, ...], held: Sequence[_Held], hyper: dict[str, Any]) -> _Graph:
+        def differentiate(slot: int, memory: _Held) -> Found:
+            return self._differentiate(slot, memory.slice(), hyper)
+
+        calls = [functools.partial(differentiate, *each) for each in zip(slots, held, strict=True)]
+        return _Graph(calls, self._capture, self._branches)
 
 
 def graphs_of(
@@ -94,26 +112,21 @@ def _as_they_are(batches: Batches, kind: type, *methods: str) -> bool:
     return all(getattr(type(batches), name) is getattr(kind, name) for name in methods)
 
 
-class GraphedSlices:
-    """The gradients of the slices of fresh rollouts. The arguments are those of graphs_of."""
+class GraphedSlices(GradientGraphs):
+    """The gradients of the slices of fresh rollouts."""
 
     def __init__(
         self, batches: FreshBatches, differentiate: Differentiate, capture: Capture, branches: Branches | None
     ) -> None:
-        self._batches, self._differentiate, self._capture = batches, differentiate, capture
-        self._branches = branches
+        super().__init__(batches, differentiate, capture, branches)
+        self._batches = batches
         self._held: dict[int, _Rollout] = {}
         """By slot."""
-        self._graphs: dict[tuple[int, ...], _Graph] = {}
-        """By slots."""
         self._loaded: set[int] = set()
         """Slots whose memory holds the present iteration."""
 
     def begin(self) -> None:
         self._loaded.clear()
-
-    def normalizers(self, slot: int) -> Normalizers:
-        return self._batches.normalizers(slot)
 
     def gradients(self, slots: tuple[int, ...], step: int, hyper: dict[str, Any], update: int) -> list[Found] | None:
         for slot in slots:
@@ -121,12 +134,7 @@ class GraphedSlices:
                 return None
         held = [self._held[slot] for slot in slots]
         if slots not in self._graphs:
-
-            def differentiate(slot: int, rollout: _Rollout) -> Found:
-                return self._differentiate(slot, rollout.slice(self._batches), hyper)
-
-            calls = [functools.partial(differentiate, *each) for each in zip(slots, held, strict=True)]
-            self._graphs[slots] = _Graph(calls, self._capture, self._branches)
+            self._graphs[slots] = self._capture_slices(slots, held, hyper)
         for each in held:
             each.seek(step)
         return self._graphs[slots].run()
@@ -138,15 +146,15 @@ class GraphedSlices:
             return False
         held = self._held.get(slot)
         if held is None or not held.fits(cuts):
-            self._held[slot] = _Rollout(cuts)
+            self._held[slot] = _Rollout(cuts, self._batches)
             self._graphs = {slots: graph for slots, graph in self._graphs.items() if slot not in slots}
         self._held[slot].load(cuts)
         self._loaded.add(slot)
         return True
 
 
-class GraphedReplay:
-    """The gradients of slices of replayed items. The arguments are those of graphs_of."""
+class GraphedReplay(GradientGraphs):
+    """The gradients of slices of replayed items."""
 
     def __init__(
         self,
@@ -156,18 +164,10 @@ class GraphedReplay:
         capture: Capture,
         branches: Branches | None,
     ) -> None:
-        self._batches, self._period, self._branches = batches, period, branches
-        self._differentiate, self._capture = differentiate, capture
+        super().__init__(batches, differentiate, capture, branches)
+        self._batches, self._period = batches, period
         self._held: dict[Any, _Items] = {}
         """By slot, and the shapes of what is read together."""
-        self._graphs: dict[Any, _Graph] = {}
-        """By slots, the update's place in the period, and the shapes of items."""
-
-    def begin(self) -> None:
-        pass
-
-    def normalizers(self, slot: int) -> Normalizers:
-        return self._batches.normalizers(slot)
 
     def gradients(self, slots: tuple[int, ...], step: int, hyper: dict[str, Any], update: int) -> list[Found]:
         taken = [self._batches.taken(slot, step) for slot in slots]
@@ -177,12 +177,7 @@ class GraphedReplay:
         if key not in self._graphs:
             if self._period > 1:  # the loss branches on it, so it must be a number of Python's
                 hyper = {**hyper, "update": place or self._period, "number": hyper["update"]}
-
-            def differentiate(slot: int, items: _Items) -> Found:
-                return self._differentiate(slot, items.slice(), hyper)
-
-            calls = [functools.partial(differentiate, *each) for each in zip(slots, held, strict=True)]
-            self._graphs[key] = _Graph(calls, self._capture, self._branches)
+            self._graphs[key] = self._capture_slices(slots, held, hyper)
         for each, (_, index) in zip(held, taken, strict=True):
             each.seek(index)
         return self._graphs[key].run()
@@ -196,7 +191,7 @@ class GraphedReplay:
         return self._held[key]
 
 
-class _Held:
+class _Held(ABC):
     """Memory that graphs read, with a counter that tells which slice is next.
 
     Args:
@@ -216,6 +211,10 @@ class _Held:
             self._index.fill_(index)
         self._next = (index + 1) % self.slices
 
+    @abstractmethod
+    def slice(self) -> Any:
+        """The next gradient step's, in a graph."""
+
     def _advance(self) -> None:
         """Go on to the next slice, in a graph."""
         self._next = -1  # since capturing may run it
@@ -226,8 +225,9 @@ class _Held:
 class _Rollout(_Held):
     """A slot's rollout, with what cuts it."""
 
-    def __init__(self, cuts: Cuts) -> None:
+    def __init__(self, cuts: Cuts, batches: FreshBatches) -> None:
         super().__init__(cuts.steps, cuts.whole.reward.device)
+        self._batches = batches
         self._cuts = cuts.map(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
 
     def fits(self, cuts: Cuts) -> bool:
@@ -239,12 +239,11 @@ class _Rollout(_Held):
         for to, x in zip(_leaves(self._cuts), _leaves(cuts), strict=True):
             to.copy_(x, non_blocking=True)
 
-    def slice(self, batches: FreshBatches) -> Batch:
-        """The next gradient step's, in a graph."""
+    def slice(self) -> Batch:
         cuts, index = self._cuts, self._index
         items = None if cuts.items is None else cuts.items.index_select(0, index)[0]
         moments = None if cuts.moments is None else cuts.moments.index_select(0, index)[0].unbind()
-        batch = batches.cut(cuts.whole, items, moments)
+        batch = self._batches.cut(cuts.whole, items, moments)
         self._advance()
         return batch
 
@@ -273,7 +272,6 @@ class _Items(_Held):
             self._taken = taken
 
     def slice(self) -> Any:
-        """The next gradient step's, in a graph."""
         batch = self._batch if self.slices == 1 else self._batch.part(self._index, self.slices)
         self._advance()
         return batch
