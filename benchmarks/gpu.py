@@ -78,6 +78,7 @@ def run(
     seconds: float,
     *,
     rehearse: bool = False,
+    limited: bool = True,
     peers: Sequence[str] = (),
     names: Sequence[str] = (),
 ) -> bool:
@@ -86,6 +87,7 @@ def run(
     Args:
         out: the folder of report.json, to whose steps these are added, and log.txt.
         seconds: for all steps together.
+        limited: whether no step may take longer than its own limit.
         peers: commands of other libraries that some steps measure.
         names: of the small experiments to train, in place of all.
 
@@ -102,7 +104,9 @@ def run(
     for number, step in enumerate(steps):
         # A share of what is left, in which what faster steps did not need is included.
         share = step.limit / sum(each.limit for each in steps[number:])
-        limit = min(step.limit * (_REHEARSING if rehearse else 1), share * (end - time.monotonic()))
+        limit = share * (end - time.monotonic())
+        if limited:
+            limit = min(step.limit * (_REHEARSING if rehearse else 1), limit)
         if limit < _LEAST:
             entry = {"status": "skipped", "seconds": 0.0, "summary": "no time was left", "data": {}}
         else:
@@ -240,7 +244,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder of the report")
     parser.add_argument("--stage", type=int, choices=(1, 2))
-    parser.add_argument("--seconds", type=float, default=540.0, help="for all steps of the stage together")
+    parser.add_argument(
+        "--seconds", type=float, default=540.0, help="for all steps together; a single step may use them all"
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", help=", ".join(step.name for step in STEPS))
     parser.add_argument("--experiments", nargs="+", default=[], metavar="NAME", help="for the step of that name")
     parser.add_argument("--peer", action="append", default=[], help="a script of another library with its arguments")
@@ -265,7 +271,11 @@ def main() -> None:
     for command in given.peer:  # steps run in other folders
         script, *arguments = shlex.split(command)
         peers.append(shlex.join([os.path.abspath(script), *arguments]))
-    sys.exit(not run(chosen, out, given.seconds, rehearse=given.rehearse, peers=peers, names=given.experiments))
+    limited = len(chosen) > 1
+    good = run(
+        chosen, out, given.seconds, rehearse=given.rehearse, limited=limited, peers=peers, names=given.experiments
+    )
+    sys.exit(not good)
 
 
 if __name__ == "__main__":

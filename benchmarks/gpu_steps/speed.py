@@ -34,13 +34,15 @@ from lockstep.speed.trial import OutOfTime, Trial
 PPO_LAYOUTS = (
     f"envpool: {INLINE},env_threads=4,graphs=1",
     "envpool, lag 1: a0-l0,env_threads=4,graphs=1",
+    f"{INLINE},env_threads=4,graphs=1",
+    "lag 1: a0-l0,env_threads=4,graphs=1",
 )
 IMPALA_LAYOUTS = (
     f"envpool: {INLINE},env_threads=4,graphs=1",
     "envpool: a0-l0,env_threads=4,graphs=1",
 )
 """Before a layout: another adapter for the environments, or another lag. With a lag of 1, processes that only collect
-go on while learners learn. Making 128 environments of ALE takes 20 seconds on one thread, so these are EnvPool's."""
+go on while learners learn. Making 128 environments of ALE takes 20 seconds on one thread, so they come last."""
 
 
 def resnet() -> Experiment:
@@ -103,7 +105,9 @@ def in_turn(cases: dict[str, tuple[Experiment, str]], context: Context, rounds: 
         trials[name] = Trial(cases[name][0], Layout.parse(cases[name][1]))
 
     def settle(name: str) -> None:
+        begin = time.perf_counter()
         trials[name].run(0.0, iterations=1 + trials[name].settling, deadline=whole - 0.4 * context.seconds)
+        print(f"{name}: ready after {time.perf_counter() - begin:.0f} s", flush=True)
 
     def measure(name: str, seconds: float) -> None:
         slot = trials[name].run(seconds, iterations=2, deadline=whole)
