@@ -65,6 +65,7 @@ STEPS = (
     Step("gpu-env", "gpu_steps.device_envs:gpu_env", 60, 2),
     Step("profile-ppo", "gpu_steps.profiles:profile_ppo", 60, 2),
     Step("profile-impala", "gpu_steps.profiles:profile_impala", 60, 2),
+    Step("gradients", "gpu_steps.learners:gradients", 140, 2),
     Step("replay", "gpu_steps.profiles:replaying", 110, 2),
     Step("mujoco", "gpu_steps.speed:mujoco", 70, 2),
     Step("peers", "gpu_steps.speed:peers", 90, 2),

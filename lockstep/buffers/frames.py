@@ -5,6 +5,8 @@ stacks are rebuilt exactly when they are drawn. A stack that does not continue t
 older frames (copies of the newest, zeros, or frames from before the agent could act) are in no other step, so they are
 kept aside.
 
+On a GPU, observations alone lie there. What tells where frames are is needed by the host, too, so both have it.
+
 Shape legend: C steps of the ring, B environments, K frames of a stack, E stacks kept aside, n items.
 """
 
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.buffers.arrivals import Arrivals, write
 from lockstep.config.settings import SettingsError
 from lockstep.system.memory import available_bytes
 
@@ -26,13 +29,25 @@ class Ring:
 
     before = 0
     """How many earlier steps an observation needs."""
+    moves = 0
+    """How often the memory that observations are read from has moved."""
 
-    def __init__(self, steps: int, example: Tensor) -> None:
-        self._obs = torch.zeros(steps, *example.shape, dtype=example.dtype)
+    def __init__(self, steps: int, example: Tensor, device: torch.device | None = None) -> None:
+        self._obs = torch.zeros(steps, *example.shape, dtype=example.dtype, device=device)
 
-    def put(self, at: Tensor, obs: Tensor) -> None:
-        """Write the observations [T, B, ...] of the next steps at their places [T]."""
-        _write(self._obs, at, obs)
+    @property
+    def device(self) -> torch.device:
+        """Where observations are read."""
+        return self._obs.device
+
+    def on(self, device: torch.device) -> Ring:
+        """An empty ring like this one on a device."""
+        return Ring(len(self._obs), self._obs[0], device)
+
+    def put(self, at: Tensor, obs: Tensor, arrivals: Arrivals, there: Tensor | None = None) -> None:
+        """Write the observations [T, B, ...] of the next steps at their places [T]. there: the same on this ring's
+        device, if it has them."""
+        arrivals.write(self._obs, int(at[0]), obs if there is None else there)
 
     def take(self, at: Tensor, environment: Tensor) -> Tensor:
         """[n, ...]: the observations at places [n] of environments [n]."""
@@ -40,12 +55,11 @@ class Ring:
 
     def between(self, first: int, end: int) -> dict[str, Tensor]:
         """Steps of these numbers, end not included, by name."""
-        return {"obs": self._obs[torch.arange(first, end) % len(self._obs)]}
+        return {"obs": part_of(self._obs, first, end)}
 
     def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
         """Restore the result of between."""
-        obs = tensors["obs"]
-        self._obs[(first + torch.arange(len(obs))) % len(self._obs)] = obs
+        write(self._obs, first % len(self._obs), tensors["obs"].to(self.device))
 
     def state(self) -> dict[str, Tensor]:
         """The state that is not per step, by name."""
@@ -65,29 +79,41 @@ class Ring:
 class StackedFrames(Ring):
     """Images uint8 [K, H, W]. Within an episode, their first K - 1 frames are the last frames of the previous step."""
 
-    def __init__(self, steps: int, example: Tensor) -> None:
+    def __init__(self, steps: int, example: Tensor, device: torch.device | None = None) -> None:
         environments, self._stack, *image = example.shape
         self.before = self._stack - 1
-        self._frames = torch.zeros(steps, environments, *image, dtype=torch.uint8)
+        self._frames = torch.zeros(steps, environments, *image, dtype=torch.uint8, device=device)
         self._age = torch.zeros(steps, environments, dtype=torch.int64)
         """Steps since the episode began, at most K - 1: this many frames of the stack come from previous steps."""
         self._beginning = torch.zeros(steps, environments, dtype=torch.int64)
         """Where the stack that began the episode is kept."""
         aside = max(16 * environments, steps * environments // _ASIDE)
-        self._aside = torch.zeros(aside, self.before, *image, dtype=torch.uint8)
+        self._aside = torch.zeros(aside, self.before, *image, dtype=torch.uint8, device=device)
         self._aside_step = torch.full((aside,), -steps, dtype=torch.int64)
         """For each kept stack, the number of the step whose observation it was."""
-        self._newest = torch.zeros_like(example)
+        self._newest = torch.zeros(example.shape, dtype=example.dtype)
         self._counts = torch.zeros(2, dtype=torch.int64)
         """Steps stored, and where the next stack is kept aside."""
+        self._there: tuple[Tensor, ...] = ()
+        """The same where frames are, if that is a GPU."""
+        if device is not None and device.type != "cpu":
+            self._there = tuple(torch.zeros_like(x, device=device) for x in self._mirrored())
 
-    def put(self, at: Tensor, obs: Tensor) -> None:
+    @property
+    def device(self) -> torch.device:
+        return self._frames.device
+
+    def on(self, device: torch.device) -> Ring:
+        return StackedFrames(len(self._frames), self._newest, device)
+
+    def put(self, at: Tensor, obs: Tensor, arrivals: Arrivals, there: Tensor | None = None) -> None:
+        source = obs if there is None else there
         steps, (puts, next_place) = len(self._frames), self._counts.tolist()
         goes_on = torch.empty(obs.shape[:2], dtype=torch.bool)
         goes_on[:1] = _equal(obs[:1, :, :-1], self._newest[None, :, 1:]) & (puts > 0)
         goes_on[1:] = _equal(obs[1:, :, :-1], obs[:-1, :, 1:])
         self._newest.copy_(obs[-1])
-        _write(self._frames, at, obs[:, :, -1])
+        arrivals.write(self._frames, int(at[0]), source[:, :, -1])
         t, environment = (~goes_on).nonzero(as_tuple=True)
         places = (next_place + torch.arange(len(t))) % len(self._aside)
         if len(t) > len(self._aside) or bool((self._aside_step[places] > puts + t - steps).any()):
@@ -97,7 +123,12 @@ class StackedFrames(Ring):
                 free = (self._aside_step <= puts - steps).nonzero()[:, 0]
             places = free[: len(t)]
             next_place = int(places[-1]) + 1 - len(t)
-        self._aside[places], self._aside_step[places] = obs[t, environment, :-1], puts + t
+        self._aside_step[places] = puts + t
+        if self.device.type == "cpu":
+            self._aside[places] = obs[t, environment, :-1]
+        else:
+            for place, step, column in zip(places.tolist(), t.tolist(), environment.tolist(), strict=True):
+                arrivals.write(self._aside, place, source[step : step + 1, column, :-1])
         began, where = torch.full(goes_on.shape, -1), torch.zeros(goes_on.shape, dtype=torch.int64)
         began[t, environment], where[t, environment] = t, places
         began = began.cummax(0).values  # the step of this call at which each episode began, -1 if before
@@ -105,6 +136,8 @@ class StackedFrames(Ring):
         age = torch.where(began < 0, self._age[before] + 1 + now, now - began)
         self._beginning[at] = torch.where(began < 0, self._beginning[before], where.gather(0, began.clamp(min=0)))
         self._age[at] = age.clamp(max=self.before)
+        for there_too, x in zip(self._there, self._mirrored(), strict=False):
+            arrivals.write(there_too, int(at[0]), x[at])
         self._counts.copy_(torch.tensor([puts + len(at), next_place + len(t)]))
 
     def _grow(self, aside: int) -> None:
@@ -125,35 +158,46 @@ class StackedFrames(Ring):
             )
         self._aside = torch.cat([self._aside, self._aside.new_zeros(more, *self._aside.shape[1:])])
         self._aside_step = torch.cat([self._aside_step, self._aside_step.new_full((more,), -len(self._frames))])
+        self.moves += 1
 
     def take(self, at: Tensor, environment: Tensor) -> Tensor:
         steps, environments, *image = self._frames.shape
-        age, beginning = self._age[at, environment], self._beginning[at, environment]
-        back = torch.arange(self._stack - 1, -1, -1)  # for each frame of a stack: how many steps ago it was the newest
+        age, beginning = (x[at, environment] for x in self._there or self._mirrored())
+        frame = torch.arange(self._stack, device=at.device)
+        back = self.before - frame  # for each frame of a stack: how many steps ago it was the newest
         rows = ((at.unsqueeze(1) - back) % steps) * environments + environment.unsqueeze(1)
         stacks = self._frames.flatten(0, 1).index_select(0, rows.flatten()).view(len(at), self._stack, *image)
-        item, frame = (back > age.unsqueeze(1)).nonzero(as_tuple=True)
+        older = back > age.unsqueeze(1)  # frames that are kept aside
+        if at.device.type != "cpu":  # without waiting for how many there are
+            kept = beginning.unsqueeze(1) * self.before + (frame + age.unsqueeze(1)).clamp(max=self.before - 1)
+            aside = self._aside.flatten(0, 1).index_select(0, kept.flatten()).view_as(stacks)
+            return torch.where(older.view(*older.shape, *[1] * len(image)), aside, stacks)
+        item, place = older.nonzero(as_tuple=True)
         if len(item):
-            stacks[item, frame] = self._aside[beginning[item], frame + age[item]]
+            stacks[item, place] = self._aside[beginning[item], place + age[item]]
         return stacks
 
     def between(self, first: int, end: int) -> dict[str, Tensor]:
-        at = torch.arange(first, end) % len(self._frames)
         aside = ((self._aside_step >= first) & (self._aside_step < end)).nonzero()[:, 0]
         return {
-            **{name: tensor[at] for name, tensor in self._by_step().items()},
+            **{name: part_of(tensor, first, end) for name, tensor in self._by_step().items()},
             "aside_at": aside,
             "aside_step": self._aside_step[aside],
-            "aside": self._aside[aside],
+            "aside": self._aside[aside.to(self.device)].cpu(),
         }
 
     def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
         for name, tensor in self._by_step().items():
-            tensor[(first + torch.arange(len(tensors[name]))) % len(tensor)] = tensors[name]
+            write(tensor, first % len(tensor), tensors[name].to(tensor.device))
+        for there, x in zip(self._there, self._mirrored(), strict=False):
+            there.copy_(x)
         if len(tensors["aside_at"]) and int(tensors["aside_at"].max()) >= len(self._aside):
             self._grow(int(tensors["aside_at"].max()) + 1)
         self._aside_step[tensors["aside_at"]] = tensors["aside_step"]
-        self._aside[tensors["aside_at"]] = tensors["aside"]
+        self._aside[tensors["aside_at"].to(self.device)] = tensors["aside"].to(self.device)
+
+    def _mirrored(self) -> tuple[Tensor, Tensor]:
+        return self._age, self._beginning
 
     def _by_step(self) -> dict[str, Tensor]:
         return {"frames": self._frames, "age": self._age, "beginning": self._beginning}
@@ -185,16 +229,14 @@ def ring_like(ring: Ring, kept: dict[str, Tensor]) -> Ring:
     """The ring, or an empty one of the other kind if `kept`, a result of between, is of that kind: a rollout of mostly
     resets does not show which kind fits."""
     if isinstance(ring, StackedFrames):
-        return Ring(len(ring._frames), ring._newest) if "obs" in kept else ring
-    return ring if "obs" in kept else StackedFrames(len(ring._obs), ring._obs[0])
+        return Ring(len(ring._frames), ring._newest, ring.device) if "obs" in kept else ring
+    return ring if "obs" in kept else StackedFrames(len(ring._obs), ring._obs[0], ring.device)
 
 
-def _write(ring: Tensor, at: Tensor, values: Tensor) -> None:
-    """ring[at] = values for successive places [T] of the ring, by plain copies."""
-    first = int(at[0])
-    before_end = min(len(at), len(ring) - first)
-    ring[first : first + before_end] = values[:before_end]
-    ring[: len(at) - before_end] = values[before_end:]
+def part_of(ring: Tensor, first: int, end: int) -> Tensor:
+    """On the host: the steps of these numbers, end not included, of a ring [C, ...]."""
+    at = torch.arange(first, end) % len(ring)
+    return ring[at.to(ring.device)].cpu()
 
 
 def _equal(a: Tensor, b: Tensor) -> Tensor:

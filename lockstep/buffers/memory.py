@@ -1,26 +1,87 @@
-"""How much memory replay and rollouts take, computed before it is allocated."""
+"""How much memory replay and rollouts take, computed before it is allocated, and where replay lies."""
 
 from __future__ import annotations
 
 import math
+import sys
+from dataclasses import dataclass
+from typing import Literal
 
 import gymnasium
 import torch
 
 from lockstep import envs
 from lockstep.algorithms.offpolicy import off_policy
+from lockstep.buffers.replay import Replay
 from lockstep.buffers.rollout_buffers import allocate
-from lockstep.buffers.storage import storage_for
+from lockstep.buffers.storage import reads_on_gpu, storage_for
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.distributed.shared_memory import Arena
 from lockstep.experiment import Experiment
 from lockstep.models.action_spaces import make_distribution
 from lockstep.system.memory import available_bytes
+from lockstep.system.output import tell
 
 _LARGE = 4 * 2**20
 """More bytes than any step takes. If rollouts of such steps fit, their exact size is not needed, for which an
 environment would have to be made."""
+
+_SHARE = 0.5
+"""Of a GPU's free memory that replay takes at most: the rest is for networks, graphs and gradients."""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where a learner's replay memory should lie."""
+
+    where: Literal["auto", "gpu", "cpu"] = "auto"
+    """auto: on the learner's GPU if it fits there."""
+    sharing: int = 1
+    """Learners that compute on the same GPU."""
+    tells: bool = False
+    """Whether to say where it lies."""
+
+
+def on_gpu(experiment: Experiment, shards: int, rollout: Rollout, device: torch.device, placing: Placing) -> bool:
+    """Whether a learner's replay memory lies on its GPU, which changes no bit.
+
+    Args:
+        shards: those of the learner.
+        rollout: an example of the rollouts to be inserted.
+        device: the learner's.
+
+    Raises:
+        SettingsError: it should, and cannot.
+    """
+    if device.type == "cpu":
+        return False
+    memory = _without_memory(experiment, rollout)
+    if placing.where == "cpu":
+        reason = "as replay=cpu says"
+    elif off_policy(experiment.algorithm).replay.hindsight:
+        reason = "since the rewards of other goals (algorithm.replay.hindsight) are computed there"
+    elif not reads_on_gpu(memory):
+        reason = f"since {type(memory).__name__} inserts or reads items in its own way"
+    else:
+        needed, free = shards * memory.nbytes, torch.cuda.mem_get_info(device)[0]
+        if needed <= _SHARE * free / placing.sharing:
+            if placing.tells:
+                tell(f"Replay memory of a learner, {_size(needed)}, lies on its GPU", sys.stderr)
+            return True
+        reason = (
+            f"since it takes {_size(needed)}, and {_size(free)} of the GPU's memory are free for {placing.sharing} "
+            f"learner{'s' * (placing.sharing > 1)}, of which it may take half"
+        )
+    if placing.where == "gpu":
+        raise SettingsError(f"replay=gpu: the replay memory must lie on the CPU, {reason}. Leave replay= out.")
+    if placing.tells:
+        tell(f"Replay memory lies on the CPU, {reason}", sys.stderr)
+    return False
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
 def replay_bytes(experiment: Experiment, rollout: Rollout | None = None) -> int:
@@ -31,9 +92,13 @@ def replay_bytes(experiment: Experiment, rollout: Rollout | None = None) -> int:
         stacks of frames, with each frame stored once (if algorithm.replay.store_frames)."""
     if not experiment.algorithm.replays:
         return 0
-    rollout = rollout or _example(experiment)
-    with torch.device("meta"):  # tensors with shapes and no memory
-        return storage_for(off_policy(experiment.algorithm).build(), experiment, rollout).nbytes
+    return _without_memory(experiment, rollout or _example(experiment)).nbytes
+
+
+def _without_memory(experiment: Experiment, rollout: Rollout) -> Replay:
+    """The storage of a shard, whose tensors have shapes alone."""
+    with torch.device("meta"):
+        return storage_for(off_policy(experiment.algorithm).build(), experiment, rollout)
 
 
 def rollout_bytes(experiment: Experiment) -> int:

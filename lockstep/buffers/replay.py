@@ -13,11 +13,12 @@ from torch import Tensor
 
 from lockstep.agent import below
 from lockstep.algorithms.offpolicy import off_policy
+from lockstep.buffers.arrivals import Arrivals
 from lockstep.buffers.frames import ring_for, ring_like
 from lockstep.buffers.sum_tree import SumTree
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
-from lockstep.core.transitions import Transitions
+from lockstep.core.transitions import Drawn, Transitions
 from lockstep.experiment import Experiment
 from lockstep.portable.numbers import power
 
@@ -33,6 +34,9 @@ class Replay:
     Steps are numbered from the beginning of the run, and step t is at place t mod C. The observation after it is that
     of step t + 1. If step t ended an episode, that is the true last observation, since an environment's reset steps are
     stored, too. Reset steps are never drawn.
+
+    The host draws, and a GPU may read what was drawn (see lie_on). Then observations lie on the GPU, and all else on
+    both.
 
     Args:
         experiment: whose settings apply.
@@ -72,9 +76,26 @@ class Replay:
         """The largest priority so far: that of new steps."""
         self.count = 0
         """Steps inserted so far."""
+        self._device = torch.device("cpu")
+        self._there: dict[str, Tensor] = {}
+        """If items are read on a GPU, what _mirrored returns there."""
 
-    def insert(self, rollout: Rollout) -> None:
-        """Store a rollout in place of the oldest steps."""
+    def lie_on(self, device: torch.device) -> None:
+        """Lie on a GPU, while it is empty: items are read there."""
+        assert not self.count
+        self._device = device
+        self._rings = {name: ring.on(device) for name, ring in self._rings.items()}
+        self._there = {name: x.to(device) for name, x in self._mirrored().items()}
+
+    @property
+    def moves(self) -> int:
+        """How often memory that items are read from has moved, so that graphs that read it have to be captured
+        again."""
+        return sum(ring.moves for ring in self._rings.values())
+
+    def insert(self, rollout: Rollout, there: Rollout | None = None) -> None:
+        """Store a rollout in place of the oldest steps. there: the same on this memory's device, if it is known."""
+        arrivals, on_device = Arrivals(self._device), {} if there is None else _entries(there.obs)
         steps, before, obs = len(rollout.reward), self.count, _entries(rollout.obs)
         goes_on = bool(self._last) and all(torch.equal(leaf[0], self._last[name]) for name, leaf in obs.items())
         if self._last and not goes_on:
@@ -86,7 +107,8 @@ class Replay:
             self.count += 1
         new = torch.arange(int(goes_on), steps + 1)
         for name, leaf in obs.items():
-            self._rings[name].put((self.count + new) % self.steps, leaf[int(goes_on) :])
+            known = None if there is None else on_device[name][int(goes_on) :]
+            self._rings[name].put((self.count + new) % self.steps, leaf[int(goes_on) :], arrivals, known)
         self._last = {name: leaf[-1].clone() for name, leaf in obs.items()}
         places = (self.count + torch.arange(steps)) % self.steps
         self._action[places], self._reward[places] = rollout.action, rollout.reward
@@ -94,6 +116,16 @@ class Replay:
         self._valid[places] = rollout.valid
         self.count += steps
         self._renew(before, rollout)
+        if self._there:
+            self._mirror(before, arrivals)
+        arrivals.arrive()
+
+    def _mirror(self, before: int, arrivals: Arrivals) -> None:
+        """Write to the GPU what the host has of the steps since then, of the one before them, which a reset may have
+        cut, and of the one after them."""
+        numbers = torch.arange(before - 1, self.count + 1)[-self.steps :] % self.steps
+        for name, x in self._by_step().items():
+            arrivals.write(self._there[name], int(numbers[0]), x[numbers])
 
     def _places(self) -> int:
         """How many items of every environment can be stored."""
@@ -183,20 +215,41 @@ class Replay:
     def _returns(self, time: Tensor, environment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """For each of these steps: the discounted sum of up to n rewards, the weight of the value that follows, and how
         many steps later that is."""
-        forwards = torch.arange(self._config.n_step).view(-1, *[1] * time.ndim)
+        kept = self._kept()
+        forwards = torch.arange(self._config.n_step, device=time.device).view(-1, *[1] * time.ndim)
         at = (time + forwards) % self.steps  # [steps of a return, ...]
-        ended = self._terminated[at, environment]
-        cut = ended | self._truncated[at, environment]
+        ended = kept["terminated"][at, environment]
+        cut = ended | kept["truncated"][at, environment]
         going = torch.cat([torch.ones_like(cut[:1]), cut[:-1].cumsum(0) == 0])
-        reward = torch.zeros(time.shape)
-        for each in self._discounts[forwards] * self._reward[at, environment] * going:
-            reward += each  # in this order
+        reward = torch.zeros(time.shape, device=time.device)
+        # One operation at a time, in this order: none may be fused, so that a GPU rounds like a CPU.
+        for each in kept["discounts"][forwards] * kept["reward"][at, environment] * going:
+            reward += each
         ahead = going.sum(0)
-        return reward, self._discounts[ahead] * ~(ended & going).any(0), ahead
+        return reward, kept["discounts"][ahead] * ~(ended & going).any(0), ahead
+
+    def _kept(self) -> dict[str, Tensor]:
+        """What _mirrored returns, where items are read."""
+        return self._there or self._mirrored()
+
+    def to_read(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Drawn:
+        """What `items` takes, on the host."""
+        return Drawn(
+            time=torch.from_numpy(times),
+            environment=torch.from_numpy(environments),
+            rollout=None,
+            weight=torch.from_numpy(weight).to(torch.float32),
+            noise=None,
+            deviation=None,
+        )
 
     def batch(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Any:
-        """The minibatch of items that were drawn."""
-        time, environment = torch.from_numpy(times), torch.from_numpy(environments)
+        """The minibatch of items that were drawn, of a memory that lies on the host."""
+        return self.items(self.to_read(times, environments, weight))
+
+    def items(self, drawn: Drawn) -> Any:
+        """The minibatch of items that were drawn. It is read where both lie, which nothing waits for."""
+        time, environment = drawn.time, drawn.environment
         reward, discount, ahead = self._returns(time, environment)
         at, then = time % self.steps, (time + ahead) % self.steps
 
@@ -206,13 +259,13 @@ class Replay:
 
         return Transitions(
             obs=take(at),
-            action=self._action[at, environment].unsqueeze(0),
+            action=self._kept()["action"][at, environment].unsqueeze(0),
             reward=reward.unsqueeze(0),
             discount=discount.unsqueeze(0),
             next_obs=take(then),
-            weight=torch.from_numpy(weight).to(torch.float32),
-            valid=torch.ones(1, len(time), dtype=torch.bool),
-            noise=None,
+            weight=drawn.weight,
+            valid=torch.ones(1, len(time), dtype=torch.bool, device=time.device),
+            noise=drawn.noise,
         )
 
     def prioritize(self, times: np.ndarray, environments: np.ndarray, priorities: np.ndarray) -> None:
@@ -246,6 +299,10 @@ class Replay:
         for name, tensor in self._by_step().items():
             tensor[(first + torch.arange(len(tensors[name]))) % self.steps] = tensors[name]
 
+    def _mirrored(self) -> dict[str, Tensor]:
+        """What items are made of, without observations: on the host. A GPU that reads them has the same."""
+        return {**self._by_step(), "discounts": self._discounts}
+
     def _by_step(self) -> dict[str, Tensor]:
         """Tensors [C, B, ...]."""
         return {
@@ -276,6 +333,13 @@ class Replay:
             self._tree.set(np.arange(self._tree.size), tensors["priorities"].numpy())
         self._last = {name: x.clone() for name, x in below("last.", tensors).items()}
         self._largest, self.count = float(tensors["largest"]), int(tensors["count"])
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Copy everything that is mirrored to the GPU, if items are read there."""
+        mirrored = self._mirrored()
+        for name, there in self._there.items():
+            there.copy_(mirrored[name])
 
     @property
     def nbytes(self) -> int:

@@ -1,5 +1,9 @@
 """Minibatches of algorithms that replay, with an equal share from every shard.
 
+The host draws items and keeps their priorities. A memory on the host is read there, and the minibatch is sent to a GPU
+that learns. A memory on that GPU is read there, so that only numbers of steps and environments, weights and noise are
+sent.
+
 Shape legend: n items of a slice, Z numbers of noise.
 """
 
@@ -18,11 +22,13 @@ from lockstep.algorithms.offpolicy import OffPolicy, off_policy
 from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.buffers.hindsight import Hindsight
 from lockstep.buffers.history import History
-from lockstep.buffers.memory import require
+from lockstep.buffers.memory import Placing, on_gpu, require
 from lockstep.buffers.replay import Replay
 from lockstep.buffers.slabs import sent_together
 from lockstep.buffers.storage import storage_for
 from lockstep.core.rng import stream
+from lockstep.core.rollout import Rollout
+from lockstep.core.transitions import Drawn
 from lockstep.envs.goals import Goals
 from lockstep.models.normalize import Normalizers
 from lockstep.portable.numbers import power
@@ -32,16 +38,21 @@ _AT_ONCE = 16 << 20
 """Bytes of observations to read at once, for several gradient steps: that is cheaper per item."""
 _AT_ONCE_FOR_GPU = 4 << 20
 """Fewer for a GPU, which learns from some while others are read."""
+_DRAWN_AT_ONCE = 8
+"""Gradient steps to draw for at once if the GPU reads the items: one copy serves them, while it learns from others."""
 
 
 class Taken(NamedTuple):
-    """Items that were read together, for one or several gradient steps."""
+    """Items that were read together, for one or several gradient steps. On a GPU, whose memory holds them, they are
+    read later."""
 
     batch: Any
     drawn: list[tuple[np.ndarray, np.ndarray]]
     """By gradient step: the numbers of steps and the environments, [n] each."""
     memory: Tensor | None = None
-    """uint8: on a GPU, the memory that holds the batch."""
+    """uint8: on a GPU, what holds the batch."""
+    moves: int = 0
+    """As Replay.moves: what reads the items depends on it."""
 
 
 class ReplayBatches:
@@ -65,25 +76,40 @@ class ReplayBatches:
         """The iteration at which the replay memory began. None: not known yet, since checkpoints do not hold replay."""
         self._taken: dict[int, Taken] = {}
         self._drawn: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.placing = Placing()
+        """Where the memory should lie."""
+        self._on_gpu = False
+        """Whether it lies on the GPU."""
+        self._coming: dict[int, tuple[tuple[np.ndarray, np.ndarray], Tensor]] = {}
+        """By slot: items, and their new priorities on the way from the GPU."""
+        self._arrival = None if agent.device.type == "cpu" else torch.cuda.Event()
+        """When they are there."""
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         """Store an iteration's rollouts, and return the number of its gradient steps. The first call needs at least one
         rollout for every slot."""
         experiment = self._agent.experiment
+        self._set_priorities()
         for slot in self._slots:
-            new = [each.rollout for each in rollouts[slot]]
+            new = rollouts[slot]
             if not self._replays:
-                require(experiment, len(self._slots), new[0])
+                self._place(new[0].rollout)
             if slot not in self._replays:
-                self._replays[slot] = storage_for(self._algorithm, experiment, new[0])
+                self._replays[slot] = storage_for(self._algorithm, experiment, new[0].rollout)
+                if self._on_gpu:
+                    self._replays[slot].lie_on(self._agent.device)
                 if self._goals is not None:
                     self._hindsight[slot] = Hindsight(
                         self._replays[slot], self._goals, self._config.replay.hindsight, self._config.discount
                     )
                 if slot in self._saved:
                     self._histories[slot].restore(self._saved.pop(slot), self._replays[slot])
-            for rollout in new:
-                self._replays[slot].insert(rollout)
+            for each in new:
+                if self._on_gpu:
+                    there = each.nearest(self._agent.device)
+                    self._replays[slot].insert(each.rollout, None if there is each.rollout else there)
+                else:
+                    self._replays[slot].insert(each.rollout)
             if slot in self._hindsight:
                 self._hindsight[slot].follow()
             self._draws[slot] = stream(experiment.seed, "replay", slot, iteration)
@@ -92,11 +118,25 @@ class ReplayBatches:
         self._steps = self._algorithm.updates_in(iteration - self._began, experiment.samples_per_iteration)
         return self._steps
 
+    def _place(self, example: Rollout) -> None:
+        """Decide where the memory lies."""
+        experiment, slots = self._agent.experiment, len(self._slots)
+        self._on_gpu = on_gpu(experiment, slots, example, self._agent.device, self.placing)
+        if not self._on_gpu:
+            require(experiment, slots, example)
+
     def slice(self, slot: int, step: int) -> Slice:
         """A slot's part of one gradient step's minibatch."""
         taken, index = self.taken(slot, step)
         batch = taken.batch if len(taken.drawn) == 1 else taken.batch.part(index, len(taken.drawn))
-        return Slice(batch, self.normalizers(slot))
+        return Slice(self.read(slot, batch), self.normalizers(slot))
+
+    def read(self, slot: int, batch: Any) -> Any:
+        """A minibatch. batch: itself, or what is to be read from the GPU's memory, without waiting."""
+        if not isinstance(batch, Drawn):
+            return batch
+        items = self._replays[slot].items(batch)
+        return items.replace(reward=self._agent.normalizers.scale_rewards(items.reward, deviation=batch.deviation))
 
     def normalizers(self, slot: int) -> Normalizers:
         """The newest: an item was collected long ago."""
@@ -104,8 +144,8 @@ class ReplayBatches:
 
     def taken(self, slot: int, step: int) -> tuple[Taken, int]:
         """Items that were read for several gradient steps, and the place of this one's equal part."""
-        several = self._replays[slot].single_steps and not self._algorithm.weighted  # priorities change at every step
-        at_once = self._at_once(self._items * self._replays[slot].item_bytes) if several else 1
+        several = (self._on_gpu or self._replays[slot].single_steps) and not self._algorithm.weighted
+        at_once = self._at_once(self._items * self._replays[slot].item_bytes) if several else 1  # priorities change
         index = step % at_once
         if index == 0:
             self._taken[slot] = self._take(slot, range(step, max(step + 1, min(step + at_once, self._steps))))
@@ -117,11 +157,13 @@ class ReplayBatches:
         """For how many gradient steps items are read together, if those of one have so many bytes."""
         if self._agent.device.type == "cpu":
             return max(1, _AT_ONCE // size)
-        steps, most = max(1, self._steps), max(1, _AT_ONCE_FOR_GPU // size)
+        steps, most = max(1, self._steps), _DRAWN_AT_ONCE if self._on_gpu else max(1, _AT_ONCE_FOR_GPU // size)
         return -(-steps // -(-steps // most))  # groups of equal size if possible, since each size needs a graph
 
     def _take(self, slot: int, steps: range) -> Taken:
         """A slot's parts of several minibatches, concatenated. Random numbers are drawn step by step."""
+        if slot in self._coming:
+            self._set_priorities()
         draw, replay, items = self._draws[slot], self._replays[slot], self._items
         numbers, hindsight = self._algorithm.noise_numbers(self._agent.model, items), self._hindsight.get(slot)
         drawn, chances, noise = [], [], []
@@ -134,13 +176,21 @@ class ReplayBatches:
         times, environments, probability = (np.concatenate(each) for each in zip(*drawn, strict=True))
         shards = self._agent.experiment.scheme.shards
         weight = power(probability / shards, -self._beta) if self._algorithm.weighted else np.ones(len(times))
+        places = [each[:2] for each in drawn]
+        if self._on_gpu:
+            given = replay.to_read(times, environments, weight)
+            if numbers:
+                given = given.replace(noise=torch.from_numpy(np.concatenate(noise)))
+            if (returns := self._agent.normalizers.returns) is not None:
+                given = given.replace(deviation=returns.std.float().view(1))
+            memory, given = sent_together(given, self._agent.device)
+            return Taken(given, places, memory, replay.moves)
         batch = replay.batch(times, environments, weight)
         if hindsight is not None:
             batch = hindsight.relabel(batch, times, environments, *np.concatenate(chances, -1))
         if numbers:
             batch = batch.replace(noise=torch.from_numpy(np.concatenate(noise)))
         batch = batch.replace(reward=self._agent.normalizers.scale_rewards(batch.reward))
-        places = [each[:2] for each in drawn]
         if self._agent.device.type == "cpu":
             return Taken(batch, places)
         memory, batch = sent_together(batch, self._agent.device)
@@ -156,6 +206,7 @@ class ReplayBatches:
         """Write a slot's replay into a checkpoint, if the settings ask for it."""
         if not self._config.replay.checkpoint:
             return []
+        self._set_priorities()
         return self._histories[slot].save(directory, iteration, self._replays[slot])
 
     def restore(self, slot: int, saved: Checkpoint) -> None:
@@ -163,7 +214,23 @@ class ReplayBatches:
         self._saved[slot] = saved
 
     def learned(self, slot: int, priorities: Tensor | None) -> None:
-        """Set the priorities of the items that were drawn last from a slot's replay."""
-        if self._algorithm.weighted:
-            assert priorities is not None
-            self._replays[slot].prioritize(*self._drawn[slot], priorities.cpu().numpy())
+        """Set the priorities of the items that were drawn last from a slot's replay, before anything else happens to
+        it. Nothing waits for a GPU until then."""
+        if not self._algorithm.weighted:
+            return
+        assert priorities is not None
+        if self._arrival is None:
+            self._replays[slot].prioritize(*self._drawn[slot], priorities.numpy())
+            return
+        here = torch.empty(priorities.shape, dtype=priorities.dtype, pin_memory=True)
+        self._coming[slot] = self._drawn[slot], here.copy_(priorities, non_blocking=True)
+        self._arrival.record()
+
+    def _set_priorities(self) -> None:
+        """Set those that come from the GPU."""
+        if self._coming:
+            assert self._arrival is not None
+            self._arrival.synchronize()
+        for slot, (drawn, priorities) in self._coming.items():
+            self._replays[slot].prioritize(*drawn, priorities.numpy())
+        self._coming.clear()

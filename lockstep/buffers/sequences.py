@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.buffers.arrivals import Arrivals
 from lockstep.buffers.replay import _PLAIN, Replay, ring_steps
 from lockstep.core.rollout import Rollout
-from lockstep.core.transitions import Sequences
+from lockstep.core.transitions import Drawn, Sequences
 from lockstep.experiment import Experiment
 
 
@@ -94,10 +95,15 @@ class SequenceReplay(Replay):
         last = self._rollouts - 1
         return last - (last - place) % self._beginnings, environment, probability
 
-    def batch(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Sequences:
-        """The minibatch of sequences that were drawn."""
-        places, environment = torch.from_numpy(times % self._beginnings), torch.from_numpy(environments)
-        time = self._first[places] + torch.arange(self._length).unsqueeze(1)  # [L+M+N, n]
+    def to_read(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Drawn:
+        places = torch.from_numpy(times % self._beginnings)
+        return super().to_read(times, environments, weight).replace(time=self._first[places], rollout=places)
+
+    def items(self, drawn: Drawn) -> Sequences:
+        """The minibatch of sequences that were drawn, read where both lie."""
+        kept, places, environment = self._kept(), drawn.rollout, drawn.environment
+        assert places is not None
+        time = drawn.time + torch.arange(self._length, device=drawn.time.device).unsqueeze(1)  # [L+M+N, n]
         at, rows = time % self.steps, environment.expand(time.shape)
         learned = slice(self._burn_in, self._burn_in + self._unroll)
         reward, discount, ahead = self._returns(time[learned], rows[learned])
@@ -107,18 +113,26 @@ class SequenceReplay(Replay):
         before = (at - 1) % self.steps
         return Sequences(
             obs=obs.get(_PLAIN, obs),
-            start=self._start[at, rows],
-            prev_action=self._action[before, rows] if self._previous else None,
-            prev_reward=self._reward[before, rows] if self._previous else None,
-            state=self._state[places, environment],
-            action=self._action[at[learned], rows[learned]],
+            start=kept["start"][at, rows],
+            prev_action=kept["action"][before, rows] if self._previous else None,
+            prev_reward=kept["reward"][before, rows] if self._previous else None,
+            state=kept["core_state"][places, environment],
+            action=kept["action"][at[learned], rows[learned]],
             reward=reward,
             discount=discount,
             ahead=ahead,
-            weight=torch.from_numpy(weight).to(torch.float32),
-            valid=self._valid[at[learned], rows[learned]],
-            noise=None,
+            weight=drawn.weight,
+            valid=kept["valid"][at[learned], rows[learned]],
+            noise=drawn.noise,
         )
+
+    def _mirror(self, before: int, arrivals: Arrivals) -> None:
+        super()._mirror(before, arrivals)
+        place = (self._rollouts - 1) % self._beginnings
+        arrivals.write(self._there["core_state"], place, self._state[place : place + 1])
+
+    def _mirrored(self) -> dict[str, Tensor]:
+        return {**super()._mirrored(), "core_state": self._state}
 
     def _by_step(self) -> dict[str, Tensor]:
         return {**super()._by_step(), "start": self._start}
@@ -139,6 +153,7 @@ class SequenceReplay(Replay):
         self._state.copy_(tensors["core_state"])
         self._rollouts = int(tensors["rollouts"])
         self._ready = self._complete()
+        self._refresh()
 
     @property
     def nbytes(self) -> int:

@@ -7,7 +7,7 @@ what lies together is copied once, as it is, and cut on the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import torch
@@ -49,12 +49,17 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
 
 def sent_together(batch: S, device: torch.device) -> tuple[Tensor, S]:
     """As sent, for all tensors of a batch, in one copy: the memory on the GPU, and the batch that lies in it."""
-    leaves = [leaf for _, leaf in named_leaves(batch)]
-    here = room(leaves, torch.device("cpu"), pinned=True)
-    for piece, leaf in zip(side_by_side(leaves, here), leaves, strict=True):
-        piece.copy_(leaf)
-    memory = here.to(device, non_blocking=True)
+    memory, _ = all_sent([leaf for _, leaf in named_leaves(batch)], device)
     return memory, laid_out(batch, memory)
+
+
+def all_sent(tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """As sent_together, for tensors in a sequence."""
+    here = room(tensors, torch.device("cpu"), pinned=True)
+    for piece, x in zip(side_by_side(tensors, here), tensors, strict=True):
+        piece.copy_(x)
+    memory = here.to(device, non_blocking=True)
+    return memory, side_by_side(tensors, memory)
 
 
 def laid_out(batch: S, memory: Tensor) -> S:

@@ -25,6 +25,12 @@ class BringsStorage(Protocol):
         ...
 
 
+def reads_on_gpu(memory: Replay) -> bool:
+    """Whether a storage can lie on a GPU: it inserts and reads as those here do."""
+    kind = SequenceReplay if isinstance(memory, SequenceReplay) else Replay
+    return all(getattr(type(memory), name) is getattr(kind, name) for name in ("insert", "to_read", "batch", "items"))
+
+
 def storage_for(algorithm: OffPolicy[Any], experiment: Experiment, rollout: Rollout) -> Replay:
     """The storage of one shard; its arguments are those of BringsStorage.memory."""
     if isinstance(algorithm, BringsStorage):

@@ -27,7 +27,7 @@ _ONLY = {
     "names the GPUs.",
 }
 """Advice about options that only some launchers support."""
-_FIXED = ("device", "graphs", "ipc", "pin", "restarts", "compress", "resources")
+_FIXED = ("device", "graphs", "ipc", "replay", "pin", "restarts", "compress", "resources")
 """Options of certain layouts alone, which auto cannot take."""
 
 
@@ -66,6 +66,10 @@ class Layout:
     """1 lets processes of one machine read the memory of each other's GPUs (CUDA IPC), where the driver and the
     container allow it, so that gradients and parameters do not pass through the CPU's memory. 0 is for machines where
     that goes wrong."""
+    replay: Literal["auto", "gpu", "cpu"] = "auto"
+    """Where learners on GPUs keep replay: auto is on the GPU if it takes at most half of the memory that is free there,
+    and else on the CPU. On the GPU, a gradient step reads its items there; on the CPU, they are read by one thread and
+    copied."""
     stall_timeout: float = 300.0
     """Seconds without any progress after which a run ends with an error instead of waiting longer."""
     jitter: float = 0.0
@@ -159,6 +163,15 @@ class Layout:
         devices = self.device.split("+")
         return str(index) if self.device == LOCAL else devices[index * len(devices) // processes]
 
+    def learners_beside(self, index: int) -> int:
+        """How many learners compute on the GPU of the one with this number."""
+        if gpus := self.resources_of("learner").get("gpus"):
+            return math.ceil(1 / gpus)
+        if self.device == LOCAL:
+            return 1
+        own = self.device_of("learner", index)
+        return sum(self.device_of("learner", other) == own for other in range(self.learning))
+
     @property
     def gpus(self) -> tuple[int, ...]:
         """Numbers of all GPUs that it names, on the machine of this process."""
@@ -225,6 +238,7 @@ class Layout:
             device="cpu",
             graphs=0,
             ipc=1,
+            replay="auto",
             resources=(),
         )
 
@@ -252,6 +266,10 @@ class Layout:
             )
         if self.ipc not in (0, 1):
             raise SettingsError(f"Layout {self}: ipc must be 0 or 1.")
+        if self.replay == "gpu" and self.kinds[1] == "CPU":
+            raise SettingsError(
+                f"Layout {self}: replay=gpu needs learners on GPUs, as in inline,device=0,replay=gpu. Leave it out."
+            )
         if self.device != "cpu" and self.split:
             raise SettingsError(f"Layout {self} names its devices already, as in a0-l1: leave device= out.")
         self._validate_device()

@@ -25,6 +25,7 @@ OPTIONS = {
     "pin": int,
     "graphs": int,
     "ipc": int,
+    "replay": str,
     "stall_timeout": float,
     "jitter": float,
     "learner_delay": float,

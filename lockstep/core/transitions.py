@@ -1,4 +1,4 @@
-"""The minibatches of off-policy losses: items drawn from replay."""
+"""What is drawn from replay, and the minibatches that off-policy losses take."""
 
 from __future__ import annotations
 
@@ -8,6 +8,31 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.core.arrays import ArrayTuple
+
+
+class Drawn(ArrayTuple):
+    """n items that were drawn from a replay memory, and not read yet."""
+
+    time: Tensor
+    """int64 [n]: the number of each item's first step."""
+    environment: Tensor
+    """int64 [n]"""
+    rollout: Tensor | None
+    """int64 [n]: the place of the rollout that a sequence begins with; None for single steps."""
+    weight: Tensor
+    """fp32 [n]: importance weight, not yet divided by the largest of the minibatch."""
+    noise: Tensor | None
+    """fp32 [Z], uniform in (0, 1): for losses and models that draw numbers."""
+    deviation: Tensor | None
+    """fp32 [1]: what rewards are divided by."""
+
+    def part(self, index: int | Tensor, of: int) -> Drawn:
+        """As Transitions.part."""
+        if isinstance(index, Tensor):
+            rest = self.replace(deviation=None).map(functools.partial(_selected, axis=0, index=index, of=of))
+        else:
+            rest = self.replace(deviation=None).map(lambda x: x.unflatten(0, (of, -1))[index])
+        return rest.replace(deviation=self.deviation)
 
 
 class Transitions(ArrayTuple):

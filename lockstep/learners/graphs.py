@@ -103,7 +103,7 @@ def graphs_of(
     """
     if isinstance(batches, FreshBatches) and _as_they_are(batches, FreshBatches, "slice", "cuts", "cut"):
         return GraphedSlices(batches, differentiate, capture, branches)
-    if isinstance(batches, ReplayBatches) and _as_they_are(batches, ReplayBatches, "slice", "taken"):
+    if isinstance(batches, ReplayBatches) and _as_they_are(batches, ReplayBatches, "slice", "taken", "read"):
         return GraphedReplay(batches, period, differentiate, capture, branches)
     return None
 
@@ -184,9 +184,9 @@ class GraphedReplay(GradientGraphs):
 
     def _load(self, slot: int, taken: Taken) -> _Items:
         """The memory that holds a slot's items."""
-        key = slot, len(taken.drawn), _shapes(_leaves(taken.batch))
+        key = slot, len(taken.drawn), taken.moves, _shapes(_leaves(taken.batch))
         if key not in self._held:
-            self._held[key] = _Items(key[1:], taken)
+            self._held[key] = _Items(key[1:], taken, functools.partial(self._batches.read, slot))
         self._held[key].load(taken)
         return self._held[key]
 
@@ -254,12 +254,13 @@ class _Items(_Held):
     Args:
         form: what graphs over them depend on.
         taken: an example.
+        read: makes a minibatch of what was taken for it.
     """
 
-    def __init__(self, form: tuple[Any, ...], taken: Taken) -> None:
+    def __init__(self, form: tuple[Any, ...], taken: Taken, read: Callable[[Any], Any]) -> None:
         assert taken.memory is not None
         super().__init__(len(taken.drawn), taken.memory.device)
-        self.form = form
+        self.form, self._read = form, read
         self._memory = torch.empty_like(taken.memory)
         self._batch = laid_out(taken.batch, self._memory)
         self._taken: Taken | None = None
@@ -274,7 +275,7 @@ class _Items(_Held):
     def slice(self) -> Any:
         batch = self._batch if self.slices == 1 else self._batch.part(self._index, self.slices)
         self._advance()
-        return batch
+        return self._read(batch)
 
 
 class _Graph:

@@ -178,16 +178,18 @@ class Normalizers:
         """Whether apply changes a model."""
         return self.observations is not None
 
-    def scale_rewards(self, reward: Tensor, obs: Any = None) -> Tensor:
+    def scale_rewards(self, reward: Tensor, obs: Any = None, deviation: Tensor | None = None) -> Tensor:
         """fp32 [T, B] for the learner: divided by the deviation of returns, and clipped.
 
         Args:
             obs: the observations [T, B, ...], which tell who earned the rewards if there are several policies.
+            deviation: that deviation where the rewards are, if that is a GPU, which divides exactly by tensors alone.
         """
         del obs
         if self.returns is None:
             return reward
-        return (reward / float(self.returns.std)).clamp(-self.config.clip, self.config.clip)
+        by = float(self.returns.std) if deviation is None else deviation
+        return (reward / by).clamp(-self.config.clip, self.config.clip)
 
     def rollout_sums(self, rollout: Rollout, return_carry: Tensor) -> Tensor:
         """What a shard's rollout adds to the statistics, a float64 vector. Call it once per rollout: it updates

@@ -152,7 +152,8 @@ class PolicyNormalizers(Normalizers):
         for name, part in self.each.items():
             part.apply(model[name])
 
-    def scale_rewards(self, reward: Tensor, obs: Any = None) -> Tensor:
+    def scale_rewards(self, reward: Tensor, obs: Any = None, deviation: Tensor | None = None) -> Tensor:
+        assert deviation is None, "several policies do not replay"
         scaled = reward.clone()
         for name, part in self.each.items():
             rows = self.space.rows(name, obs)

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from lockstep.agent import Agent
+from lockstep.buffers.memory import Placing
+from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.collectors.collectors import Collectors
 from lockstep.collectors.preemption import DistantCounts, preemption
 from lockstep.core.digests import state_digest
@@ -80,6 +82,7 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
     rollouts = _rollouts(job, agent, context, alive)
     capture = cuda_graph if job.layout.graphs else None
     worker = Worker(agent, rollouts, group, alive, capture, job.recorded, context.store)
+    _place_replay(job, worker)
     writer = None
     try:
         resumed = _begin(job, worker)
@@ -152,6 +155,14 @@ def _open_devices(agent: Agent, group: Group, *, quiet: bool) -> None:
     problem = group.open_devices(agent.device)
     if group.rank == 0 and not quiet and (group.on_devices or problem is not None):
         tell_way("Learners exchange gradients", problem)
+
+
+def _place_replay(job: Job, worker: Worker) -> None:
+    """Say where the replay memory should lie, if there is one."""
+    batches, rank = worker.learner.batches, worker.group.rank
+    if isinstance(batches, ReplayBatches):
+        tells = rank == 0 and job.options.display != "none"
+        batches.placing = Placing(job.layout.replay, job.layout.learners_beside(rank), tells)
 
 
 def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[], None]) -> RolloutSource:

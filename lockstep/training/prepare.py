@@ -174,7 +174,8 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
     if free and not experiment.algorithm.replays:
         shards = experiment.scheme.shards  # every learner receives all rollouts
     memory.require_rollouts(experiment, shards, experiment.scheme.buffers if ahead else 1)
-    memory.require(experiment, shards)
+    if layout.kinds[1] == "CPU" or layout.replay == "cpu":  # on GPUs, learners decide where it lies, and check it
+        memory.require(experiment, shards)
 
 
 def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
