@@ -523,7 +523,7 @@ def test_with_graphs_a_step_and_a_gradient_step_are_one_launch_each(name: str, t
 )
 def test_with_graphs_a_replayed_gradient_step_is_two_launches(name: str, tmp_path: Path) -> None:
     experiment = ALL[name]()
-    experiment = experiment.replace(total_steps=experiment.total_steps + experiment.samples_per_iteration)
+    experiment = experiment.replace(total_steps=experiment.total_steps + 2 * experiment.samples_per_iteration)
     digests: list[str] = []
     with pretended_gpu.pretended():
         text, folder = "inline,device=0,graphs=1", tmp_path / "graphs"

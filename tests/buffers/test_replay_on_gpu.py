@@ -10,6 +10,7 @@ import numpy as np
 import pretended_gpu
 import pytest
 import torch
+from free_running import remembering
 from pretended_books import PINNED, SYNC
 from pretended_gpu import counts, faults
 from test_replay_buffer import World, experiment
@@ -27,6 +28,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.launchers.launch import resume, train
+from lockstep.reproducibility.replay import replay
 from lockstep.run import checkpoint
 
 GPU = torch.device("cuda:0")
@@ -158,3 +160,12 @@ def test_observations_of_an_environment_in_torch_stay_on_the_gpu(tmp_path: Path)
         for text in ("replay=cpu", "replay=gpu", "replay=gpu,graphs=1")
     }
     assert len(digests) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("gradients", [0, "async"])
+def test_a_free_running_run_is_repeated_with_its_memory_on_the_host(gradients: Any, tmp_path: Path) -> None:
+    ran = train(remembering(gradient_lag=gradients), Layout.parse("a0-l0"), options(tmp_path / "ran"))
+    again = replay(ran.run, Layout.parse("inline,device=0,replay=cpu"), options(tmp_path / "again"))
+    assert again.ok and again.digest == ran.digest
