@@ -43,7 +43,9 @@ def replaying(experiment: Experiment, iterations: int, **algorithm: Any) -> Expe
     replay = dataclasses.replace(full.replay, capacity=_ENVS * 400)
     rollout = algorithm.get("rollout", full.rollout)
     settings = {"batch_size": 8, "updates": 2, "replay": replay, "warmup": iterations * rollout * _ENVS, **algorithm}
-    return small(experiment, settings)
+    # Then come one without graphs, one that captures gradients, one that captures updates, and one that is counted.
+    steps = (iterations + 4) * rollout * _ENVS
+    return small(experiment, settings).replace(total_steps=steps)
 
 
 ON_POLICY = {"rollout": 8, "minibatches": 2}
@@ -51,6 +53,8 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "ppo-atari": lambda: small(recipes.ppo_atari(), {**ON_POLICY, "epochs": 2}),
     "impala-atari, ResNet": lambda: small(recipes.impala_atari().replace(**{"model.encoder": "impala"}), ON_POLICY),
     "appo-atari": lambda: small(recipes.appo_atari(), ON_POLICY),
+    "dqn-atari": lambda: replaying(recipes.dqn_atari(), 3),
+    "rainbow-atari": lambda: replaying(recipes.rainbow_atari(), 3),
     "sac-mujoco": lambda: replaying(recipes.sac_mujoco().replace(precision="fp32"), 2, rollout=8),
     "r2d2-atari": lambda: replaying(recipes.r2d2_atari(), 4),
 }

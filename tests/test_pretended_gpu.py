@@ -521,17 +521,17 @@ def test_with_graphs_a_step_and_a_gradient_step_are_one_launch_each(name: str, t
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("iqn", "r2d2-prioritized-frames")),
     ],
 )
-def test_with_graphs_a_replayed_gradient_step_is_one_launch(name: str, tmp_path: Path) -> None:
+def test_with_graphs_a_replayed_gradient_step_is_two_launches(name: str, tmp_path: Path) -> None:
     experiment = ALL[name]()
-    experiment = experiment.replace(total_steps=experiment.total_steps + experiment.samples_per_iteration)
+    experiment = experiment.replace(total_steps=experiment.total_steps + 2 * experiment.samples_per_iteration)
     digests: list[str] = []
     with pretended_gpu.pretended():
         text, folder = "inline,device=0,graphs=1", tmp_path / "graphs"
         hot = pretended_gpu.hot_path(lambda: digests.append(run_here(experiment, text, folder)))
     learning, algorithm = hot.learning[-1], off_policy(experiment.algorithm)
-    assert learning[LAUNCH] == algorithm.updates > 1
-    # For the digests of four slots, metrics and norms, once an iteration; for every slot's priorities, in every step.
-    assert learning[SYNC] == 6 + (4 * algorithm.updates if algorithm.replay.prioritized else 0)
+    assert learning[LAUNCH] == 2 * algorithm.updates > 2  # the gradients of all slots, and the update
+    # For the digests of four slots, metrics and norms, once an iteration; for all slots' priorities, in every step.
+    assert learning[SYNC] == 6 + (algorithm.updates if algorithm.replay.prioritized else 0)
     assert digests == [run(experiment, "inline,device=0", tmp_path / "plain")]
 
 

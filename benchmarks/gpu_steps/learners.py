@@ -7,6 +7,7 @@ Shape legend: T steps of a rollout, B environments of a shard.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -182,6 +183,8 @@ def gradients(context: Context) -> Outcome:
         except Exception as error:
             data[name] = {"error": last_lines(error)}
         print(f"{name}: {data[name]}", flush=True)
+        gc.collect()  # so that the next pair has the whole GPU
+        torch.cuda.empty_cache()
         context.save(Outcome(True, "stopped early", data))
     return Outcome(all(each.get("equal") for each in data.values()), "; ".join(_told(data)), data)
 

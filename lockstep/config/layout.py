@@ -59,8 +59,8 @@ class Layout:
     machines with several sockets, memory stay near. For machines that nothing else uses; 0 leaves placement to the
     system."""
     graphs: int = 0
-    """1 makes GPUs run acting, and the gradient of each slice, as CUDA graphs: one launch instead of one per kernel,
-    which pays off for small kernels. It takes memory for each slot's rollout, and for all that a slice
+    """1 makes GPUs run acting, the gradient of each slice, and updates, as CUDA graphs: one launch instead of one per
+    kernel, which pays off for small kernels. It takes memory for each slot's rollout, and for all that a slice
     computes."""
     ipc: int = 1
     """1 lets processes of one machine read the memory of each other's GPUs (CUDA IPC), where the driver and the

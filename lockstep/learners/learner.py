@@ -23,6 +23,7 @@ from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.graphs import GradientGraphs, HyperTensors, graphs_of
 from lockstep.learners.optimizer import optimizer_for
+from lockstep.learners.update_graphs import UpdateGraphs
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.normalize import Normalizers
 from lockstep.system.graphs import Branches, Capture
@@ -95,6 +96,8 @@ class Learner:
         self._capture = None if capture is None or agent.experiment.env.several_policies else capture
         self._graphs: GradientGraphs | None = None
         """From the second iteration with gradient steps on, if there are any."""
+        self._updates: UpdateGraphs | None = None
+        """Likewise."""
         self._hyper = HyperTensors(agent.device)
         self._adapted: dict[str, float] = {}
         """By name: hyperparameters as Algorithm.adapt left them."""
@@ -125,9 +128,14 @@ class Learner:
         for step in range(steps):
             numbered = {**hyper, "update": before + step + 1}
             self._push(step, numbered, digests)
-            gradient, added = self._split(self.reduction.finish().to(agent.device))
+            total = self.reduction.finish().to(agent.device)
             applied[updates] = Applied(None, len(self._in_flight))
             updates += 1
+            if (done := self._applied_by_graph(total, before + updates, hyper)) is not None:
+                sums += done[0]
+                norms, moved = norms + done[1], moved + 1
+                continue
+            gradient, added = self._split(total)
             found = self._means(added) if reads else {}
             if reads and (adapted := algorithm.adapt(hyper, found)):
                 self._adapted |= adapted
@@ -153,9 +161,11 @@ class Learner:
     def _begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         """Take an iteration's rollouts. Returns the number of its gradient steps."""
         if self._capture is not None and self._known_to_fit:
-            self._graphs, self._capture = self._captured(self._capture), None
-        if self._graphs is not None:
-            self._graphs.begin()
+            self._graphs, self._updates = self._captured(self._capture), self._captured_updates(self._capture)
+            self._capture = None
+        for graphs in (self._graphs, self._updates):
+            if graphs is not None:
+                graphs.begin()
         return self.batches.begin(iteration, rollouts, hyper)
 
     def _push(self, step: int, hyper: dict[str, float], digests: dict[int, str]) -> None:
@@ -177,6 +187,38 @@ class Learner:
         branches = None if alone else Branches(device, len(self._slots))
         period = self._algorithm.update_period if isinstance(self._algorithm, OffPolicy) else 1
         return graphs_of(self.batches, period, self._differentiate, capture, branches)
+
+    def _captured_updates(self, capture: Capture) -> UpdateGraphs | None:
+        """Graphs of updates, unless something between a gradient and its update is the host's."""
+        algorithm = self._algorithm
+        follows = self._agent.target is None or (
+            isinstance(algorithm, OffPolicy) and type(algorithm).follow is OffPolicy.follow
+        )
+        if self._lag or algorithm.reads_steps or not (follows and self.optimizer.counts_on_device):
+            return None
+        return UpdateGraphs(
+            capture, lambda: [*self._agent.vectors, *self.optimizer.state().values()], self._agent.round
+        )
+
+    def _applied_by_graph(self, total: Tensor, number: int, hyper: dict[str, float]) -> tuple[Tensor, Any] | None:
+        """Apply a global gradient by a graph: counts and sums of metrics, and its norm; None if there is none.
+
+        Args:
+            number: that of the gradient step, as Algorithm.groups counts.
+        """
+        if self._updates is None:
+            return None
+        algorithm, groups = self._algorithm, self._algorithm.groups(number, hyper)
+        follows = algorithm.following(number) if isinstance(algorithm, OffPolicy) else 0.0
+        kind = tuple((type(group), *group) for group in groups), follows
+
+        def apply(place: Tensor) -> tuple[Tensor, Any]:
+            gradient, added = self._split(place)
+            norm = self.optimizer.step(gradient, groups)
+            self._agent.follow(number)
+            return added, norm
+
+        return self._updates.run(total, kind, apply)
 
     def _together(self) -> list[tuple[int, ...]]:
         """The slots whose gradients are computed together. A graph normalizes observations of all with one version's

@@ -127,6 +127,11 @@ class Optimizer:
             gradient.mul_(self._max_norm / (length + 1e-6))
         return length
 
+    @property
+    def counts_on_device(self) -> bool:
+        """Whether nothing in a step depends on numbers of the host but the rates, so that a graph can repeat it."""
+        return self._config.name != "rmsprop"
+
     def state(self) -> dict[str, Tensor]:
         """The optimizer's tensors by name; empty before the first step."""
         return {**self.counts, **self.moments} if self.counts else {}

@@ -1,0 +1,78 @@
+"""What follows a global gradient as CUDA graphs: its division, clipping, the optimizer, and the target network. Each
+launches dozens of kernels, which are small if the networks are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.system.graphs import Capture, Repeat, captured
+
+Applied = tuple[Tensor, Any]
+"""Counts and sums of metrics, and the norm of the gradient."""
+_MOST = 8
+"""Graphs at a time: of the kinds of updates that a policy's and a target network's periods make."""
+_REMEMBERED = 1000
+"""Kinds of updates."""
+
+
+class UpdateGraphs:
+    """Applies gradients by graphs. The rates of an update are constants in its graph, so there is one for each kind of
+    update that an earlier iteration had, too.
+
+    Args:
+        capture: makes the graphs.
+        changed: the tensors that updates change.
+        restored: called when these were given back what they had before a capture.
+    """
+
+    def __init__(self, capture: Capture, changed: Callable[[], Sequence[Tensor]], restored: Callable[[], None]) -> None:
+        self._capture, self._changed, self._restored = capture, changed, restored
+        self._total: Tensor | None = None
+        """What graphs divide and apply."""
+        self._graphs: dict[Hashable, tuple[Repeat, list[Applied]]] = {}
+        self._before, self._now = set[Hashable](), set[Hashable]()
+        """The kinds of updates of earlier iterations and of this one."""
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self._before |= self._now
+        self._now.clear()
+        if len(self._before) > _REMEMBERED:  # rates that change in every iteration
+            self._before.clear()
+
+    def run(self, total: Tensor, kind: Hashable, apply: Callable[[Tensor], Applied]) -> Applied | None:
+        """Apply a global gradient by one launch. The results are valid until the next call. None: it has no graph.
+
+        Args:
+            total: the sum over slices, with the numbers behind it.
+            kind: all that the kernels depend on.
+            apply: launches them.
+        """
+        self._now.add(kind)
+        if kind not in self._graphs:
+            if kind not in self._before:
+                return None
+            if len(self._graphs) == _MOST:
+                self._graphs.clear()
+            self._graphs[kind] = self._captured(total, apply)
+        assert self._total is not None
+        self._total.copy_(total)
+        repeat, (found,) = self._graphs[kind]
+        repeat()
+        return found
+
+    def _captured(self, total: Tensor, apply: Callable[[Tensor], Applied]) -> tuple[Repeat, list[Applied]]:
+        place = self._total = torch.empty_like(total) if self._total is None else self._total
+        place.copy_(total)
+        found: list[Applied] = []
+
+        def run() -> None:
+            found[:] = [apply(place)]
+
+        repeat = captured(run, self._capture, self._changed())
+        self._restored()
+        return repeat, found
