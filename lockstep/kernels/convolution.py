@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.products import address, load, product, store
+from lockstep.kernels.products import product
+from lockstep.kernels.tiles import address, load, store
 
 _TOGETHER = 4
 """How many samples' patches one product takes: few enough for the cache, and enough to spread what a product costs
