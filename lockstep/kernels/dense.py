@@ -61,15 +61,11 @@ def _gather(rows: np.ndarray, by_bias: np.ndarray) -> None:
 
 @compiled
 def activate(y: np.ndarray, activation: int) -> None:
-    """Apply an activation to y, in place."""
+    """Apply an activation other than ReLU to y, in place."""
     flat = y.reshape(y.size)
     if activation == TANH:
         for i in range(flat.size):
             flat[i] = tanh(flat[i])
-    elif activation == RELU:
-        for i in range(flat.size):
-            # Without the addition, LLVM writes the zeros alone, by masked stores, which take several times as long.
-            flat[i] = max(flat[i], np.float32(0)) + np.float32(0)
     elif activation == ELU:
         for i in range(flat.size):
             flat[i] = flat[i] if flat[i] > 0 else expm1(flat[i])
@@ -117,15 +113,15 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
         bias = address(parameters) + 4 * begin
         weight, between_inputs, between_outputs = weights(parameters, layers, layer)
         kernel, channels, height, width = layers[layer, KERNEL:]
+        rectify = layers[layer, ACTIVATION] == RELU
         if kernel:
-            convolve(below, channels, height, width, kernel, weight, bias, y)
+            convolve(below, channels, height, width, kernel, weight, bias, rectify, y)
         else:
             n, k, m = len(x), below.shape[1], y.shape[1]
-            of_weights, rectify = (weight, between_inputs, between_outputs), layers[layer, ACTIVATION] == RELU
+            of_weights = weight, between_inputs, between_outputs
             product(address(below), k, 1, *of_weights, bias, 0, address(y), m, n, k, m, rectify)
-            if rectify:
-                continue
-        activate(y, layers[layer, ACTIVATION])
+        if not rectify:
+            activate(y, layers[layer, ACTIVATION])
 
 
 @compiled
