@@ -39,8 +39,8 @@ def by_kernel(agent: Agent, batch: Transitions, hyper: dict[str, float]) -> tupl
     learner.batches.learned = given.__setitem__  # type: ignore[method-assign]
     call = learner._call
 
-    def noted(items: Arrays, hyper: dict[str, float], out: np.ndarray, priority: np.ndarray) -> None:
-        call(items, hyper, out, priority)
+    def noted(items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
+        call(items, hyper, joined, out, priority)
         computed.append(torch.from_numpy(priority))
 
     learner._call = noted  # type: ignore[method-assign]
@@ -48,6 +48,11 @@ def by_kernel(agent: Agent, batch: Transitions, hyper: dict[str, float]) -> tupl
     out = np.zeros_like(learner._out)
     for update in (2, hyper["update"]):  # nothing of an earlier gradient step remains, even if it moved more
         learner.compute(0, {**hyper, "update": update}, out)
+    together = np.zeros_like(out)
+    for update in (2, hyper["update"]):
+        learner.compute(0, {**hyper, "update": update}, together, joined=True)
+    total = TreeSum(_SLOTS, Group()).sum({slot: torch.from_numpy(out[slot].copy()) for slot in range(_SLOTS)})
+    np.testing.assert_array_equal(together[0], total.numpy())
     priorities = computed[-1].chunk(_SLOTS)
     assert list(given) == (list(range(_SLOTS)) if agent.algorithm.weighted else []), "those of prioritized replay"
     assert all(torch.equal(x, priorities[slot]) for slot, x in given.items())

@@ -176,8 +176,9 @@ class Replay:
         if self._tree is not None:
             place, environment, probability = self._by_priority(self._tree, items, generator)
             return low + (place - low) % self.steps, environment, probability
-        times, environments = np.zeros(items, np.int64), np.zeros(items, np.int64)
-        missing, drawn = np.arange(items), 0
+        times = generator.integers(low, high + 1, items)
+        environments = generator.integers(0, self.size, items)
+        missing, drawn = np.flatnonzero(~self._can_be_drawn(times, environments)), 0
         while len(missing):
             times[missing] = generator.integers(low, high + 1, len(missing))
             environments[missing] = generator.integers(0, self.size, len(missing))

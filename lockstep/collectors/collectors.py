@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -124,7 +123,7 @@ class Collector:
         try:
             with arithmetic(self._model):
                 first = self._begin(lap, version_at)
-            with contextlib.nullcontext() if self._actor.exact else arithmetic(self._model):
+            with self._actor.arithmetic():
                 acted, last = self._play(lap, first, version_at, noise)
         except Exception:  # perhaps caused by numbers that are not finite
             for batch in self._batches:

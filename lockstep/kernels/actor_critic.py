@@ -16,7 +16,7 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import SOURCE, activations, backward, clear, evaluate
 from lockstep.kernels.math import exp, ndtri, softplus, tanh
-from lockstep.kernels.sums import write_sums
+from lockstep.kernels.sums import add_up, write_sums
 
 _LOG_STD_LOW, _LOG_STD_HIGH = np.float32(-20), np.float32(2)
 _TINY, _ZERO, _HALF, _ONE, _TWO = map(np.float32, (1e-7, 0, 0.5, 1, 2))
@@ -100,12 +100,13 @@ def _learn_critics(
     action: np.ndarray,
     target: np.ndarray,
     weight: np.ndarray,
+    joined: bool,
     gradient: np.ndarray,
     priority: np.ndarray,
     sums: np.ndarray,
 ) -> None:
-    """Write the gradients of the critics' squared errors, [S, P or more], and set priorities [N] and each slice's sums
-    of loss, value, target and error, [S, 4]."""
+    """Write the gradients of the critics' squared errors, [S, P or more], or their sum if joined, and set priorities
+    [N] and each slice's sums of loss, value, target and error, [S, 4]."""
     n, last, size = len(obs), len(layers) // critics, len(obs) // len(gradient)
     x = _joined(obs, action)
     scratch = evaluate(layers, parameters, x)
@@ -123,7 +124,7 @@ def _learn_critics(
     for i in range(n):
         sums[i // size, 2] += target[i]
         sums[i // size, 3] += priority[i]
-    backward(parameters, layers, x, scratch, gradients, gradient, True, x[:0])
+    backward(parameters, layers, x, scratch, gradients, gradient, True, joined, x[:0])
 
 
 @compiled
@@ -191,7 +192,7 @@ def _climb(
         by_x = np.empty((len(chosen), x.shape[1]), np.float32)
         seen = np.empty_like(by_x)
         _take(x, chosen, seen)
-        backward(parameters, table, seen, numbers, gradients, x[:0], False, by_x)
+        backward(parameters, table, seen, numbers, gradients, x[:0], False, False, by_x)
         for i in range(len(chosen)):
             by_action[chosen[i]] = by_x[i, size:]
 
@@ -212,6 +213,7 @@ def sac_gradients(
     next_obs: np.ndarray,
     weight: np.ndarray,
     noise: np.ndarray,
+    joined: bool,
     out: np.ndarray,
     priority: np.ndarray,
 ) -> None:
@@ -226,6 +228,7 @@ def sac_gradients(
         target_entropy: in nats.
         obs, action, reward, discount, next_obs, weight: the items, float32 [N, D], [N, A], [N], [N], [N, D], [N].
         noise: uniform, float32 [S, 2, n, A].
+        joined: write the tree's sum over all slices to out[0]. The rest of the numbers named below is overwritten.
         out: float32 [S, P + 1 + SAC_SUMS or more]: each slice's gradient by what the tables name and by log α, n, and
             the sums of metrics. The rest of it stays as it is.
         priority: is set to the mean error of each item, float32 [N].
@@ -268,12 +271,15 @@ def sac_gradients(
         out[s, log_temperature] = alpha * of_temperature
         sums[s, 2] = alpha * of_temperature
         sums[s, 7] = alpha * np.float32(each)
-    backward(parameters, policy, obs, scratch, gradients, out, True, obs[:0])
+    backward(parameters, policy, obs, scratch, gradients, out, True, joined, obs[:0])
 
     of_critics = np.empty((slices, 4))
-    _learn_critics(layers, critics, parameters, obs, action, wanted, weight, out, priority, of_critics)
+    _learn_critics(layers, critics, parameters, obs, action, wanted, weight, joined, out, priority, of_critics)
     sums[:, 0], sums[:, 3:6] = of_critics[:, 0], of_critics[:, 1:]
     write_sums(each, sums, out, len(parameters))
+    if joined:
+        add_up(out, log_temperature, log_temperature + 1)
+        add_up(out, len(parameters), len(parameters) + 1 + SAC_SUMS)
 
 
 @compiled
@@ -294,6 +300,7 @@ def td3_gradients(
     next_obs: np.ndarray,
     weight: np.ndarray,
     noise: np.ndarray,
+    joined: bool,
     out: np.ndarray,
     priority: np.ndarray,
 ) -> None:
@@ -330,12 +337,14 @@ def td3_gradients(
             for d in range(size):
                 by_output[i, d] = by_action[i, d] * (_ONE - chosen[i, d] * chosen[i, d])
             sums[i // each, 1] -= np.float32(period) * (weight[i] * values[i])
-        backward(parameters, policy, obs, scratch, gradients, out, True, obs[:0])
+        backward(parameters, policy, obs, scratch, gradients, out, True, joined, obs[:0])
     else:
-        for s in range(slices):
+        for s in range(1 if joined else slices):
             clear(policy, out[s])
 
     of_critics = np.empty((slices, 4))
-    _learn_critics(layers, critics, parameters, obs, action, wanted, weight, out, priority, of_critics)
+    _learn_critics(layers, critics, parameters, obs, action, wanted, weight, joined, out, priority, of_critics)
     sums[:, 0], sums[:, 2:5] = of_critics[:, 0], of_critics[:, 1:]
     write_sums(each, sums, out, len(parameters))
+    if joined:
+        add_up(out, len(parameters), len(parameters) + 1 + TD3_SUMS)

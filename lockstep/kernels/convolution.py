@@ -1,10 +1,11 @@
-"""A convolution over small images in float32 arithmetic that is the same on every CPU: a product with their patches.
+"""A convolution over small images in float32 arithmetic that is the same on every CPU: products of places of the image.
 
 Kernels move by one cell, without padding. Channels of outputs lie together, as lockstep.models.encoders.ConvNet
-flattens them.
+flattens them. No patch is copied: lists say where the numbers of a product lie in the image.
 
 Shape legend: n samples, C channels, H and W sides of an image, Q = (H-k+1)(W-k+1) places of a kernel of k x k cells,
-K = Ckk numbers of a patch, M channels of outputs.
+K = Ckk numbers of a patch, in the order of torch's weights (C, k, k), M channels of outputs. V is M rounded up to whole
+vectors; the columns behind M are 0.
 """
 
 from __future__ import annotations
@@ -12,11 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.products import address, load, product, store
-
-_TOGETHER = 4
-"""How many samples' patches one product takes: few enough for the cache, and enough to spread what a product costs
-before its first term."""
+from lockstep.kernels.tiles import WIDTH, address, load, narrow_tile, store, tallest_tile
 
 
 @compiled
@@ -26,41 +23,86 @@ def places(height: int, width: int, kernel: int) -> int:
 
 
 @compiled
-def _write_patches(x: np.ndarray, channels: int, height: int, width: int, kernel: int, out: np.ndarray) -> None:
-    """Images [n, CHW] -> their patches [nQ, K], whose numbers have the order of torch's weights: C, k, k."""
-    row = 0
-    for i in range(len(x)):
-        image = x[i].reshape((channels, height, width))
-        for top in range(height - kernel + 1):
-            for left in range(width - kernel + 1):
-                column = 0
-                for c in range(channels):
-                    for dy in range(kernel):
-                        for dx in range(kernel):
-                            out[row, column] = image[c, top + dy, left + dx]
-                            column += 1
-                row += 1
+def _lists(channels: int, height: int, width: int, kernel: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the numbers of the first patch [K], and the first numbers of all patches [Q] lie in an image, in bytes."""
+    of_patch, first = np.empty(channels * kernel * kernel, np.int64), np.empty(places(height, width, kernel), np.int64)
+    for i in range(len(of_patch)):
+        c, cell = i // (kernel * kernel), i % (kernel * kernel)
+        of_patch[i] = 4 * ((c * height + cell // kernel) * width + cell % kernel)
+    across = width - kernel + 1
+    for q in range(len(first)):
+        first[q] = 4 * (q // across * width + q % across)
+    return of_patch, first
+
+
+@compiled
+def _filled(m: int) -> int:
+    """V"""
+    return (m + WIDTH - 1) // WIDTH * WIDTH
+
+
+@compiled
+def _tiles(
+    image: int,
+    rows: np.ndarray,
+    terms: np.ndarray,
+    b: np.ndarray,
+    start: np.ndarray,
+    start_row: int,
+    c: np.ndarray,
+    rectify: bool,
+) -> None:
+    """Write start + a @ b to c [N, V]: rows [N] and terms [T] list where a's numbers lie in the image, b is [T, V].
+    start_row is 0 for a start [V], else V."""
+    i, v = 0, b.shape[1]
+    while i < len(rows):
+        left, height = len(rows) - i, tallest_tile()
+        if left < height or (left == 8 and height == 6):
+            height = 4 if left >= 4 else (2 if left >= 2 else 1)
+        for j in range(0, v, WIDTH):
+            of_rows, at = address(rows) + 8 * i, 4 * (i * v + j)
+            from_b, from_start = address(b) + 4 * j, address(start) + 4 * (i * start_row + j)
+            to = address(c) + at
+            narrow_tile(
+                height, image, of_rows, address(terms), from_b, v, from_start, start_row, to, v, len(terms), rectify
+            )
+        i += height
 
 
 @compiled
 def convolve(
-    x: np.ndarray, channels: int, height: int, width: int, kernel: int, weight: int, bias: int, y: np.ndarray
+    x: np.ndarray,
+    channels: int,
+    height: int,
+    width: int,
+    kernel: int,
+    weight: int,
+    bias: int,
+    rectify: bool,
+    y: np.ndarray,
 ) -> None:
     """Write the convolution of images to y.
 
     Args:
         x: images, float32 [n, CHW].
         weight, bias: the addresses of weights [M, K] and biases [M].
+        rectify: write 0 for negative results.
         y: float32 [n, QM].
     """
-    terms, rows = channels * kernel * kernel, places(height, width, kernel)
-    m = y.shape[1] // rows
-    patches = np.empty((_TOGETHER * rows, terms), np.float32)
-    for begin in range(0, len(x), _TOGETHER):
-        few = x[begin : begin + _TOGETHER]
-        _write_patches(few, channels, height, width, kernel, patches)
-        to = address(y) + 4 * begin * y.shape[1]
-        product(address(patches), terms, 1, weight, 1, terms, bias, 0, to, m, len(few) * rows, terms, m, False)
+    of_patch, first = _lists(channels, height, width, kernel)
+    m, k = y.shape[1] // len(first), len(of_patch)
+    v = _filled(m)
+    turned, start = np.zeros((k, v), np.float32), np.zeros(v, np.float32)
+    for j in range(m):
+        start[j] = load(bias + 4 * j)
+        for i in range(k):
+            turned[i, j] = load(weight + 4 * (j * k + i))
+    filled = np.empty((len(first) if m < v else 0, v), np.float32)
+    for i in range(len(x)):
+        out = y[i].reshape((len(first), m))
+        _tiles(address(x[i]), first, of_patch, turned, start, 0, filled if m < v else out, rectify)
+        if m < v:
+            out[:] = filled[:, :m]
 
 
 @compiled
@@ -69,19 +111,20 @@ def convolve_back(
 ) -> None:
     """Add the gradient by weights to by_weight or, if it is to be fresh, write it: sample by sample, given the one by
     y. Arguments as for convolve."""
-    terms, rows = channels * kernel * kernel, places(height, width, kernel)
-    m = by_y.shape[1] // rows
-    patches = np.empty((_TOGETHER * rows, terms), np.float32)
-    turned = np.empty((terms, m), np.float32)  # as wide as a tile, which makes the product twice as fast
-    sums = address(turned)
+    of_patch, first = _lists(channels, height, width, kernel)
+    m, k = by_y.shape[1] // len(first), len(of_patch)
+    v = _filled(m)
+    turned = np.zeros((k, v), np.float32)
+    if not fresh:
+        for j in range(m):
+            for i in range(k):
+                turned[i, j] = load(by_weight + 4 * (j * k + i))
+    filled = np.zeros((len(first) if m < v else 0, v), np.float32)
+    for i in range(len(x)):
+        given = by_y[i].reshape((len(first), m))
+        if m < v:
+            filled[:, :m] = given
+        _tiles(address(x[i]), of_patch, first, filled if m < v else given, turned, v, turned, False)
     for j in range(m):
-        for k in range(terms):
-            turned[k, j] = np.float32(0) if fresh else load(by_weight + 4 * (j * terms + k))
-    for begin in range(0, len(x), _TOGETHER):
-        few = x[begin : begin + _TOGETHER]
-        _write_patches(few, channels, height, width, kernel, patches)
-        given = address(by_y) + 4 * begin * by_y.shape[1]
-        product(address(patches), 1, terms, given, m, 1, sums, m, sums, m, terms, len(few) * rows, m, False)
-    for j in range(m):
-        for k in range(terms):
-            store(by_weight + 4 * (j * terms + k), turned[k, j])
+        for i in range(k):
+            store(by_weight + 4 * (j * k + i), turned[i, j])

@@ -13,7 +13,9 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.convolution import convolve, convolve_back, places
 from lockstep.kernels.math import expm1, tanh
-from lockstep.kernels.products import address, product
+from lockstep.kernels.products import product, product_of_slices
+from lockstep.kernels.sums import add_up
+from lockstep.kernels.tiles import address
 
 WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED, KERNEL, CHANNELS, HEIGHT, WIDTH = range(11)
 """Columns of a table of layers, int64 [L, 11]: where weights and biases [M] begin among the parameters, the layer's
@@ -43,6 +45,12 @@ def _places(layers: np.ndarray, layer: int) -> int:
 
 
 @compiled
+def _rows_of_weights(layers: np.ndarray, layer: int) -> int:
+    """How many of a layer's outputs have weights and a bias of their own."""
+    return layers[layer, OUTPUTS] // _places(layers, layer)
+
+
+@compiled
 def _gather(rows: np.ndarray, by_bias: np.ndarray) -> None:
     """Add all rows [M] to by_bias [M]."""
     for i in range(len(rows)):
@@ -53,15 +61,11 @@ def _gather(rows: np.ndarray, by_bias: np.ndarray) -> None:
 
 @compiled
 def activate(y: np.ndarray, activation: int) -> None:
-    """Apply an activation to y, in place."""
+    """Apply an activation other than ReLU to y, in place."""
     flat = y.reshape(y.size)
     if activation == TANH:
         for i in range(flat.size):
             flat[i] = tanh(flat[i])
-    elif activation == RELU:
-        for i in range(flat.size):
-            # Without the addition, LLVM writes the zeros alone, by masked stores, which take several times as long.
-            flat[i] = max(flat[i], np.float32(0)) + np.float32(0)
     elif activation == ELU:
         for i in range(flat.size):
             flat[i] = flat[i] if flat[i] > 0 else expm1(flat[i])
@@ -109,15 +113,15 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
         bias = address(parameters) + 4 * begin
         weight, between_inputs, between_outputs = weights(parameters, layers, layer)
         kernel, channels, height, width = layers[layer, KERNEL:]
+        rectify = layers[layer, ACTIVATION] == RELU
         if kernel:
-            convolve(below, channels, height, width, kernel, weight, bias, y)
+            convolve(below, channels, height, width, kernel, weight, bias, rectify, y)
         else:
             n, k, m = len(x), below.shape[1], y.shape[1]
-            of_weights, rectify = (weight, between_inputs, between_outputs), layers[layer, ACTIVATION] == RELU
+            of_weights = weight, between_inputs, between_outputs
             product(address(below), k, 1, *of_weights, bias, 0, address(y), m, n, k, m, rectify)
-            if rectify:
-                continue
-        activate(y, layers[layer, ACTIVATION])
+        if not rectify:
+            activate(y, layers[layer, ACTIVATION])
 
 
 @compiled
@@ -156,6 +160,26 @@ def _by_parameters(
 
 
 @compiled
+def _by_parameters_of_all(
+    layers: np.ndarray, layer: int, below: np.ndarray, grad: np.ndarray, zeros: np.ndarray, gradient: np.ndarray
+) -> None:
+    """Write the tree's sum over slices of a dense layer's gradients by weights and bias to gradient[0], [S, P or more].
+    Other arguments are those of _by_parameters, with the samples of all slices."""
+    (_, k), m, slices = below.shape, grad.shape[1], len(gradient)
+    n, begin, to = len(below) // slices, layers[layer, BIAS], weights(gradient, layers, layer)[0]
+    for s in range(slices):
+        by_bias = gradient[s, begin : begin + m]
+        by_bias[:] = 0
+        _gather(grad[s * n : (s + 1) * n], by_bias)
+    add_up(gradient, begin, begin + m)
+    start = address(zeros)
+    if layers[layer, TURNED]:
+        product_of_slices(slices, address(below), 1, k, address(grad), m, 1, start, 0, to, m, k, n, m, False)
+    else:
+        product_of_slices(slices, address(grad), 1, m, address(below), k, 1, start, 0, to, k, m, n, k, False)
+
+
+@compiled
 def _back(
     grad: np.ndarray, weight: int, between_outputs: int, between_inputs: int, zeros: np.ndarray, by_inputs: np.ndarray
 ) -> None:
@@ -172,8 +196,7 @@ def clear(layers: np.ndarray, gradient: np.ndarray) -> None:
     """Set the gradients by all weights and biases to 0 in gradient [P or more]."""
     for layer in range(len(layers)):
         weight, bias = layers[layer, WEIGHT], layers[layer, BIAS]
-        places = _places(layers, layer)
-        outputs = layers[layer, OUTPUTS] // places
+        outputs = _rows_of_weights(layers, layer)
         gradient[weight : weight + layers[layer, INPUTS] * outputs] = 0
         gradient[bias : bias + outputs] = 0
 
@@ -187,6 +210,7 @@ def backward(
     gradients: np.ndarray,
     gradient: np.ndarray,
     fresh: bool,
+    joined: bool,
     by_x: np.ndarray,
 ) -> None:
     """Compute the gradients by the parameters of all layers and by x, the last layer first.
@@ -200,6 +224,8 @@ def backward(
         gradient: float32 [S, P or more], to which each slice's gradients by weights and biases are added; [0, …] to
             leave them out.
         fresh: write these gradients instead of adding them.
+        joined: write the tree's sum over all slices to gradient[0], which takes less time. The rest is overwritten. It
+            needs fresh.
         by_x: float32 [n, K], to which the gradient by x is written; [0, K] to leave it out.
     """
     samples = len(x)
@@ -210,9 +236,16 @@ def backward(
         y, grad = activations(scratch, layers, samples, layer), activations(gradients, layers, samples, layer)
         deactivate(grad, y, layers[layer, ACTIVATION])
         below = x if source < 0 else activations(scratch, layers, samples, source)
-        for s in range(len(gradient)):
-            n = samples // len(gradient)
-            _by_parameters(layers, layer, below[s * n : (s + 1) * n], grad[s * n : (s + 1) * n], none, gradient[s])
+        if joined and not layers[layer, KERNEL]:
+            _by_parameters_of_all(layers, layer, below, grad, zeros, gradient)
+        else:
+            for s in range(len(gradient)):
+                n = samples // len(gradient)
+                _by_parameters(layers, layer, below[s * n : (s + 1) * n], grad[s * n : (s + 1) * n], none, gradient[s])
+            if joined:
+                weight, bias, outputs = layers[layer, WEIGHT], layers[layer, BIAS], _rows_of_weights(layers, layer)
+                add_up(gradient, weight, weight + layers[layer, INPUTS] * outputs)
+                add_up(gradient, bias, bias + outputs)
         of_below = activations(gradients, layers, samples, source) if source >= 0 else by_x
         if len(of_below):
             assert not layers[layer, KERNEL]

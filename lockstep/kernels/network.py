@@ -78,10 +78,15 @@ def differentiate(
     by_policy: np.ndarray,
     by_value: np.ndarray,
     gradient: np.ndarray,
+    fresh: bool,
+    joined: bool,
 ) -> None:
     """Add the gradient of each of S equal slices of the samples by all parameters to gradient [S, P or more], given
     those by the policy's parameters [n, W] and by values [n]. Other arguments are those of evaluate, and what it
     returned.
+
+    The gradients by layers may be fresh and joined: see lockstep.kernels.dense.backward. Those by log standard
+    deviations that do not depend on the observation are always added, slice by slice.
 
     A log standard deviation outside its bounds has only the gradient that leads back. If it does not depend on the
     observation, call lead_back after the last samples.
@@ -98,7 +103,7 @@ def differentiate(
             to_head[i, j] = _led_back(head[i, j], by_policy[i, j]) if led_back else by_policy[i, j]
         for j in range(emitted, size):
             gradient[i // each, free_std + j - emitted] += by_policy[i, j]
-    backward(parameters, layers, x, scratch, gradients, gradient, False, x[:0])
+    backward(parameters, layers, x, scratch, gradients, gradient, fresh, joined, x[:0])
 
 
 @compiled

@@ -20,6 +20,7 @@ from lockstep.kernels.policies import (
     log_prob_gaussian,
     log_softmax,
 )
+from lockstep.kernels.sums import add_up
 
 _LARGEST_LOG_RATIO = np.float32(80)
 _ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
@@ -152,10 +153,12 @@ def _add_gradient(
     advantage_std: np.float32,
     hyper: tuple[np.float32, np.float32, np.float32, np.float32],
     gradient: np.ndarray,
+    fresh: bool,
+    joined: bool,
     sums: np.ndarray,
 ) -> None:
     """Add the gradients [C, P or more] and the sums [C, 1 + SUMS] of some items of the slices of C shards, from a first
-    one on: index [C, n]."""
+    one on: index [C, n]. See lockstep.kernels.network.differentiate."""
     observations, actions, choices, old_log_probs, old_values, advantages, targets, valids = items
     clip, value_clip, value_coef, entropy_coef = hyper
     shards, each = index.shape
@@ -197,7 +200,7 @@ def _add_gradient(
             of_value[begin:end],
             sums[c],
         )
-    differentiate(layers, free_std, log_stds, parameters, x, memory, of_policy, of_value, gradient)
+    differentiate(layers, free_std, log_stds, parameters, x, memory, of_policy, of_value, gradient, fresh, joined)
 
 
 @compiled
@@ -212,6 +215,7 @@ def ppo_gradients(
     advantage_mean: np.float32,
     advantage_std: np.float32,
     hyper: tuple[np.float32, np.float32, np.float32, np.float32],
+    joined: bool,
     out: np.ndarray,
 ) -> None:
     """The gradients of all shards' slices of a minibatch.
@@ -225,13 +229,17 @@ def ppo_gradients(
         index: int64 [S, n]: the items of each slice.
         advantage_mean, advantage_std: what advantages are standardized with; 0 and 1 leave them as they are.
         hyper: clip, value_clip, value_coef and entropy_coef, as for ppo_loss.
+        joined: write the tree's sum over all shards to out[0]. The rest is overwritten.
         out: float32 [S, P + 1 + SUMS]: each shard's gradient, the number of its valid samples, its sums of metrics.
+            What belongs to no layer and no free deviation stays as it is.
     """
     shards, each = index.shape
     size, sums = len(parameters), np.zeros((shards, 1 + SUMS))
     together = max(_LEAST, _TOGETHER // layers[:, OUTPUTS].sum())  # one slice's items, or several slices
     several = max(1, together // each)
-    out[:, :size] = 0
+    at_once = joined and several >= shards and together >= each
+    if free_std >= 0:
+        out[:, free_std : free_std + log_stds] = 0
     for first in range(0, shards, several):
         last = min(first + several, shards)
         for begin in range(0, each, together):
@@ -248,9 +256,17 @@ def ppo_gradients(
                 advantage_std,
                 hyper,
                 out[first:last],
+                begin == 0,
+                at_once,
                 sums[first:last],
             )
     for shard in range(shards):
         lead_back(free_std, log_stds, parameters, out[shard])
         for j in range(1 + SUMS):
             out[shard, size + j] = np.float32(sums[shard, j])
+    if at_once:
+        add_up(out, size, size + 1 + SUMS)
+        if free_std >= 0:
+            add_up(out, free_std, free_std + log_stds)
+    elif joined:
+        add_up(out, 0, size + 1 + SUMS)

@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import activations, backward, evaluate
-from lockstep.kernels.sums import write_sums
+from lockstep.kernels.sums import add_up, write_sums
 
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 DQN_SUMS = 4
@@ -39,6 +39,7 @@ def dqn_gradients(
     discount: np.ndarray,
     next_obs: np.ndarray,
     weight: np.ndarray,
+    joined: bool,
     out: np.ndarray,
     priority: np.ndarray,
 ) -> None:
@@ -51,6 +52,7 @@ def dqn_gradients(
         obs, next_obs: as layers see them, float32 [N, D].
         action: int64 [N].
         reward, discount, weight: float32 [N].
+        joined: write the tree's sum over all slices to out[0]. The rest of the numbers named below is overwritten.
         out: float32 [S, P + 1 + DQN_SUMS or more]: each slice's gradient by what the table names, the number of items,
             and the sum of each metric; written. The rest of it stays as it is.
         priority: float32 [N], written.
@@ -77,5 +79,7 @@ def dqn_gradients(
         of_slice[1] += value
         of_slice[2] += wanted
         of_slice[3] += distance
-    backward(parameters, layers, obs, scratch, gradients, out, True, obs[:0])
+    backward(parameters, layers, obs, scratch, gradients, out, True, joined, obs[:0])
     write_sums(each, sums, out, len(parameters))
+    if joined:
+        add_up(out, len(parameters), len(parameters) + 1 + DQN_SUMS)

@@ -14,15 +14,16 @@ _TOGETHER = 1024
 
 
 @compiled
-def add_up(values: np.ndarray) -> None:
-    """Write the sum of float32 [S, P] over a complete subtree of shards into values[0]. The rest is overwritten, too.
+def add_up(values: np.ndarray, first: int, last: int) -> None:
+    """Write the sum over a complete subtree of shards into the first row of float32 [S, P], for the numbers first to
+    last - 1 of each. Those of the other rows are overwritten, too.
 
     Args:
         values: of S shards, a power of two.
     """
-    shards, size = values.shape
-    for begin in range(0, size, _TOGETHER):
-        end, width = min(begin + _TOGETHER, size), 1
+    shards = len(values)
+    for begin in range(first, last, _TOGETHER):
+        end, width = min(begin + _TOGETHER, last), 1
         while width < shards:
             for left in range(0, shards, 2 * width):
                 a, b = values[left, begin:end], values[left + width, begin:end]

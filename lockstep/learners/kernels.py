@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lockstep.agent import Agent
 from lockstep.distributed.tree import TreeSum, complete
-from lockstep.kernels.sums import add_up
 from lockstep.learners.learner import Learner
 
 
@@ -36,20 +35,24 @@ class KernelLearner(Learner):
         if step == 0 or not self._subtree:  # the first step needs every slot's gradient, for its digest
             super()._push(step, hyper, digests)
             return
-        out = self._computed(step, hyper)
-        add_up(out)
+        out = self._computed(step, hyper, joined=True)
         self.reduction.push_sum(self._slots.start, torch.from_numpy(out[0]), len(out))
         self._alive()
 
     def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
-        for slot, gradient in zip(self._slots, self._computed(step, hyper), strict=True):
+        for slot, gradient in zip(self._slots, self._computed(step, hyper, joined=False), strict=True):
             yield slot, torch.from_numpy(gradient)
 
-    def _computed(self, step: int, hyper: dict[str, float]) -> np.ndarray:
+    def _computed(self, step: int, hyper: dict[str, float], *, joined: bool) -> np.ndarray:
         out = self._out if self._reuses else np.zeros_like(self._out)  # memory that was just used is faster
-        self.compute(step, hyper, out)
+        self.compute(step, hyper, out, joined=joined)
         return out
 
     @abstractmethod
-    def compute(self, step: int, hyper: dict[str, float], out: np.ndarray) -> None:
-        """Write each slot's gradient, followed by counts and sums of metrics: float32 [S, P + tail]."""
+    def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
+        """Write each slot's gradient, followed by counts and sums of metrics: float32 [S, P + tail].
+
+        Args:
+            joined: write the tree's sum over all slots to out[0] instead, which takes less time. The other rows are
+                overwritten.
+        """

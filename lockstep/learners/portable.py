@@ -29,7 +29,7 @@ class PortableLearner(KernelLearner):
         self._minibatches = self.batches
         self._network = Network.of(model, agent.flat)
 
-    def compute(self, step: int, hyper: dict[str, float], out: np.ndarray) -> None:
+    def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
         network, numbers = self._network, (hyper["clip"], self._value_clip, hyper["value_coef"], hyper["entropy_coef"])
         mean, scale = self._minibatches.scales[step]
         ppo_gradients(
@@ -43,5 +43,6 @@ class PortableLearner(KernelLearner):
             np.float32(mean),
             np.float32(scale),
             tuple(map(np.float32, numbers)),
+            joined,
             out,
         )

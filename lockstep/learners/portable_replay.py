@@ -78,11 +78,11 @@ class ReplayLearner(KernelLearner):
         with portable_numbers():
             return self._learn(iteration, rollouts)
 
-    def compute(self, step: int, hyper: dict[str, float], out: np.ndarray) -> None:
+    def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
         assert isinstance(self.batches, ReplayBatches)
         items = self._items(step)
         priority = np.empty(len(items.weight), np.float32)
-        self._call(items, hyper, out, priority)
+        self._call(items, hyper, joined, out, priority)
         if not self._algorithm.weighted:
             return
         for slot, numbers in zip(self._slots, torch.from_numpy(priority).chunk(len(out)), strict=True):
@@ -90,8 +90,8 @@ class ReplayLearner(KernelLearner):
         # One number per slot, so that the sum holds each slot's largest weight.
         largest = out[:, self._parameters.size + 1 + self._sums :]
         largest[:] = 0
-        for row, slot, weights in zip(largest, self._slots, items.weight.reshape(len(out), -1), strict=True):
-            row[slot] = weights.max()
+        for row, (slot, weights) in enumerate(zip(self._slots, items.weight.reshape(len(out), -1), strict=True)):
+            largest[0 if joined else row, slot] = weights.max()
 
     def _apply(self, computed: Computed) -> float | Tensor:
         norm = self.optimizer.step(computed.gradient, computed.groups)
@@ -115,9 +115,11 @@ class ReplayLearner(KernelLearner):
         return Arrays(obs, action, reward, discount, next_obs, np.ascontiguousarray(batch.weight), noise)
 
     @abstractmethod
-    def _call(self, items: Arrays, hyper: dict[str, float], out: np.ndarray, priority: np.ndarray) -> None:
-        """Call the kernel with the items of all slots. It writes out, float32 [S, P + 1 + sums or more], and priority,
-        float32 [N]."""
+    def _call(
+        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
+    ) -> None:
+        """Call the kernel with the items of all slots. It writes out, float32 [S, P + 1 + sums or more], or the sum of
+        all slots to out[0] if joined, and priority, float32 [N]."""
 
 
 class QLearner(ReplayLearner):
@@ -129,8 +131,10 @@ class QLearner(ReplayLearner):
         super().__init__(agent, slots, tree, alive, DQN_SUMS)
         self._layers, self._double = q_layers(model, agent.flat), config.double
 
-    def _call(self, items: Arrays, hyper: dict[str, float], out: np.ndarray, priority: np.ndarray) -> None:
-        dqn_gradients(self._layers, self._parameters, self._target, self._double, *items[:-1], out, priority)
+    def _call(
+        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
+    ) -> None:
+        dqn_gradients(self._layers, self._parameters, self._target, self._double, *items[:-1], joined, out, priority)
 
 
 class ActorCriticLearner(ReplayLearner):
@@ -148,19 +152,21 @@ class ActorCriticLearner(ReplayLearner):
         self._policy = mlp_layers(model.actor.layers, "actor.layers", agent.flat)
         self._of_critics = mlp_layers(model.critics.layers, "critics.layers", agent.flat)
 
-    def _call(self, items: Arrays, hyper: dict[str, float], out: np.ndarray, priority: np.ndarray) -> None:
+    def _call(
+        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
+    ) -> None:
         config, (*given, noise) = self._agent.experiment.algorithm, items
         networks = (self._policy, self._of_critics, self._critics, self._parameters, self._target)
         if isinstance(config, SACConfig):
             place, drawn = self._temperature, noise.reshape(len(out), 2, -1, items.action.shape[1])
-            sac_gradients(*networks, place, self._entropy, *given, drawn, out, priority)
+            sac_gradients(*networks, place, self._entropy, *given, drawn, joined, out, priority)
             return
         assert isinstance(config, DDPGConfig)
         smoothing = (config.smoothing_std, config.smoothing_clip) if isinstance(config, TD3Config) else (0.0, 0.0)
         period = config.policy_period if isinstance(config, TD3Config) else 1
         drawn = noise.reshape(-1, items.action.shape[1])
         moves = hyper["update"] % period == 0
-        td3_gradients(*networks, *map(np.float32, smoothing), period, moves, *given, drawn, out, priority)
+        td3_gradients(*networks, *map(np.float32, smoothing), period, moves, *given, drawn, joined, out, priority)
 
 
 def learner_with_kernels(agent: Agent) -> type[QLearner] | type[ActorCriticLearner] | None:

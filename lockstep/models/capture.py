@@ -6,6 +6,7 @@ Results that depend on the weights alone (casts, folded convolution kernels) are
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lockstep.core.arrays import map_structure
+from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import ModelOutput, PolicyModel
 
 
@@ -47,15 +49,16 @@ class Inference:
         fixed: keep results that depend on the weights alone at their places in memory, as graphs of calls need it.
     """
 
-    exact = False
-    """Whether it and the model's distribution have the same bits on every CPU without replaced operations."""
-
     def __init__(self, model: PolicyModel, *, fixed: bool = False) -> None:
         self._model, self._fixed = model, fixed
         self._recorded: Program | None = None
         self._layout: list[Any] | None = None
         """Shapes and strides of the inputs that were recorded."""
         self._stale = False
+
+    def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which it acts: it evaluates, and the model's distribution samples."""
+        return arithmetic(self._model)
 
     def __call__(
         self, obs: Any, start: Tensor, state: Tensor, prev_action: Tensor | None, prev_reward: Tensor | None

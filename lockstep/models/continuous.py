@@ -76,6 +76,7 @@ class Deterministic(Scaled):
     """One action, which is the parameters themselves. Exploration adds normal noise and clips the action to the
     bounds."""
 
+    exact = True
     acting = "deterministic"
 
     def __init__(self, space: spaces.Box):

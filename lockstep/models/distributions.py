@@ -67,7 +67,8 @@ class Distribution(ABC):
     acting: ClassVar[str] = "sampled"
     """How sample chooses actions, in a word or two."""
     exact: ClassVar[bool] = False
-    """Whether choosing actions only takes operations that have the same bits on every CPU."""
+    """Whether choosing actions only takes operations that have the same bits on every CPU, and functions of
+    lockstep.portable.numbers."""
     num_params: int
     noise_size: int
     action_shape: tuple[int, ...]

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from lockstep.config.settings import SettingsError
 from lockstep.models.distributions import TINY, Distribution, SentBox
-from lockstep.portable.numbers import tanh
+from lockstep.portable.numbers import ndtri, tanh
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of the log standard deviation (Haarnoja et al. 2018)."""
@@ -195,7 +195,7 @@ def normal_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: 
 
 def standard_normal(noise: Tensor) -> Tensor:
     """Uniform numbers in (0, 1) -> normal ones, by the inverse distribution function."""
-    return torch.special.ndtri(noise.clamp(TINY, 1 - TINY))
+    return ndtri(noise.clamp(TINY, 1 - TINY))
 
 
 def expected_log_slope(mean: Tensor, log_std: Tensor) -> Tensor:

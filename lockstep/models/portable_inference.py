@@ -5,18 +5,23 @@ Shape legend: T time, B environments, M numbers of a network's output.
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from lockstep.kernels.dense import activations, evaluate
+from lockstep.kernels.dense import ACTIVATION, TANH, activations, evaluate
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.capture import Inference, Inputs
+from lockstep.models.continuous import Deterministic
 from lockstep.models.distributions import Distribution
 from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.q import QModel
+from lockstep.portable.numbers import portable_numbers
 
 
 class KernelInference(Inference):
@@ -34,8 +39,14 @@ class KernelInference(Inference):
             self._layers = q_layers(model, self._flat)
         else:
             self._layers, self._bound = mlp_layers(model.actor.layers, "actor.layers", self._flat), model.actor.bound
+            if isinstance(model.distribution, Deterministic):  # whose bound is tanh
+                self._layers[-1, ACTIVATION], self._bound = TANH, None
         self._values = isinstance(model, QModel)
-        self.exact = isinstance(model.distribution, Distribution) and model.distribution.exact
+
+    def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
+        distribution = self._model.distribution
+        exact = isinstance(distribution, Distribution) and distribution.exact
+        return portable_numbers() if exact else super().arithmetic()
 
     def evaluate(self, inputs: Inputs) -> tuple[ModelOutput, Tensor]:
         x, last = observed(self._encoder, inputs.obs), len(self._layers) - 1

@@ -1,4 +1,4 @@
-"""Functions of NumPy arrays that decide bits: in portable arithmetic where that is used, and NumPy's elsewhere."""
+"""Functions that decide bits: in portable arithmetic where that is used, and NumPy's or torch's elsewhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 
 import numpy as np
+import torch
+from torch import Tensor
 
 
 class _Uses(threading.local):
@@ -55,3 +57,12 @@ def power(x: np.ndarray, exponent: float) -> np.ndarray:
     exponents, out = np.full_like(base, exponent), np.empty_like(base)
     loops.power(base.ctypes.data, exponents.ctypes.data, out.ctypes.data, base.size)
     return out.astype(np.float64)
+
+
+def ndtri(x: Tensor) -> Tensor:
+    """Quantiles of the standard normal distribution, for a float32 tensor that has no gradient."""
+    if not _uses.count:
+        return torch.special.ndtri(x)
+    from lockstep.portable import elementwise
+
+    return elementwise.ndtri(x)

@@ -5,7 +5,6 @@ Shape legend: T time, B environments of a shard, A rows of an acting batch, n it
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable
@@ -144,7 +143,7 @@ class Calls:
 
         @torch.inference_mode()
         def act() -> None:
-            with contextlib.nullcontext() if actor.exact else arithmetic(model):
+            with actor.arithmetic():
                 if on_device is not None:
                     on_device.act(actor, inputs, way=None)  # waits until it is done
                 else:

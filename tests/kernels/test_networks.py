@@ -97,24 +97,28 @@ def test_gradients_of_ppo_are_those_of_autograd(
     held = items(space, model)
     draw = np.random.default_rng(6)
     index = np.stack([draw.permutation(ITEMS)[:11] for _ in range(SHARDS)])
-    out = np.empty((SHARDS, parameters.size + TAIL), np.float32)
+    out, joined = np.zeros((2, SHARDS, parameters.size + TAIL), np.float32)
     numbers = tuple(map(np.float32, (HYPER["clip"], value_clip, HYPER["value_coef"], HYPER["entropy_coef"])))
-    ppo_gradients(
-        network.layers,
-        model.portable_distribution.kind,
-        network.free_std,
-        network.log_stds,
-        parameters,
-        held,
-        index,
-        np.float32(0.1),
-        np.float32(1.3),
-        numbers,
-        out,
-    )
+    for to in (out, out, joined, joined):  # nothing of an earlier call remains
+        ppo_gradients(
+            network.layers,
+            model.portable_distribution.kind,
+            network.free_std,
+            network.log_stds,
+            parameters,
+            held,
+            index,
+            np.float32(0.1),
+            np.float32(1.3),
+            numbers,
+            to is joined,
+            to,
+        )
     for found, expected in zip(out, expected_gradients(model, flat, algorithm, held, index), strict=True):
         assert expected[:-TAIL].abs().max() > 0.1
         torch.testing.assert_close(torch.from_numpy(found), expected, rtol=2e-4, atol=2e-5)
+    add_up(out, 0, out.shape[1])
+    np.testing.assert_array_equal(joined[0], out[0])
 
 
 def expected_gradients(
@@ -157,12 +161,12 @@ def test_log_std_beyond_its_bounds_is_led_back() -> None:
     flat = FlatParameters(model, TAIL)
     network, parameters = Network.of(model, flat), flat.vector.detach().numpy()
     held = items(BOX, model)
-    out = np.empty((SHARDS, parameters.size + TAIL), np.float32)
+    out = np.zeros((SHARDS, parameters.size + TAIL), np.float32)
     numbers = tuple(map(np.float32, (0.2, 0.0, 0.5, 0.0)))
     index = np.stack([np.arange(ITEMS)] * SHARDS)
     one, none = np.float32(1), np.float32(0)
     layers, kind = network.layers, PortableGaussian.kind
-    ppo_gradients(layers, kind, network.free_std, 3, parameters, held, index, none, one, numbers, out)
+    ppo_gradients(layers, kind, network.free_std, 3, parameters, held, index, none, one, numbers, False, out)
     begin = flat.offset("policy_head.log_std")
     outside = out[:, begin : begin + 2]
     assert (outside >= 0).all() and (outside > 0).any() and (outside == 0).any(), "lowers it, or leaves it"
@@ -251,7 +255,7 @@ def test_a_kernel_adds_up_shards_as_the_tree_does(shards: int) -> None:
     draw = np.random.default_rng(3)
     values = (draw.standard_normal((shards, 101)) * 10.0 ** draw.integers(-4, 5, (shards, 101))).astype(np.float32)
     expected = TreeSum(shards, Group()).sum({s: torch.from_numpy(values[s].copy()) for s in range(shards)})
-    add_up(values)
+    add_up(values, 0, 101)
     np.testing.assert_array_equal(values[0], expected.numpy())
 
 
