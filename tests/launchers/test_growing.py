@@ -156,3 +156,40 @@ def test_nodes_join_and_leave_a_run(
     for number in (2, 3):
         assert says(said, f"Collector {number} was lost", "Others take its shards")
     repeated(ran, ended=False)
+
+
+def test_collectors_that_join_in_vain_wait_longer_each_time(
+    cluster: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two that join end before their first rollout, and the third one stays. None is one of `restarts`."""
+    following, start, started = GrowingDriver._next, GrowingDriver._start, list[tuple[int, str]]()
+
+    def ended_twice(self: GrowingDriver) -> Actor:
+        process = following(self)
+        if process.name in ("Collector 2", "Collector 3"):
+            ray.kill(process.handle)
+        return process
+
+    def noted(self: GrowingDriver, group: int, process: Actor) -> None:
+        start(self, group, process)
+        started.append((group, process.name))
+
+    monkeypatch.setattr(GrowingDriver, "_next", ended_twice)
+    monkeypatch.setattr(GrowingDriver, "_start", noted)
+    monkeypatch.setattr("lockstep.launchers.ray.growing._LONGEST", 3.0)
+    Path("ending.py").write_text(ENDING)
+    layout = Layout.parse("ray:a2+-l1,restarts=0,jitter=0.04")
+    followed = dataclasses.replace(options(Path("run")), callback=str(Path("ending.py:follow").absolute()))
+    node = cluster.add_node(num_cpus=1, **QUIET)
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(lambda: ran_of(train(free(100_000), layout, followed)))
+        try:
+            Observed(run, started).starts(3)
+        finally:
+            Path("stop").touch()
+        run.result()
+    cluster.remove_node(node)
+    said = capfd.readouterr().err
+    assert says(said, "Collector 2 was lost", "no rollout (1 in a row), so others join in 2 seconds at the earliest")
+    assert says(said, "Collector 3 was lost", "no rollout (2 in a row), so others join in 3 seconds at the earliest")
+    assert {name for _, name in started} == {"Collector 0", "Collector 1", "Collector 4"}

@@ -296,6 +296,7 @@ class RayDriver:
         if error is not None:
             self._failed(delivery, error)
             return
+        delivery.collector.process.delivered = True
         for shard in delivery.answers:
             self._arrived[shard] = max(self._arrived[shard], delivery.number)
         if not self._free:
