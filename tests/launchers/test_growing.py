@@ -21,6 +21,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.launchers.launch import train
 from lockstep.launchers.ray.growing import GrowingDriver, moves
 from lockstep.launchers.ray.requests import Actor
+from lockstep.run.folder import RunFolder
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 utils = pytest.importorskip("ray.cluster_utils")
@@ -28,6 +29,8 @@ utils = pytest.importorskip("ray.cluster_utils")
 pytestmark = pytest.mark.usefixtures("own_folder")
 QUIET = {"include_log_monitor": False}
 """Nodes without the process that would show here what others print."""
+UNLIKE = {"OMP_THREAD_LIMIT": "64"}
+"""Makes nodes another platform, whose bits are the same nevertheless."""
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ def test_nodes_join_and_leave_a_run(
             observed.learns(3)
             nodes = []
             for collectors in (3, 4):
-                nodes.append(cluster.add_node(num_cpus=1, **QUIET))
+                nodes.append(cluster.add_node(num_cpus=1, env_vars=UNLIKE, **QUIET))
                 observed.starts(collectors)
             observed.learns(3)
             for node in nodes:
@@ -155,6 +158,9 @@ def test_nodes_join_and_leave_a_run(
     assert sorted(name for _, name in started[6:]) == ["Collector 0", "Collector 1"]
     for number in (2, 3):
         assert says(said, f"Collector {number} was lost", "Others take its shards")
+    assert says(said, "is not like", "variables.OMP_THREAD_LIMIT: absent != 64", "run.json records each node")
+    named = {each["process"]: bool(each["differs"]) for each in RunFolder(ran.run).facts()["nodes"]}
+    assert named == {"Collector 0": False, "Collector 1": False, "Collector 2": True, "Collector 3": True}
     repeated(ran, ended=False)
 
 
