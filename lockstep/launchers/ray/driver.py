@@ -156,6 +156,7 @@ class RayDriver:
             # and rollouts that may be late two.
             concurrency_groups={WHILE_BUSY: self._schedule.lag + 8 + 3 * (self._layout.learning + self._groups)},
             allow_out_of_order_execution=True,
+            enable_task_events=False,  # Ray would keep a record of each of the last 100,000 calls
             scheduling_strategy=strategy,
         )
         actor = Actor(name, remote(kind).remote(name, self._job, os.getcwd(), index))
