@@ -111,15 +111,30 @@ class Hosts:
         command = [sys.executable, "-m", "torch.distributed.run"]
         command += ["--nnodes", str(self.count), "--nproc-per-node", str(processes)]
         command += ["--master-addr", address(0), "--master-port", _PORT]
+        return self._all(
+            [([*command, "--node-rank", str(host), *arguments], {}) for host in range(self.count)], folder, timeout
+        )
+
+    def srun(self, arguments: Sequence[str], folder: Path, *, timeout: float = 600.0) -> str:
+        """Start a program on every host with the variables that Slurm's srun sets, and return what it printed on the
+        first."""
+        of_all = {"SLURM_NTASKS": str(self.count), "SLURM_STEP_NODELIST": f"10.77.0.[1-{self.count}]"}
+        of_all |= {"SLURM_JOB_ID": "31", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": f"1(x{self.count})"}
+        commands = []
+        for host in range(self.count):
+            own = {"SLURM_PROCID": str(host), "SLURM_NODEID": str(host), "SLURM_LOCALID": "0"}
+            commands.append(([sys.executable, *arguments], of_all | own))
+        return self._all(commands, folder, timeout)
+
+    def _all(self, commands: Sequence[tuple[list[str], dict[str, str]]], folder: Path, timeout: float) -> str:
+        """Run a command, with variables of its own, on each host."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": "1"}
-        started = []
+        started, pipe = [], subprocess.PIPE
         try:
-            for host in range(self.count):
-                there = self.on(host, [*command, "--node-rank", str(host), *arguments])
-                pipe = subprocess.PIPE
-                started.append(
-                    subprocess.Popen(there, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
-                )
+            for host, (command, own) in enumerate(commands):
+                there = self.on(host, command)
+                variables = {**environment, **own}
+                started.append(subprocess.Popen(there, cwd=folder, env=variables, stdout=pipe, stderr=pipe, text=True))
             ended = [process.communicate(timeout=timeout) for process in started]
         finally:
             for process in started:
@@ -194,15 +209,16 @@ def _forward(devices: list[int], network: Network) -> None:
                 heapq.heappush(waiting, (idle[host] + network.latency, next(numbers), devices[packet[19] - 1], packet))
 
 
-def compare(hosts: int, network: Network, run: Sequence[str]) -> bool:
-    """Train on several hosts and in one process; whether digest and ledger are equal."""
+def compare(hosts: int, network: Network, run: Sequence[str], *, slurm: bool = False) -> bool:
+    """Train on several hosts and in one process; whether digest and ledger are equal. slurm: start the processes with
+    Slurm's variables, without torchrun."""
     with tempfile.TemporaryDirectory(prefix="lockstep-hosts-") as name:
         folder = Path(name)
         train = ["lockstep", "train", *run, "--display", "none", "--no-tensorboard"]
         with Hosts(hosts, network) as there:
-            apart = there.torchrun(["-m", "--", *train, "--run", "apart", "--layout", "torchrun"], folder).splitlines()[
-                -1
-            ]
+            command = [*train, "--run", "apart", "--layout", "torchrun"]
+            said = there.srun(["-m", *command], folder) if slurm else there.torchrun(["-m", "--", *command], folder)
+            apart = said.splitlines()[-1]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", *train, "--run", "alone"]
         alone = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True)
@@ -221,10 +237,11 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--delay", type=float, default=0.0, help="milliseconds one way")
     parser.add_argument("--bandwidth", type=float, default=math.inf, help="Mbit/s that a host can send")
+    parser.add_argument("--slurm", action="store_true", help="start processes as Slurm's srun does, without torchrun")
     parser.add_argument("run", nargs="*", default=RUN, help="recipe and flags, behind --")
     given = parser.parse_args()
     network = Network(given.delay / 1000, given.bandwidth * 1e6 / 8)
-    return 0 if compare(given.hosts, network, given.run) else 1
+    return 0 if compare(given.hosts, network, given.run, slurm=given.slurm) else 1
 
 
 if __name__ == "__main__":

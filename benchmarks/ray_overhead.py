@@ -1,8 +1,6 @@
 """What Ray costs: seconds until the first iteration, and of an iteration, against processes of one machine.
 
     python benchmarks/ray_overhead.py [--rounds 3]          startup and iterations, a table
-    python benchmarks/ray_overhead.py --store [--lag async] [--iterations 200]
-                                                            what the object store holds while learners are slow
 
 All layouts run in turn, so that they share whatever else the machine does. Local Ray clusters are started for each run,
 as `lockstep train --layout ray:…` does; `existing` is a run on a cluster that was there.
@@ -11,7 +9,6 @@ as `lockstep train --layout ray:…` does; `existing` is a run on a cluster that
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -23,16 +20,12 @@ import threading
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # as with other layouts
 
-from endurance import look, table
-
 from lockstep import recipes
-from lockstep.algorithms import IMPALAConfig
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.experiment import Experiment
@@ -95,68 +88,14 @@ def one(task: str, layout: str, *, existing: bool) -> None:
     print(json.dumps([ends[0] - begin, statistics.median(seconds)]))
 
 
-def store(lag: Any, iterations: int) -> None:
-    """Train with a slow learner on a store of 200 MB, and look at what is used of it, and at the run's processes."""
-    import ray
-
-    ray.init("local", num_cpus=4, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False)
-    atari = tasks()["Breakout, 512 samples an iteration"]
-    looks: list[tuple[float, float, float]] = []
-    done = threading.Event()
-
-    def look_on() -> None:
-        total = ray.cluster_resources()["object_store_memory"]
-        while not done.wait(0.25):
-            memory, _, files = look(actors())
-            used = total - ray.available_resources().get("object_store_memory", 0.0)
-            if files:  # there are processes
-                looks.append((used / 1e6, memory, files))
-
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)  # where its actors are, too
-        watcher = threading.Thread(target=look_on)
-        watcher.start()
-        options = RunOptions(run=f"{folder}/run", checkpoint_every=1000, display="none", tensorboard=False)
-        experiment = atari.replace(scheme=dataclasses.replace(atari.scheme, lag=lag), total_steps=512 * iterations)
-        if lag == "async":
-            algorithm = IMPALAConfig(rollout=32, minibatches=1)
-            experiment = experiment.replace(algorithm=algorithm)
-        try:
-            train(experiment, Layout.parse("ray:a2-l1,learner_delay=0.3"), options)
-        finally:
-            done.set()
-        watcher.join()
-        os.chdir("/")
-    used = [look[0] for look in looks]
-    tenth = max(1, len(used) // 10)
-    parts = [max(used[start : start + tenth]) for start in range(0, len(used), tenth)]
-    print("most MB in the object store, by tenths of the run:", " ".join(f"{part:.1f}" for part in parts))
-    print(table(("object store, MB", "memory of the processes, MB", "open files"), looks))
-
-
-def actors() -> list[int]:
-    """The processes of the run in this folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
-            if (entry / "cmdline").read_bytes().startswith(b"ray::Ray") and (entry / "cwd").readlink() == Path.cwd():
-                found.append(int(entry.name))
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--store", action="store_true")
-    parser.add_argument("--lag", choices=["2", "async"], default="2", help="of the run with --store")
-    parser.add_argument("--iterations", type=int, default=200, help="of the run with --store")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--existing", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         return one(*given.one, existing=given.existing)
-    if given.store:
-        return store("async" if given.lag == "async" else int(given.lag), given.iterations)
     cases = [(layout, False) for layout in LAYOUTS] + [("ray:a1-l1", True)]
     print("| task | layout | until the first iteration, s | iteration, ms |\n|---|---|---|---|")
     for task in tasks():

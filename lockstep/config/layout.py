@@ -79,8 +79,8 @@ class Layout:
     """Seconds that learners sleep before each iteration, to simulate slower hardware."""
     restarts: int = 3
     """On Ray: processes that a run may lose, with their nodes or alone, before it gives up. More suit long runs on
-    unreliable machines; 0 ends the run at the first loss. With ray:a4+-l1, a collector counts only if fewer than 4
-    are left, or if it had not started."""
+    unreliable machines; 0 ends the run at the first loss. With ray:a4+-l1, a collector counts only if fewer than 4 are
+    left."""
     compress: int = 0
     """On Ray: 1 compresses rollouts on their way to learners. It takes time on both sides, and pays off with a slow
     network and image observations; 0 sends them uncompressed."""

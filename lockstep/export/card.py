@@ -109,10 +109,12 @@ every iteration); bits are comparable on an equal processor with equal versions.
 
 
 def public_facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """The contents of run.json without paths of the machine and accounts of the user."""
+    """The contents of run.json without paths and names of machines and accounts of the user."""
     options = {name: value for name, value in facts["options"].items() if name not in _PRIVATE}
     kept = {name: value for name, value in facts.items() if name != "directory"}
     kept |= {"options": options, "command": public_command(facts["command"])}
+    if "nodes" in facts:
+        kept["nodes"] = [{name: value for name, value in each.items() if name != "host"} for each in facts["nodes"]]
     if "resumed" in facts:
         kept["resumed"] = [{**each, "command": public_command(each.get("command", ""))} for each in facts["resumed"]]
     return kept

@@ -14,6 +14,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.schedule import Recorded
 from lockstep.experiment import Experiment
 from lockstep.launchers.auto import chosen
+from lockstep.launchers.srun import take_part
 from lockstep.run.checkpoint import iteration_of
 from lockstep.run.folder import RunFolder
 from lockstep.system.output import tell
@@ -76,6 +77,8 @@ def launch(
     layout = chosen(
         layout, experiment, iterations=stop_after, repeats=recorded is not None, say=options.display != "none"
     )
+    if layout.launcher.started_externally:
+        take_part()
     experiment, options = prepare_run(experiment, layout, options, recorded)
     _check_callback(on_iteration, options, layout)
     begun_with = warm_start.weights(experiment, weights) if layout.launcher.leads else {}
@@ -129,6 +132,8 @@ def resume(
     experiment, options = folder.experiment(), options or folder.options()
     asked = folder.asked_layout() if layout is None else Layout.of(layout)
     layout = chosen(asked, experiment, say=options.display != "none")
+    if layout.launcher.started_externally:
+        take_part()
     experiment, options = prepare_run(experiment, layout, options)
     _check_callback(on_iteration, options, layout)
     with _writing(folder, layout):

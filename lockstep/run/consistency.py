@@ -23,6 +23,11 @@ _OF_PROCESSOR = ("cpu.", "variables.")
 """Entries of a platform that portable arithmetic does not depend on."""
 
 
+def of_processor(difference: str) -> bool:
+    """Whether portable arithmetic does not depend on an entry of a platform that differs."""
+    return difference.startswith(_OF_PROCESSOR)
+
+
 def edited_settings(folder: RunFolder, head: dict[str, Any]) -> Difference | None:
     """Whether experiment.json is still exactly what the ledger started with."""
     written = folder.read("experiment.json")
@@ -41,8 +46,8 @@ def require_same_arithmetic(folder: RunFolder, head: dict[str, Any]) -> None:
 
 
 def platform_warning(folder: RunFolder, head: dict[str, Any], layout: Layout | None = None) -> str | None:
-    """A warning if this platform, one that the run was resumed on, or a user's file is not as it was when the run
-    started, or if the experiment does not promise equal bits.
+    """A warning if this platform, one that the run was resumed on, a node that took part in it, or a user's file is not
+    as it was when the run started, or if the experiment does not promise equal bits.
 
     Args:
         head: of its ledger.
@@ -50,22 +55,34 @@ def platform_warning(folder: RunFolder, head: dict[str, Any], layout: Layout | N
     """
     here = ledger.differing_platform(head["platform"], this_platform(head["settings"], layout))
     told = [f"Recorded and present: {'; '.join(here)}."] if here else []
-    every = list(here)
-    for each in folder.facts().get("resumed", []):
+    every, facts, elsewhere = list(here), folder.facts(), "what a part of the run was computed with"
+    for each in facts.get("resumed", []):
         if each.get("differs"):
             told.append(f"Recorded, and resumed on after {each['iteration']} iterations: {'; '.join(each['differs'])}.")
-            every += each["differs"]
+            every, elsewhere = [*every, *each["differs"]], "what the run was resumed with"
+    for differs, processes in _by_difference(facts.get("nodes", [])).items():
+        told.append(f"Recorded, and of {', '.join(processes)}: {'; '.join(differs)}.")
+        every += differs
     loose = _NOT_PROMISED if head["settings"].get("allow_nondeterministic") else ""
     if not told:
         return loose or None
-    what = ledger.platform_or_code(here) if here else "what the run was resumed with"
-    portable = head["settings"].get("precision") == "portable" and all(each.startswith(_OF_PROCESSOR) for each in every)
+    what = ledger.platform_or_code(here) if here else elsewhere
+    portable = head["settings"].get("precision") == "portable" and all(map(of_processor, every))
     only = "is not what it was when the run started, " + (
         "which portable arithmetic does not depend on, but an environment's library may."
         if portable
         else "and bits are only comparable if it is."
     )
     return f"{what[0].upper()}{what[1:]} {only} {' '.join(told)} {loose}".rstrip()
+
+
+def _by_difference(nodes: Sequence[dict[str, Any]]) -> dict[tuple[str, ...], list[str]]:
+    """The processes whose nodes differ from learner 0's, by what differs."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for each in nodes:
+        if each.get("differs"):
+            found.setdefault(tuple(each["differs"]), []).append(f"{each['process']} on {each['host']}")
+    return found
 
 
 def checkpoint_difference(saved: checkpoint.Checkpoint, line: dict[str, Any]) -> Difference | None:

@@ -220,10 +220,10 @@ class RunFolder:
     def facts(self) -> dict[str, Any]:
         """run.json: layout, options, command, versions and machine at the start and after each resume."""
         facts = self.read("run.json")
-        resumed = facts.get("resumed", [])
-        if not isinstance(resumed, list) or not all(isinstance(each, dict) for each in resumed):
-            raise self.damaged("run.json", "its 'resumed' is not a list of objects")
-        for each in (facts, *resumed):
+        for name in ("resumed", "nodes"):
+            if not isinstance(facts.get(name, []), list) or not all(isinstance(e, dict) for e in facts.get(name, [])):
+                raise self.damaged("run.json", f"its {name!r} is not a list of objects")
+        for each in (facts, *facts.get("resumed", [])):
             wrong = [name for name, kind in _FACTS.items() if not isinstance(each.get(name, kind()), kind)]
             if wrong:
                 raise self.damaged("run.json", f"its {wrong[0]!r} is {each[wrong[0]]!r}")
@@ -238,6 +238,20 @@ class RunFolder:
         if differs:
             again["differs"] = list(differs)
         _write_json(self.path / "run.json", {**facts, "resumed": [*before, again]})
+
+    def note_difference(self, differs: Sequence[str]) -> None:
+        """Record in run.json that it was last resumed on a platform in which these entries differ from the ledger's
+        head."""
+        facts = self.facts()
+        *before, last = facts["resumed"]
+        _write_json(self.path / "run.json", {**facts, "resumed": [*before, {**last, "differs": list(differs)}]})
+
+    def note_node(self, process: str, host: str, differs: Sequence[str]) -> None:
+        """Record in run.json that a process takes part in the run on a host, in which these entries of the platform
+        differ from learner 0's."""
+        facts, entry = self.facts(), {"process": process, "host": host, "differs": list(differs)}
+        if entry not in facts.get("nodes", []):
+            _write_json(self.path / "run.json", {**facts, "nodes": [*facts.get("nodes", []), entry]})
 
     def begin_again(self, experiment: Experiment) -> None:
         """Set aside the records of a run that ended before its first checkpoint. experiment: as it starts now.

@@ -278,6 +278,11 @@ def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]
         yield name, a, b
 
 
+def without_gpus(platform: Mapping[str, Any]) -> dict[str, Any]:
+    """A platform as if CPUs computed everything."""
+    return {**{name: each for name, each in platform.items() if name not in _OF_GPUS}, "gpu": [], "cudnn": None}
+
+
 def differing_platform(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
     """The entries of two platforms that differ, each as `name: a != b`. A library that only one of them has was not
     used, and a user's file that only one of them has was not found, or an earlier version did not check it. Earlier

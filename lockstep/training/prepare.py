@@ -85,7 +85,7 @@ def _check_torchrun(experiment: Experiment, layout: Layout) -> None:
     if "RANK" not in os.environ:
         raise SettingsError(
             "--layout torchrun must be started by torchrun, as in torchrun --nproc-per-node 2 -m -- lockstep train "
-            "RECIPE --layout torchrun. Without torchrun use --layout processes:2."
+            "RECIPE --layout torchrun, or by Slurm's srun. Without them use --layout processes:2."
         )
     dataclasses.replace(layout, workers=int(os.environ.get("WORLD_SIZE", "1"))).check(experiment.scheme.shards)
 

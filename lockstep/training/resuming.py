@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,14 @@ def other_platform(folder: RunFolder, layout: Layout) -> tuple[str, ...]:
     head, _ = ledger.read(folder.ledger, 0)
     differs = ledger.differing_platform(head["platform"], this_platform(head["settings"], layout))
     if differs:
-        tell(
-            f"warning: {ledger.platform_or_code(differs)} is not what it was when the run started, so the run may end "
-            f"with other bits than on the original platform. Recorded and present: {'; '.join(differs)}.",
-            sys.stderr,
-        )
+        warn_of_platform(differs)
     return differs
+
+
+def warn_of_platform(differs: Sequence[str]) -> None:
+    """Print that a run goes on where these entries of the platform are not what they were when it started."""
+    tell(
+        f"warning: {ledger.platform_or_code(differs)} is not what it was when the run started, so the run may end "
+        f"with other bits than on the original platform. Recorded and present: {'; '.join(differs)}.",
+        sys.stderr,
+    )

@@ -59,15 +59,16 @@ def report_of(
     return WorkerReport(infos, learned.gradient_digests, learned.applied, times_of_all, rollouts.waited)
 
 
-def _waits(reports: list[WorkerReport], layout: Layout) -> dict[str, float]:
+def _waits(reports: list[WorkerReport], layout: Layout, shards: int) -> dict[str, float]:
     """Seconds that the slowest learner waited for collectors, and that collectors waited on average for versions."""
     if not layout.split:
         return {}
     collectors = [times["waiting"] for report in reports for times in report.times[1:]]
     return {
         "rollouts": max(report.waited for report in reports),  # if timing decides, learner 0 waits for all
-        # If timing decides, an iteration may learn from rollouts that arrived before it began.
-        "parameters": sum(collectors) / max(1, len(collectors)),
+        # If timing decides, an iteration may learn from rollouts that arrived before it began, and from none of some
+        # collectors. These count, too, or the sum over iterations would exceed the time of the run.
+        "parameters": sum(collectors) / layout.groups(shards),
     }
 
 
@@ -220,7 +221,7 @@ class RunWriter:
                 times=times,
                 seconds=seconds,
                 lags=self._lags.record(iteration, counts["updates"] - learned.updates, acted, behind),
-                waits=_waits(reports, self._layout),
+                waits=_waits(reports, self._layout, self._experiment.scheme.shards),
                 environment_fault=self._fault,
             )
         )

@@ -21,6 +21,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.launchers.launch import train
 from lockstep.launchers.ray.growing import GrowingDriver, moves
 from lockstep.launchers.ray.requests import Actor
+from lockstep.run.folder import RunFolder
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 utils = pytest.importorskip("ray.cluster_utils")
@@ -28,6 +29,8 @@ utils = pytest.importorskip("ray.cluster_utils")
 pytestmark = pytest.mark.usefixtures("own_folder")
 QUIET = {"include_log_monitor": False}
 """Nodes without the process that would show here what others print."""
+UNLIKE = {"OMP_THREAD_LIMIT": "64"}
+"""Makes nodes another platform, whose bits are the same nevertheless."""
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ def test_nodes_join_and_leave_a_run(
             observed.learns(3)
             nodes = []
             for collectors in (3, 4):
-                nodes.append(cluster.add_node(num_cpus=1, **QUIET))
+                nodes.append(cluster.add_node(num_cpus=1, env_vars=UNLIKE, **QUIET))
                 observed.starts(collectors)
             observed.learns(3)
             for node in nodes:
@@ -155,4 +158,44 @@ def test_nodes_join_and_leave_a_run(
     assert sorted(name for _, name in started[6:]) == ["Collector 0", "Collector 1"]
     for number in (2, 3):
         assert says(said, f"Collector {number} was lost", "Others take its shards")
+    assert says(said, "is not like", "variables.OMP_THREAD_LIMIT: absent != 64", "run.json records each node")
+    named = {each["process"]: bool(each["differs"]) for each in RunFolder(ran.run).facts()["nodes"]}
+    assert named == {"Collector 0": False, "Collector 1": False, "Collector 2": True, "Collector 3": True}
     repeated(ran, ended=False)
+
+
+def test_collectors_that_join_in_vain_wait_longer_each_time(
+    cluster: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two that join end before their first rollout, and the third one stays. None is one of `restarts`."""
+    following, start, started = GrowingDriver._next, GrowingDriver._start, list[tuple[int, str]]()
+
+    def ended_twice(self: GrowingDriver) -> Actor:
+        process = following(self)
+        if process.name in ("Collector 2", "Collector 3"):
+            ray.kill(process.handle)
+        return process
+
+    def noted(self: GrowingDriver, group: int, process: Actor) -> None:
+        start(self, group, process)
+        started.append((group, process.name))
+
+    monkeypatch.setattr(GrowingDriver, "_next", ended_twice)
+    monkeypatch.setattr(GrowingDriver, "_start", noted)
+    monkeypatch.setattr("lockstep.launchers.ray.growing._LONGEST", 3.0)
+    Path("ending.py").write_text(ENDING)
+    layout = Layout.parse("ray:a2+-l1,restarts=0,jitter=0.04")
+    followed = dataclasses.replace(options(Path("run")), callback=str(Path("ending.py:follow").absolute()))
+    node = cluster.add_node(num_cpus=1, **QUIET)
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(lambda: ran_of(train(free(100_000), layout, followed)))
+        try:
+            Observed(run, started).starts(3)
+        finally:
+            Path("stop").touch()
+        run.result()
+    cluster.remove_node(node)
+    said = capfd.readouterr().err
+    assert says(said, "Collector 2 was lost", "no rollout (1 in a row), so others join in 2 seconds at the earliest")
+    assert says(said, "Collector 3 was lost", "no rollout (2 in a row), so others join in 3 seconds at the earliest")
+    assert {name for _, name in started} == {"Collector 0", "Collector 1", "Collector 4"}

@@ -13,6 +13,7 @@ from children import ROOT
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_file
 from lockstep.distributed.local_group import LocalGroup, join
+from lockstep.launchers.srun import first_host, take_part
 from lockstep.launchers.torchrun import check_shared
 
 HOSTS = load_file(ROOT / "benchmarks" / "hosts.py")
@@ -55,3 +56,30 @@ def test_all_processes_must_see_the_runs_folder(tmp_path: Path) -> None:
     for other in (older, none):
         said = meet(one, one, other)
         assert all(f"not the same folder on all hosts: on {socket.gethostname()} it" in each for each in said), said
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("rack[2-3,7]-node[08-11],login", "rack2-node08"),
+        ("a,b[1-2]", "a"),
+        ("n[05,7]", "n05"),
+        ("10.0.0.[1-2]", "10.0.0.1"),
+    ],
+)
+def test_processes_meet_on_the_first_of_slurms_hosts(hosts: str, first: str) -> None:
+    assert first_host(hosts) == first
+
+
+def test_tasks_of_srun_take_part_without_torchrun() -> None:
+    """The fifth of five tasks, which is on the third node."""
+    slurm = {"SLURM_PROCID": "4", "SLURM_NTASKS": "5", "SLURM_NODEID": "2", "SLURM_LOCALID": "0"}
+    slurm |= {"SLURM_STEP_NODELIST": "n[1-3]", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_JOB_ID": "10"}
+    told = dict(slurm)
+    take_part(told)
+    ranks = {"RANK": "4", "WORLD_SIZE": "5", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "n1"}
+    assert told == slurm | ranks | {"MASTER_PORT": "20070"}
+    for untouched in ({"RANK": "0"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "5"}):  # torchrun's; a batch script's
+        found = dict(untouched)
+        take_part(found)
+        assert found == untouched

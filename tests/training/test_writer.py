@@ -23,9 +23,11 @@ def test_learners_wait_as_long_as_one_of_them_and_collectors_on_average() -> Non
         part(3.0, learner, {"waiting": 7.0}),
         part(1.0, learner),
     ]
-    assert _waits(parts, Layout.parse("cpu:a3-l3")) == {"rollouts": 3.0, "parameters": 4.0}
-    assert _waits(parts[2:], Layout.parse("cpu:a1-l1")) == {"rollouts": 1.0, "parameters": 0.0}
-    assert _waits(parts, Layout.parse("processes:3")) == {}
+    assert _waits(parts, Layout.parse("cpu:a3-l3"), 4) == {"rollouts": 3.0, "parameters": 4.0}
+    for layout in ("cpu:a4-l3", "ray:a1+-l3"):  # nothing of the fourth collector, or shard, was learned from
+        assert _waits(parts, Layout.parse(layout), 4) == {"rollouts": 3.0, "parameters": 3.0}
+    assert _waits(parts[2:], Layout.parse("cpu:a1-l1"), 4) == {"rollouts": 1.0, "parameters": 0.0}
+    assert _waits(parts, Layout.parse("processes:3"), 4) == {}
 
 
 def test_the_time_of_an_iteration_that_nobody_accounts_for_is_other() -> None:

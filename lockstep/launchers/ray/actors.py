@@ -21,6 +21,7 @@ from lockstep.core.rollout import RolloutInfo
 from lockstep.core.schedule import RolloutId
 from lockstep.distributed.groups import GlooGroup, Group, PeerGone, meeting_point
 from lockstep.distributed.shared_memory import PrivateMemory
+from lockstep.launchers.ray.platforms import Node, this_node
 from lockstep.learners.learner import Computed
 from lockstep.learners.parameter_store import Changed, ParameterStore, Read
 from lockstep.run.folder import is_run
@@ -77,6 +78,10 @@ class _Process:
     def progress(self) -> int:
         """Steps so far."""
         return self._stop.steps()
+
+    def node(self) -> Node:
+        """The machine that it is on."""
+        return this_node(self._job)
 
     def stack(self) -> str:
         """The stack of the working thread."""

@@ -38,6 +38,7 @@ from lockstep.launchers.ray.actors import WHILE_BUSY, RayCollector, RayLearner, 
 from lockstep.launchers.ray.ending import ProcessLost, require_restarts_left, say, stalled
 from lockstep.launchers.ray.outcomes import fail, outcome, raised, short
 from lockstep.launchers.ray.places import places
+from lockstep.launchers.ray.platforms import Platforms
 from lockstep.launchers.ray.requests import Actor, Collector, Delivery, NextLap, Request, Start
 from lockstep.run.checkpoint import iteration_of
 from lockstep.system.supervision import StallDetector
@@ -97,6 +98,9 @@ class RayDriver:
         """What each process takes of its node, and the group of places for them."""
         self._placed = len(self._places)
         """How many of these places are kept for the run from its beginning."""
+        self._platforms = Platforms(job)
+        self._asked: dict[Any, Actor] = {}
+        """By reference: the process that is to say what its node is."""
         self._polled = 0.0
         self._stall = StallDetector(job.layout.stall_timeout)
         self._told = False
@@ -152,9 +156,12 @@ class RayDriver:
             # and rollouts that may be late two.
             concurrency_groups={WHILE_BUSY: self._schedule.lag + 8 + 3 * (self._layout.learning + self._groups)},
             allow_out_of_order_execution=True,
+            enable_task_events=False,  # Ray would keep a record of each of the last 100,000 calls
             scheduling_strategy=strategy,
         )
-        return Actor(name, remote(kind).remote(name, self._job, os.getcwd(), index))
+        actor = Actor(name, remote(kind).remote(name, self._job, os.getcwd(), index))
+        self._asked[self._call(actor, "node")] = actor
+        return actor
 
     def _call(self, actor: Actor, method: str, *args: Any) -> Any:
         """Call a method of an actor while it works."""
@@ -232,9 +239,11 @@ class RayDriver:
         self._poll()
         polls = {actor.poll: actor for actor in (*self._learners, *self._processes) if actor.poll is not None}
         # Deliveries first: what has arrived is freed before more is requested.
-        refs = [*self._starts, *self._runs, *polls, *self._deliveries, *self._admissions]
+        refs = [*self._asked, *self._starts, *self._runs, *polls, *self._deliveries, *self._admissions]
         for ref in self._ray.wait(refs, num_returns=1, timeout=_POLL / 2, fetch_local=False)[0]:
-            if ref in self._starts:
+            if ref in self._asked:
+                self._placed_on(ref)
+            elif ref in self._starts:
                 self._started(ref)
             elif ref in self._runs:
                 self._ended(ref)
@@ -268,6 +277,19 @@ class RayDriver:
                 self._collect(collector, self._requested, self._schedule.collects_with(self._requested))
             self._requested += 1
 
+    def _placed_on(self, ref: Any) -> None:
+        """Compare the node of a process with learner 0's."""
+        actor = self._asked.pop(ref)
+        node, error = outcome(self._ray, ref)
+        if (cause := raised(self._ray, error)) is not None:
+            fail(cause)
+        if isinstance(error, self._ray.exceptions.ActorUnavailableError):
+            self._asked[self._call(actor, "node")] = actor
+        elif error is None and actor is self._learners[0]:
+            self._platforms.first(node)
+        elif error is None:
+            self._platforms.other(actor.name, actor in self._learners, node)
+
     def _started(self, ref: Any) -> None:
         start = self._starts.pop(ref)
         _, error = outcome(self._ray, ref)
@@ -296,6 +318,7 @@ class RayDriver:
         if error is not None:
             self._failed(delivery, error)
             return
+        delivery.collector.process.delivered = True
         for shard in delivery.answers:
             self._arrived[shard] = max(self._arrived[shard], delivery.number)
         if not self._free:

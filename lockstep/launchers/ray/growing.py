@@ -9,10 +9,14 @@ need not know which collector had which shard.
 
 A shard moves when its next lap is admitted and the one before has arrived: the new collector then continues with its
 state, and nothing is collected twice.
+
+Collectors that join and are lost before their first rollout cost as much as they can bring. So each such loss in a row
+doubles the time until others may join.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
@@ -23,6 +27,8 @@ from lockstep.launchers.ray.ending import say
 from lockstep.launchers.ray.requests import Actor, Collector
 
 _Process = TypeVar("_Process")
+_LONGEST = 600.0
+"""Seconds that the cluster's room is left unused at most, after collectors joined in vain."""
 
 
 def moves(homes: Mapping[int, _Process | None], processes: Collection[_Process]) -> dict[int, _Process]:
@@ -66,6 +72,10 @@ class GrowingDriver(RayDriver):
         """Whether Ray has placed the learners. Collectors wait for that, so that they cannot take their room."""
         self._moving: dict[int, Actor] = {}
         """By group: the process that it moves to."""
+        self._joined: list[Actor] = []
+        """Those that joined last, until one of them is lost."""
+        self._in_vain, self._join_after = 0, 0.0
+        """How often in a row one of them was lost before its first rollout, and when others may join."""
         self._paused: set[int] = set()
         """Groups whose next lap is admitted, and will begin where they move to."""
 
@@ -101,9 +111,13 @@ class GrowingDriver(RayDriver):
         # What a process takes is missing in Ray's books of free resources by the time it has made a step.
         there, starting = len(self._processes), any(process.steps < 1 for process in self._processes)
         new = max(0, len(self._layout.collectors) - there)
-        if not (new or starting) and (new := min(self._room(), self._groups - there)) > 0:
+        waits = starting or time.monotonic() < self._join_after
+        if not (new or waits) and (new := min(self._room(), self._groups - there)) > 0:
             say(f"The cluster has room: {new} collector{'s join' if new > 1 else ' joins'} the {there}.")
-        self._processes += [self._next() for _ in range(new)]
+            self._joined = [self._next() for _ in range(new)]
+            self._processes += self._joined
+        else:
+            self._processes += [self._next() for _ in range(new)]
         self._balance()
 
     def _room(self) -> int:
@@ -137,9 +151,12 @@ class GrowingDriver(RayDriver):
             super()._begin_lap(collector, lap, version)
 
     def _delivered(self, ref: Any) -> None:
-        group = self._deliveries[ref].collector.index
+        collector = self._deliveries[ref].collector
+        first = not collector.process.delivered
         super()._delivered(ref)
-        self._move(group)
+        if first and collector.process.delivered:
+            self._in_vain = 0
+        self._move(collector.index)
 
     def _move(self, group: int) -> None:
         """Move a group if the time has come."""
@@ -164,10 +181,23 @@ class GrowingDriver(RayDriver):
             elif self._moving.get(group) is lost:  # it stays
                 self._moving[group] = collector.process
         what = f"{lost.name} was lost ({why})"
-        if len(self._processes) < len(self._layout.collectors) or lost.steps < 0:
+        if len(self._processes) < len(self._layout.collectors):
             self._lose(what, "Others take its shards, and a new one joins when there is room")
         else:
-            say(f"{what}. Others take its shards.")
+            say(f"{what}. Others take its shards.{self._joined_in_vain(lost)}")
         self._balance()
         for group in list(self._paused):
             self._move(group)
+
+    def _joined_in_vain(self, lost: Actor) -> str:
+        """Let others join later if a process that joined is lost before its first rollout, and say so. Processes that
+        joined together, perhaps on one node, count as one."""
+        if lost.delivered or lost not in self._joined:
+            return ""
+        self._joined, self._in_vain = [], self._in_vain + 1
+        delay = min(_LONGEST, 2.0**self._in_vain)
+        self._join_after = time.monotonic() + delay
+        return (
+            f" It had joined and delivered no rollout ({self._in_vain} in a row), so others join in {delay:g} seconds "
+            "at the earliest. If this goes on, look at its node: ray status, and Ray's logs there."
+        )

@@ -18,6 +18,8 @@ class Actor:
     """The reference to its answer while a poll is open."""
     answered: float = 0.0
     """When it answered last (time.monotonic)."""
+    delivered: bool = False
+    """Whether a rollout of it has arrived."""
 
 
 @dataclass(eq=False)

@@ -1,0 +1,122 @@
+"""Whether the nodes of a run compute alike. In bf16 and fp32, bits depend on the make of the processor, and everywhere
+on the versions of libraries.
+
+Every process says what its node is, and is compared with learner 0, whose platform the ledger's head records. Where the
+scheme promises the bits of every other layout, a difference ends the run. Where timing decides, run.json records each
+node, and the user is warned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.config.serialization import to_json
+from lockstep.config.settings import SettingsError
+from lockstep.run import ledger
+from lockstep.run.consistency import of_processor
+from lockstep.run.platform import this_platform
+from lockstep.system.output import tell
+from lockstep.training.job import Job
+from lockstep.training.resuming import warn_of_platform
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a process says about the machine that it is on."""
+
+    host: str
+    platform: Mapping[str, Any]
+    """As in the head of a ledger, without GPUs: learner 0 records its own, and collectors may have others."""
+
+
+def this_node(job: Job) -> Node:
+    """The machine of this process."""
+    return Node(socket.gethostname(), this_platform(to_json(job.experiment)))
+
+
+class Platforms:
+    """Compares the nodes of an attempt's processes, in the order in which these answer."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._first: Node | None = None
+        self._waiting: list[tuple[str, bool, Node]] = []
+        self._told: set[tuple[str, tuple[str, ...]]] = set()
+
+    def first(self, node: Node) -> None:
+        """Learner 0 has answered.
+
+        Raises:
+            SettingsError: another process that has answered must compute alike, and does not.
+        """
+        self._first = node
+        if self._job.checkpoint is not None:
+            head, _ = ledger.read(self._job.folder.ledger, 0)
+            differs = ledger.differing_platform(ledger.without_gpus(head["platform"]), node.platform)
+            if differs:
+                warn_of_platform(differs)
+                self._job.folder.note_difference(differs)
+        for each in self._waiting:
+            self.other(*each)
+
+    def other(self, name: str, learns: bool, node: Node) -> None:
+        """Another process has answered.
+
+        Args:
+            name: of the process.
+            learns: whether it is a learner.
+
+        Raises:
+            SettingsError: it must compute like learner 0, and does not.
+        """
+        if self._first is None:
+            self._waiting.append((name, learns, node))
+            return
+        scheme = self._job.experiment.scheme
+        decides = scheme.timing_decides and self._job.recorded is None
+        differs = ledger.differing_platform(self._first.platform, node.platform)
+        if self._job.experiment.precision == "portable":
+            differs = tuple(each for each in differs if not of_processor(each))
+        alike = learns and scheme.gradient_lag != "async"  # all learners make the same updates, each in its copy
+        if differs and (alike or not decides):
+            raise SettingsError(self._refusal(name, node, differs, alike=alike))
+        if not decides:
+            return
+        self._job.folder.note_node(name, node.host, differs)
+        if differs and (node.host, differs) not in self._told:
+            self._told.add((node.host, differs))
+            tell(
+                f"warning: {name} is on {node.host}, which is not like {self._first.host}, where learner 0 is: "
+                f"{'; '.join(differs)}. Timing decides in this scheme, so the run continues, and run.json records each "
+                "node. But a replay can only repeat its bits if all nodes compute alike.",
+                sys.stderr,
+            )
+
+    def _refusal(self, name: str, node: Node, differs: tuple[str, ...], *, alike: bool) -> str:
+        assert self._first is not None
+        layout, portable = self._job.layout, self._job.experiment.precision == "portable"
+        resources = tuple(
+            (f"{role}.alike", 1.0) for role in (("collector", "learner") if layout.split else ("worker",))
+        )
+        placed = dataclasses.replace(layout, resources=(*layout.resources, *resources))
+        ways = [f"mark nodes that are alike (ray start --resources '{{\"alike\": 8}}') and use --layout {placed}"]
+        if all(map(of_processor, differs)):
+            ways.insert(0, "use --precision portable, which has equal bits on every CPU (another result than now)")
+        else:
+            ways.insert(0, "install the same versions and files on all nodes")
+        if not (alike or portable):
+            ways.append("let timing decide (--scheme.lag async), and each node is recorded")
+        why = (
+            "All learners must compute alike, since each applies the same gradients to its copy of the parameters"
+            if alike
+            else "This scheme promises the bits of every other layout, which needs nodes that compute alike"
+        )
+        return (
+            f"{name} is on {node.host}, which is not like {self._first.host}, where learner 0 is: "
+            f"{'; '.join(differs)}. {why}: {', or '.join(ways)}."
+        )
