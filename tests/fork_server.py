@@ -132,12 +132,21 @@ def become(order: Order, files: list[int], channel: socket.socket) -> Order:
     Forks(ours).install()
     deadline = time.monotonic() + _PATIENCE
     while os.getppid() != order.parent:
-        assert time.monotonic() < deadline, "the parent has ended"
+        if not _lives(order.parent):  # as those who kill it wait for
+            os._exit(1)
+        assert time.monotonic() < deadline, "the process between them has not ended"
         time.sleep(0.0005)
     channel.send(str(this).encode())
     channel.close()
     signal.pthread_sigmask(signal.SIG_SETMASK, order.blocked)
     return order
+
+
+def _lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _moved(file: int) -> int:
