@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from lockstep.core.rollout import Rollout, RolloutInfo
@@ -25,11 +24,6 @@ class CollectedRollout:
     """The statistics of the version that it began with."""
     on_device: Rollout | None = None
     """The same on the GPU that collected it, for as long, if it was played there."""
-
-    def nearest(self, device: torch.device) -> Rollout:
-        """The rollout where it was collected, if that is this device."""
-        there = self.on_device
-        return there if there is not None and there.reward.device == device else self.rollout
 
 
 class Slice(NamedTuple):

@@ -21,7 +21,7 @@ from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.buffers.slabs import sent, to_device
 from lockstep.core.arrays import ArrayTuple, map_structure
 from lockstep.core.rng import stream
-from lockstep.core.rollout import Rollout
+from lockstep.core.rollout import Rollout, nearest
 from lockstep.distributed.tree import TreeSum
 from lockstep.models.normalize import Normalizers
 from lockstep.models.policies import POLICY
@@ -68,7 +68,7 @@ class FreshBatches:
         """Take an iteration's rollouts, one for each slot. Returns the number of gradient steps on them."""
         alone = {slot: only for slot in self._slots for only in rollouts[slot]}
         self._whole.clear()  # frees its memory, which is needed now
-        held = {slot: only.nearest(self._device) for slot, only in alone.items()}
+        held = {slot: nearest(only.rollout, only.on_device, self._device) for slot, only in alone.items()}
         if self._device.type != "cpu":
             held |= to_device({slot: each for slot, each in held.items() if each.reward.is_cpu}, self._device)
         self._whole = {slot: self._prepare(slot, held[slot], only.normalizers, hyper) for slot, only in alone.items()}
