@@ -70,7 +70,7 @@ def _rows(
     """Write start + a @ b to a tile's columns of c, or the tree's sum over slices of k terms. panel, sums and parts,
     where some of them may lie, are arguments because an array lives until the call ends; its address alone would not
     keep it alive."""
-    i = 0
+    i, width = 0, tile_columns()
     while i < n:
         left, rows = n - i, tallest_tile()
         at_a, at_start, at_c = a + 4 * i * a_row, start + 4 * i * start_row, c + 4 * i * c_row
@@ -79,14 +79,13 @@ def _rows(
         else:
             for r in range(rows, 2 * rows):
                 fetch(at_c + 4 * r * c_row)
-        if slices == 1:
-            tile(rows, at_a, a_row, a_term, b, b_term, at_start, start_row, at_c, c_row, k, rectify)
-        else:
-            width = tile_columns()
-            for s in range(slices):
-                from_a, from_b, to = at_a + 4 * s * k * a_term, b + 4 * s * k * b_term, 4 * s * rows * width
-                to += address(parts)
-                tile(rows, from_a, a_row, a_term, from_b, b_term, at_start, start_row, to, width, k, False)
+        for s in range(slices):  # one call, since LLVM would copy the tile's code for another
+            from_a, from_b = at_a + 4 * s * k * a_term, b + 4 * s * k * b_term
+            to, to_row = at_c, c_row
+            if slices > 1:
+                to, to_row = address(parts) + 4 * s * rows * width, width
+            tile(rows, from_a, a_row, a_term, from_b, b_term, at_start, start_row, to, to_row, k, rectify)
+        if slices > 1:
             _join(slices, rows, address(parts), width, at_c, c_row)
         i += rows
 
