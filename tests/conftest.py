@@ -23,9 +23,9 @@ torch.set_num_threads(1)
 settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
 settings.load_profile("lockstep")
 LONGEST = (
-    *("test_layouts", "test_ray", "test_portable", "test_pretended_gpu", "test_shard_env", "test_replay"),
-    *("test_growing", "test_resume", "test_gpu_steps", "test_export", "test_output", "test_sweep_population"),
-    "test_sweep_runs",
+    *("test_ray", "test_layouts", "test_pretended_gpu", "test_portable", "test_sweep_runs", "test_examples"),
+    *("test_shard_env", "test_export", "test_resume", "test_replay", "test_gpu_steps", "test_device_rollout"),
+    *("test_failures", "test_growing", "test_sweep_slurm", "test_sweep_population", "test_output"),
 )
 """Files that take half a minute of a core or more, the longest first."""
 SLOW = (

@@ -5,13 +5,15 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
 import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -316,25 +318,36 @@ def unseen() -> Iterator[None]:
 def line() -> str:
     """The line that is running, of lockstep or another caller of torch."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
+    while frame.f_back is not None and _is_inner(frame.f_code.co_filename):
         frame = frame.f_back
-    name = frame.f_code.co_filename
-    return f"{name.removeprefix(_LOCKSTEP).removeprefix(_TESTS)}:{frame.f_lineno} {frame.f_code.co_name}"
+    return _line(frame.f_code, frame.f_lineno)
+
+
+@functools.cache
+def _is_inner(file: str) -> bool:
+    return file.startswith(_INNER)
+
+
+@functools.cache
+def _line(code: CodeType, number: int) -> str:
+    return f"{code.co_filename.removeprefix(_LOCKSTEP).removeprefix(_TESTS)}:{number} {code.co_name}"
 
 
 def tensors(*parts: Any) -> list[Tensor]:
     """All in these lists, tuples and dictionaries."""
     found: list[Tensor] = []
-    stack = list(reversed(parts))
-    while stack:
-        x = stack.pop()
+    _collect(parts, found)
+    return found
+
+
+def _collect(parts: Iterable[Any], found: list[Tensor]) -> None:
+    for x in parts:
         if isinstance(x, Tensor):
             found.append(x)
         elif isinstance(x, (list, tuple)):
-            stack.extend(reversed(x))
+            _collect(x, found)
         elif isinstance(x, dict):
-            stack.extend(reversed(x.values()))
-    return found
+            _collect(x.values(), found)
 
 
 def _bytes(x: Tensor) -> Tensor:

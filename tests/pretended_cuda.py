@@ -120,6 +120,11 @@ class _Tape(TorchDispatchMode):
         self.calls: list[tuple[Any, Any, Any, Any]] = []
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """As Kernels says."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         arguments = func._schema.arguments

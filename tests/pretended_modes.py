@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pretended_books import (
@@ -78,6 +79,28 @@ _NOT_DETERMINISTIC = {
 _NOT_DETERMINISTIC_IN_FLOATS = {"cumsum", "cumsum_"}
 
 
+class _Kernel(NamedTuple):
+    """What a kernel's name says."""
+
+    name: str
+    names: frozenset[str]
+    """With and without the overload."""
+    runs: bool
+    accesses: bool
+    special: bool
+    """Whether deterministic algorithms treat it in a way of its own."""
+    waits: bool
+
+
+@functools.cache
+def _kernel(func: Any) -> _Kernel:
+    name = func._schema.name.removeprefix("aten::")
+    names = frozenset((name, f"{name}.{func._overloadname}"))
+    runs = not (func.is_view or name in _NO_KERNEL)
+    special = bool(names & (_NEW | _SORTS | _NOT_DETERMINISTIC | _NOT_DETERMINISTIC_IN_FLOATS))
+    return _Kernel(name, names, runs, runs or name in _NUMBERS, special, bool(names & _WAITS))
+
+
 class Kernels(TorchDispatchMode):
     """Refuses what CUDA refuses, and counts kernels, copies and syncs."""
 
@@ -85,28 +108,32 @@ class Kernels(TorchDispatchMode):
         super().__init__()
         self._books = books
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here. Each process would import the compiler for two seconds to be told so."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
             return self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         books, given = self._books, tensors(args, kwargs)
-        devices = [books.device(x) for x in given]
-        on = next((device for device in devices if device.type == "cuda"), None if given else books.default)
+        devices = [*map(books.device, given)]
+        on = next((device for device in devices if device is not CPU), None) if given else books.default
         if on is None:
             return func(*args, **kwargs)
-        name = func._schema.name.removeprefix("aten::")
-        runs = not (func.is_view or name in _NO_KERNEL)
-        if runs or name in _NUMBERS:
+        name, names, runs, accesses, special, waits = _kernel(func)
+        if accesses:
             books.shared.check(func, args, kwargs)
             books.streams.access(func, args, kwargs, given, devices, on)
-        names = {name, f"{name}.{func._overloadname}"}
         if name == "copy_":
             return self._copy(func, args, kwargs)
-        self._check_devices(func, name, args, list(zip(given, devices, strict=True)), on)
-        if torch.are_deterministic_algorithms_enabled():
+        if any(device != on for device in devices):
+            self._check_devices(func, name, args, list(zip(given, devices, strict=True)), on)
+        if special and torch.are_deterministic_algorithms_enabled():
             self._check_determinism(names, args)
-        if names & _WAITS:
+        if waits:
             if name in _NUMBERS:
                 books.note(BACK, args[0].nbytes)
             books.wait()
@@ -137,7 +164,7 @@ class Kernels(TorchDispatchMode):
                     f"{on} and {device}: {name}, shape {list(x.shape)}"
                 )
 
-    def _check_determinism(self, names: set[str], args: Any) -> None:
+    def _check_determinism(self, names: frozenset[str], args: Any) -> None:
         books = self._books
         fills: Any = torch.utils.deterministic  # whose one setting type checkers cannot see
         if names & _NEW and fills.fill_uninitialized_memory:
@@ -238,8 +265,8 @@ class Functions(TorchFunctionMode):
             kwargs["device"] = CPU if device.type == "cuda" else device
             place = device
         else:
-            places = (books.device(x) for x in tensors(args, kwargs))
-            place = next((each for each in places if each.type == "cuda"), None)
+            places = map(books.device, tensors(args, kwargs))
+            place = next((each for each in places if each is not CPU), None)
         with books.placing(place):
             result = func(*args, **kwargs)
         if isinstance(result, Tensor):

@@ -34,19 +34,37 @@ ALL: dict[str, Callable[[], Experiment]] = {
     **{name: make for name, make in EXPERIMENTS.items() if make().precision != "portable"},  # which is of CPUs alone
     "squashed": squashed,
 }
-QUICK = ("ppo-bf16", "td3")
-"""Trained on one GPU in `make test-quick`, too."""
 LAYOUTS = {
-    "impala-lstm-lag-2": ("inline,device=0,graphs=1", "processes:2,device=0", "a0-l1,2,3"),
-    "td3": ("a0-l0", "a0,0-l0", "a0-l0,graphs=1", "a0-l0,0,ipc=0"),
-    "crossq": ("inline,device=0,graphs=1",),
-    "policies-lag-1": ("inline,device=0,graphs=1", "a0-l0"),
-    "critic-only-lstm": ("inline,device=0,graphs=1", "a0-l0,graphs=1"),
-    "transformer-lag-1": ("inline,device=0,graphs=1", "processes:2,device=0"),
-    "mingru": ("inline,device=0,graphs=1", "a0-l0"),
-    "r2d2-prioritized-frames": ("processes:2,device=0,graphs=1", "a0-l0,graphs=1"),
+    "impala-lstm-lag-2": ["a0-l1,2,3"],
+    "td3": ["a0-l0", "a0,0-l0", "a0-l0,graphs=1", "a0-l0,0,ipc=0"],
+    "crossq": ["inline,device=0,graphs=1"],
+    "policies-lag-1": ["inline,device=0,graphs=1", "a0-l0"],
+    "critic-only-lstm": ["a0-l0,graphs=1"],
+    "mingru": ["processes:2,device=0"],
+    "r2d2-prioritized-frames": ["processes:2,device=0,graphs=1"],
 }
-"""Each experiment takes some, since a run starts several processes. `python tests/pretended_gpu.py all` takes all."""
+"""Each kind of layout with an experiment or two, since a run starts several processes."""
+MORE_LAYOUTS = {
+    "impala-lstm-lag-2": ["inline,device=0,graphs=1", "processes:2,device=0"],
+    "critic-only-lstm": ["inline,device=0,graphs=1"],
+    "transformer-lag-1": ["inline,device=0,graphs=1", "processes:2,device=0"],
+    "mingru": ["inline,device=0,graphs=1", "a0-l0"],
+    "r2d2-prioritized-frames": ["a0-l0,graphs=1"],
+}
+"""Of `make test-full`. `python tests/pretended_gpu.py all` takes all."""
+ON_POLICY = ("mujoco-normalized", "memory-gru-lag-2", "ppo-bf16", "ppo-lstm", "transformer-lag-1")
+REPLAYING = ("td3", "sac-prioritized-lag-1", "r2d2-uniform-lag-1", "iqn")
+"""Trained with graphs and without."""
+ELSEWHERE = {
+    *ALIKE,
+    *LAYOUTS,
+    *ON_POLICY,
+    *REPLAYING,
+    *("cartpole-lag-1", "cartpole-8-shards"),  # cartpole-desired-kl and cartpole-gradient-lag-3
+    "curriculum-lag-1",  # a matter of the host; the rest is ppo-lstm's
+    "torch-env-gru-lag-1",  # in test_device_rollout.py
+}
+"""What other tests train on one GPU, or all parts of it."""
 
 
 @pytest.fixture
@@ -468,23 +486,18 @@ def run(experiment: Experiment, text: str, folder: Path) -> str:
         return run_here(experiment, text, folder)
 
 
-def marks(name: str) -> list[pytest.MarkDecorator]:
-    """Those in LAYOUTS train on one GPU there, too."""
-    full = [pytest.mark.full] if name in ALIKE or name in LAYOUTS else []
-    return [] if name in QUICK else [pytest.mark.slow, *full]
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ALL])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name in ELSEWHERE else ()) for name in ALL]
+)
 def test_every_experiment_trains(name: str, tmp_path: Path) -> None:
     run(ALL[name](), "inline,device=0", tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_processes_leave_their_counts_and_faults(tmp_path: Path) -> None:
-    experiment = ALL["td3"]()
-    digest = run(experiment, "inline,device=0", tmp_path / "inline")
     with pretended_gpu.pretended():
-        assert train(experiment, Layout.parse("a0-l0"), options(tmp_path / "split")).digest == digest
+        run_here(ALL["td3"](), "a0-l0", tmp_path / "run")
         lines = counts().lines(KERNEL)
     assert any("collectors/" in line for line in lines) and any("learners/" in line for line in lines)
 
@@ -499,26 +512,26 @@ def test_the_hot_path_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("mujoco-normalized", "memory-gru-lag-2"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo-bf16", "ppo-lstm", "transformer-lag-1")),
-    ],
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ON_POLICY[3:] else ()) for name in ON_POLICY]
 )
 def test_with_graphs_a_step_and_a_gradient_step_are_one_launch_each(name: str, tmp_path: Path) -> None:
+    digests: list[str] = []
     with pretended_gpu.pretended():
-        hot = pretended_gpu.hot_path(lambda: run_here(ALL[name](), "inline,device=0,graphs=1", tmp_path / "run"))
+        text, folder = "inline,device=0,graphs=1", tmp_path / "graphs"
+        hot = pretended_gpu.hot_path(lambda: digests.append(run_here(ALL[name](), text, folder)))
     acting, gradients = hot.acting[-1], hot.gradients[-1]
     assert {kind: acting[kind] for kind in acting.kinds()} == {LAUNCH: 1, PINNED: 1, BACK: 1, SYNC: 1}
     # One copy brings the hyperparameters. The others are of the results of four slots, which three kernels add up.
     assert {kind: gradients[kind] for kind in gradients.kinds()} == {LAUNCH: 1, COPY: 4, PINNED: 1, KERNEL: 3}
+    assert digests == [run(ALL[name](), "inline,device=0", tmp_path / "plain")]
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *("td3", "sac-prioritized-lag-1", "r2d2-uniform-lag-1"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("iqn", "r2d2-prioritized-frames")),
+        *REPLAYING[:-1],
+        pytest.param(REPLAYING[-1], marks=pytest.mark.slow),
+        pytest.param("r2d2-prioritized-frames", marks=[pytest.mark.slow, pytest.mark.full]),
     ],
 )
 def test_with_graphs_a_replayed_gradient_step_is_two_launches(name: str, tmp_path: Path) -> None:
@@ -555,8 +568,10 @@ def test_slices_of_a_user_s_own_are_not_captured(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts_agree(name: str, tmp_path: Path) -> None:
-    experiment = ALL[name]()
+@pytest.mark.parametrize(
+    "name", [*LAYOUTS, *(pytest.param(name, marks=pytest.mark.full) for name in MORE_LAYOUTS if name not in LAYOUTS)]
+)
+def test_layouts_agree(name: str, full: bool, tmp_path: Path) -> None:
+    experiment, layouts = ALL[name](), LAYOUTS.get(name, []) + (MORE_LAYOUTS.get(name, []) if full else [])
     alone = run(experiment, "inline,device=0", tmp_path / "inline")
-    assert {run(experiment, text, tmp_path / text) for text in LAYOUTS[name]} == {alone}
+    assert {run(experiment, text, tmp_path / text) for text in layouts} == {alone}

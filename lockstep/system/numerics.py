@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -37,7 +38,8 @@ def settle(threads: int, device: str = "cpu", *, strict: bool = True) -> None:
         torch.set_default_device(None)
     if device != "cpu":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
-        torch.use_deterministic_algorithms(True, warn_only=not strict)
+        os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # if a model of the user's compiles
+        _be_deterministic(True, not strict)
         torch.cuda.set_device(device)
 
 
@@ -60,8 +62,8 @@ def settled(threads: int, device: str = "cpu", *, strict: bool = True) -> Iterat
         if where.type != "cpu":
             torch.set_default_device(where)
         now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        if now != (was, warned):  # changing them imports torch's compiler, which takes a second
-            torch.use_deterministic_algorithms(was, warn_only=warned)
+        if now != (was, warned):
+            _be_deterministic(was, warned)
 
 
 @contextlib.contextmanager
@@ -72,11 +74,20 @@ def each_written_once() -> Iterator[None]:
     if not was:
         yield
         return
-    torch.use_deterministic_algorithms(False)
+    _be_deterministic(False, warns)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(was, warn_only=warns)
+        _be_deterministic(was, warns)
+
+
+def _be_deterministic(on: bool, warns: bool) -> None:
+    """As torch.use_deterministic_algorithms(on, warn_only=warns), but torch's compiler is told only if it is there.
+    That function imports it, which takes each process two seconds."""
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(on, warn_only=warns)
+    else:
+        torch.set_deterministic_debug_mode((1 if warns else 2) if on else 0)
 
 
 def _settings(device: str) -> list[_Setting]:

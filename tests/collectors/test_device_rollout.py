@@ -72,7 +72,7 @@ def by_host(experiment: Experiment, folder: Path) -> tuple[Any, ...]:
         pytest.param(careless, marks=pytest.mark.slow),
         pytest.param(dqn, marks=pytest.mark.slow),
         pytest.param(impala, marks=pytest.mark.slow),
-        pytest.param(lambda: cartpole(recipes.a2c_atari), marks=pytest.mark.slow),
+        pytest.param(lambda: cartpole(recipes.a2c_atari), marks=[pytest.mark.slow, pytest.mark.full]),  # as impala
     ],
 )
 def test_a_rollout_on_the_gpu_has_the_bits_of_one_that_the_host_steps(make: Any, tmp_path: Path) -> None:

@@ -119,7 +119,10 @@ def assert_same(some: Collecting, expected: Collecting) -> None:
         assert episodes == other_episodes and np.array_equal(moments, other_moments)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+# That lives are lost alike in joined shards, test_shard_env.py finds where they are joined.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name == "lives" else ()) for name in EXPERIMENTS]
+)
 def test_shards_collect_together_what_they_collect_apart(name: str, pools: list[int]) -> None:
     of = EXPERIMENTS[name]()
     apart = started(of, apart=True).play(range(LAPS))

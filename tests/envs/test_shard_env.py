@@ -28,7 +28,11 @@ CASES = {
         id="Breakout", adapter="envpool", protocol="machado", reseed_every=40, options={"max_episode_steps": 15}
     ),
     "envpool-lives": EnvConfig(
-        id="Breakout", adapter="envpool", protocol="baselines", reseed_every=40, options={"max_episode_steps": 35}
+        id="Breakout",
+        adapter="envpool",
+        protocol="baselines",
+        reseed_every=40,
+        options={"max_episode_steps": 35, "repeat_action_probability": 0.25},
     ),
     "envpool-cartpole": EnvConfig(id="CartPole-v1", adapter="envpool", reseed_every=40),
     "vizdoom": EnvConfig(id="vizdoom/Basic", reseed_every=40, options={"max_episode_steps": 15}),
@@ -65,10 +69,14 @@ def make(config: EnvConfig, first_index: int = 0, num_envs: int = 2, **options: 
     return envs.make(config, **{"seed": 7, **options}, first_index=first_index, num_envs=num_envs)
 
 
-PARAMETERS = [
-    pytest.param(case, marks=[pytest.mark.envpool] if _by_envpool(case) else [], id=name)
-    for name, case in CASES.items()
-]
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    marks = [pytest.mark.envpool] if _by_envpool(CASES[name]) else []
+    if name == "envpool-atari":  # the other one of Atari has sticky actions and a limit of steps, too
+        marks.append(pytest.mark.full)
+    return marks
+
+
+PARAMETERS = [pytest.param(case, marks=_marks(name), id=name) for name, case in CASES.items()]
 
 
 @pytest.fixture(params=PARAMETERS)

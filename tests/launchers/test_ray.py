@@ -104,7 +104,7 @@ def inline(experiment: Experiment) -> Ran:
     ("name", "layout"),
     [
         ("mujoco-normalized", "ray:2"),
-        ("impala-lstm-lag-2", "ray:a2-l2,compress=1"),
+        ("memory-gru-lag-2", "ray:a2-l2,compress=1"),
         ("sac-prioritized-lag-1", "ray:a1-l1,jitter=0.002"),
     ],
 )
@@ -116,7 +116,7 @@ def test_the_digest_of_every_other_layout(name: str, layout: str, cluster: None)
 @pytest.mark.parametrize(
     ("experiment", "layout"),
     [
-        (free(9), "ray:a2-l1,jitter=0.003"),
+        pytest.param(free(9), "ray:a2-l1,jitter=0.003", marks=pytest.mark.full),  # the last one has these parts, too
         (free(9, appo=True, lstm=True, normalize=True), "ray:a2-l2,compress=1,jitter=0.003"),
         (with_async(remembering(9)), "ray:a2-l2"),
         (free(9, max_lag=0), "ray:a2-l1"),
@@ -212,7 +212,8 @@ RESTARTED = r"restart from the newest checkpoint \(1 of restarts=3"
     [
         (free(60), "ray:a2-l1,jitter=0.005", "Collector", REPLACED),
         (free(60), "ray:a2-l1,jitter=0.005", "Learner", RESTARTED),
-        (with_async(free(60)), "ray:a2-l2,jitter=0.005", "Collector", REPLACED),
+        # As the first and the fourth, which have its parts.
+        pytest.param(with_async(free(60)), "ray:a2-l2,jitter=0.005", "Collector", REPLACED, marks=pytest.mark.full),
         (with_async(long_run()), "ray:a2-l2,jitter=0.005", "Learner", RESTARTED),
         (long_run(preempt=0.5), "ray:a2-l1,jitter=0.01", "Collector", RESTARTED),
     ],

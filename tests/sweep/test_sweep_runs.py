@@ -193,7 +193,8 @@ def test_a_run_that_hangs_is_ended_and_says_where(capsys: pytest.CaptureFixture[
     assert outcomes() == {1: ("failed", None)}
 
 
-@pytest.mark.parametrize("layout", ["inline", "processes:2"])
+# Of a run in one process, the fault trials fill the disk as well.
+@pytest.mark.parametrize("layout", [pytest.param("inline", marks=pytest.mark.full), "processes:2"])
 def test_a_full_disk_ends_the_sweep_and_fails_no_run(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("full.py").write_text(ENV.format(body="raise OSError(28, 'No space left on device')"))
     flags = ("--env.id", "full.py:make", "--seed", "1..2", "--layout", layout)
