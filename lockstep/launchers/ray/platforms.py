@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ray.util
+
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
 from lockstep.run import ledger
@@ -30,13 +32,15 @@ class Node:
     """What a process says about the machine that it is on."""
 
     host: str
+    """Its name and address, since machines may share a name."""
     platform: Mapping[str, Any]
     """As in the head of a ledger, without GPUs: learner 0 records its own, and collectors may have others."""
 
 
 def this_node(job: Job) -> Node:
     """The machine of this process."""
-    return Node(socket.gethostname(), this_platform(to_json(job.experiment)))
+    address = ray.util.get_node_ip_address()
+    return Node(f"{socket.gethostname()} ({address})", this_platform(to_json(job.experiment)))
 
 
 class Platforms:
