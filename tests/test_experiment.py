@@ -30,7 +30,7 @@ from lockstep.envs.base import EnvConfig
 from lockstep.envs.checking.check import check_env
 from lockstep.launchers.launch import resume, train
 from lockstep.recipes import RECIPES
-from lockstep.training.prepare import _check_layout, _shards_here, prepare
+from lockstep.training.prepare import _check_layout, prepare, shards_here
 
 
 def changed(settings: Any, path: str, value: Any) -> Any:
@@ -244,7 +244,7 @@ def test_memory_is_asked_for_the_shards_of_this_machine(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert _shards_here(recipes.ppo_cartpole(), Layout.parse(layout)) == shards
+    assert shards_here(recipes.ppo_cartpole(), Layout.parse(layout)) == shards
 
 
 @pytest.mark.parametrize(

@@ -148,11 +148,14 @@ class StackedFrames(Ring):
         """
         more = aside - len(self._aside)
         # The old stacks exist until they are copied.
-        needed, available = aside * self._aside[0].nbytes, available_bytes()
-        if self._aside.device.type == "cpu" and available is not None and needed > available:
+        here, on_gpu = self._aside.device, self._aside.is_cuda
+        needed = aside * self._aside[0].nbytes
+        available = torch.cuda.mem_get_info(here)[0] if on_gpu else available_bytes()
+        if available is not None and needed > available:
             raise SettingsError(
                 f"Episodes are so short that {aside:,} first stacks must be kept, which takes {needed / 1e9:.1f} GB, "
-                f"but only {available / 1e9:.1f} GB of memory are available. Free some and resume, or train again "
+                f"but only {available / 1e9:.1f} GB of {'the GPU' if on_gpu else ''}memory are available. "
+                f"{'Resume with replay=cpu in --layout' if on_gpu else 'Free some and resume'}, or train again "
                 "with a smaller --algorithm.replay.capacity, or with --algorithm.replay.no-store-frames if "
                 "observations are not stacks of frames."
             )

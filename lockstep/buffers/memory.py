@@ -39,6 +39,10 @@ class Placing:
     """auto: on the learner's GPU if it fits there."""
     sharing: int = 1
     """Learners that compute on the same GPU."""
+    free: int | None = None
+    """Bytes of the GPU's memory that were free before any learner had a replay memory. None: those that are now."""
+    shards: int = 0
+    """Those of all learners on this machine, whose memories must fit into the CPU's together; 0: those of this one."""
     tells: bool = False
     """Whether to say where it lies."""
 
@@ -64,7 +68,8 @@ def on_gpu(experiment: Experiment, shards: int, rollout: Rollout, device: torch.
     elif not reads_on_gpu(memory):
         reason = f"since {type(memory).__name__} inserts or reads items in its own way"
     else:
-        needed, free = shards * memory.nbytes, torch.cuda.mem_get_info(device)[0]
+        needed = shards * memory.nbytes
+        free = torch.cuda.mem_get_info(device)[0] if placing.free is None else placing.free
         if needed <= _SHARE * free / placing.sharing:
             if placing.tells:
                 tell(f"Replay memory of a learner, {_size(needed)}, lies on its GPU", sys.stderr)
@@ -74,7 +79,10 @@ def on_gpu(experiment: Experiment, shards: int, rollout: Rollout, device: torch.
             f"learner{'s' * (placing.sharing > 1)}, of which it may take half"
         )
     if placing.where == "gpu":
-        raise SettingsError(f"replay=gpu: the replay memory must lie on the CPU, {reason}. Leave replay= out.")
+        raise SettingsError(
+            f"replay=gpu: the replay memory must lie on the CPU, {reason}. Leave replay= out, which gives the same "
+            "bits, or remember fewer steps (--algorithm.replay.capacity; another result)."
+        )
     if placing.tells:
         tell(f"Replay memory lies on the CPU, {reason}", sys.stderr)
     return False

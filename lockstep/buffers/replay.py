@@ -198,8 +198,10 @@ class Replay:
         return found // self.size, found % self.size, tree[found] / total
 
     def observed(self, name: str, times: np.ndarray, environments: np.ndarray) -> Tensor:
-        """[n, ...]: an entry of the observations at these steps."""
-        return self._rings[name].take(torch.from_numpy(times % self.steps), torch.from_numpy(environments))
+        """[n, ...]: an entry of the observations at these steps, in the host's memory."""
+        ring = self._rings[name]
+        at, environment = torch.from_numpy(times % self.steps), torch.from_numpy(environments)
+        return ring.take(at.to(ring.device), environment.to(ring.device)).cpu()
 
     def episode_ends(self) -> tuple[int, np.ndarray]:
         """The number of the oldest step that can be drawn. From there on, [N, B]: the number of the last step of each

@@ -123,7 +123,7 @@ class ReplayBatches:
         experiment, slots = self._agent.experiment, len(self._slots)
         self._on_gpu = on_gpu(experiment, slots, example, self._agent.device, self.placing)
         if not self._on_gpu:
-            require(experiment, slots, example)
+            require(experiment, max(slots, self.placing.shards), example)
 
     def slice(self, slot: int, step: int) -> Slice:
         """A slot's part of one gradient step's minibatch."""

@@ -158,8 +158,11 @@ class Layout:
         """The device of a process that collects and learns. Neighbors share a GPU."""
         processes, several = self.workers, self.device == LOCAL or "+" in self.device
         if several and self.launcher.started_externally:
-            index = int(os.environ.get("LOCAL_RANK", index))
-            processes = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+            index, processes = _place_on_machine(index, processes)
+        return self._share(index, processes)
+
+    def _share(self, index: int, processes: int) -> str:
+        """The device of one of the processes among which devices are dealt."""
         devices = self.device.split("+")
         return str(index) if self.device == LOCAL else devices[index * len(devices) // processes]
 
@@ -167,10 +170,12 @@ class Layout:
         """How many learners compute on the GPU of the one with this number."""
         if gpus := self.resources_of("learner").get("gpus"):
             return math.ceil(1 / gpus)
-        if self.device == LOCAL:
-            return 1
-        own = self.device_of("learner", index)
-        return sum(self.device_of("learner", other) == own for other in range(self.learning))
+        if self.launcher.started_externally:
+            index, processes = _place_on_machine(index, self.workers)
+            devices = [self._share(each, processes) for each in range(processes)]
+        else:
+            devices = [self.device_of("learner", each) for each in range(self.learning)]
+        return devices.count(devices[index])
 
     @property
     def gpus(self) -> tuple[int, ...]:
@@ -344,3 +349,13 @@ class Layout:
                     f"Layout {self} needs GPU {max(gpus)}, but this machine has {count} that torch can use (numbers "
                     f"start at 0; see lockstep doctor). {instead}"
                 )
+
+
+def _place_on_machine(index: int, processes: int) -> tuple[int, int]:
+    """A process's number among those that torchrun or Slurm started on this machine, and how many these are.
+
+    Args:
+        index: among the processes of all machines.
+        processes: of all machines.
+    """
+    return int(os.environ.get("LOCAL_RANK", index)), int(os.environ.get("LOCAL_WORLD_SIZE", max(1, processes)))

@@ -186,6 +186,9 @@ class GraphedReplay(GradientGraphs):
         """The memory that holds a slot's items."""
         key = slot, len(taken.drawn), taken.moves, _shapes(_leaves(taken.batch))
         if key not in self._held:
+            if moved := [other for other in self._held if other[0] == slot and other[2] != taken.moves]:
+                self._held = {each: held for each, held in self._held.items() if each not in moved}
+                self._graphs = {each: graph for each, graph in self._graphs.items() if slot not in each[0]}
             self._held[key] = _Items(key[1:], taken, functools.partial(self._batches.read, slot))
         self._held[key].load(taken)
         return self._held[key]

@@ -194,7 +194,8 @@ class Learner:
         follows = self._agent.target is None or (
             isinstance(algorithm, OffPolicy) and type(algorithm).follow is OffPolicy.follow
         )
-        if self._lag or algorithm.reads_steps or not (follows and self.optimizer.counts_on_device):
+        lags = self._agent.experiment.scheme.gradient_lag != 0
+        if lags or algorithm.reads_steps or not (follows and self.optimizer.counts_on_device):
             return None
         return UpdateGraphs(
             capture, lambda: [*self._agent.vectors, *self.optimizer.state().values()], self._agent.round

@@ -14,7 +14,8 @@ from lockstep.system.graphs import Capture, Repeat, captured
 Applied = tuple[Tensor, Any]
 """Counts and sums of metrics, and the norm of the gradient."""
 _MOST = 8
-"""Graphs at a time: of the kinds of updates that a policy's and a target network's periods make."""
+"""Graphs at a time: of the kinds of updates that a policy's and a target network's periods make. An iteration with more
+kinds has none."""
 _REMEMBERED = 1000
 """Kinds of updates."""
 
@@ -34,13 +35,13 @@ class UpdateGraphs:
         self._total: Tensor | None = None
         """What graphs divide and apply."""
         self._graphs: dict[Hashable, tuple[Repeat, list[Applied]]] = {}
-        self._before, self._now = set[Hashable](), set[Hashable]()
-        """The kinds of updates of earlier iterations and of this one."""
+        self._before, self._latest, self._now = set[Hashable](), set[Hashable](), set[Hashable]()
+        """The kinds of updates of earlier iterations, of the last one and of this one."""
 
     def begin(self) -> None:
         """Begin an iteration."""
-        self._before |= self._now
-        self._now.clear()
+        self._latest, self._now = self._now, set()
+        self._before |= self._latest
         if len(self._before) > _REMEMBERED:  # rates that change in every iteration
             self._before.clear()
 
@@ -54,7 +55,7 @@ class UpdateGraphs:
         """
         self._now.add(kind)
         if kind not in self._graphs:
-            if kind not in self._before:
+            if kind not in self._before or len(self._latest) > _MOST:
                 return None
             if len(self._graphs) == _MOST:
                 self._graphs.clear()

@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
+import torch
+
 from lockstep.agent import Agent
 from lockstep.buffers.memory import Placing
 from lockstep.buffers.replay_batches import ReplayBatches
@@ -36,6 +38,7 @@ from lockstep.training import agreement, determinism, warm_start
 from lockstep.training.callbacks import callback_of
 from lockstep.training.context import StopRequest, WorkerContext
 from lockstep.training.job import Job, Result
+from lockstep.training.prepare import shards_here
 from lockstep.training.writer import Resumed, RunWriter, report_of
 from lockstep.transport.message_rollouts import MessageRollouts
 from lockstep.transport.messages import CollectorService
@@ -159,10 +162,13 @@ def _open_devices(agent: Agent, group: Group, *, quiet: bool) -> None:
 
 def _place_replay(job: Job, worker: Worker) -> None:
     """Say where the replay memory should lie, if there is one."""
-    batches, rank = worker.learner.batches, worker.group.rank
+    batches, rank, layout = worker.learner.batches, worker.group.rank, job.layout
     if isinstance(batches, ReplayBatches):
-        tells = rank == 0 and job.options.display != "none"
-        batches.placing = Placing(job.layout.replay, job.layout.learners_beside(rank), tells)
+        device, tells = worker.agent.device, rank == 0 and job.options.display != "none"
+        # Now, since all learners wait for each other before the first of them has rollouts to remember.
+        free = None if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+        shards = shards_here(job.experiment, layout)
+        batches.placing = Placing(layout.replay, layout.learners_beside(rank), free, shards, tells)
 
 
 def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[], None]) -> RolloutSource:

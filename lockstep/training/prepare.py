@@ -168,7 +168,7 @@ def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None
 
 def check_memory(experiment: Experiment, layout: Layout) -> None:
     """Raise SettingsError if a run's rollouts and replay memory do not fit into this machine's memory."""
-    shards, shares_memory = _shards_here(experiment, layout), layout.launcher.shares_memory
+    shards, shares_memory = shards_here(experiment, layout), layout.launcher.shares_memory
     free = experiment.scheme.free_running and not shares_memory
     ahead = free or (layout.split and shares_memory)  # then there are several buffers of each shard
     if free and not experiment.algorithm.replays:
@@ -243,7 +243,7 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
             )
 
 
-def _shards_here(experiment: Experiment, layout: Layout) -> int:
+def shards_here(experiment: Experiment, layout: Layout) -> int:
     """The least number of shards on this machine; torchrun spreads shards evenly over machines, and Ray freely."""
     machines = 1
     if layout.launcher.started_externally:

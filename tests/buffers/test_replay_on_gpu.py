@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,18 @@ def test_layouts_say_where() -> None:
     assert str(layout) == "a0,0-l0,0,1,replay=gpu" and [layout.learners_beside(i) for i in range(3)] == [2, 2, 1]
     assert Layout.parse("ray:2,worker.gpus=0.5").learners_beside(0) == 2
     assert Layout.parse("torchrun,device=local").learners_beside(0) == 1
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"), [("local", 1), ("0+1+2+3", 1), ("0+1", 2), ("0", 4)], ids=["local", "four", "two", "one"]
+)
+def test_torchrun_shares_the_gpus_of_a_machine_among_its_own_processes(
+    devices: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4, "WORLD_SIZE": 8, "RANK": 5}.items():
+        monkeypatch.setenv(name, str(number))
+    layout = dataclasses.replace(Layout.parse(f"torchrun,device={devices}"), workers=8)
+    assert layout.learners_beside(5) == expected
     for text, match in (("inline,replay=gpu", "needs learners on GPUs"), ("inline,device=0,replay=host", "replay")):
         with pytest.raises(SettingsError, match=match):
             Layout.parse(text)
