@@ -9,7 +9,7 @@ run of ray:a2+-l1 and is killed once collectors work on it. The kinds named Free
 lag of one.
 
 The digest, and the ledger, must be those of an undisturbed run inline or, if timing decides, of a run inline that
-repeats the recorded decisions. Of a run, nothing may be left: no process, shared memory, placement group or object.
+repeats the recorded decisions. A run may leave nothing behind: no process, shared memory, placement group or object.
 """
 
 from __future__ import annotations

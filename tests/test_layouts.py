@@ -61,11 +61,12 @@ def job(name: str, run: Path, layout: str) -> Job:
 
 def layouts(name: str, full: bool) -> list[str]:
     """Those that an experiment is tried on. What a layout could break depends on little of an experiment: each has one
-    layout of either kind, in turn, so that each layout has some ten experiments. `make test-full` tries all on all."""
+    layout of either kind, in turn, so that neighbors in the list, which are often of one family, have different ones.
+    `make test-full` tries all on all."""
     if full or name in EVERYWHERE:
         return [*COLOCATED, *SPLIT]
     turn = list(EXPERIMENTS).index(name)
-    return [COLOCATED[turn % len(COLOCATED)], SPLIT[turn // len(COLOCATED) % len(SPLIT)]]
+    return [COLOCATED[turn % len(COLOCATED)], SPLIT[(turn + turn // len(SPLIT)) % len(SPLIT)]]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ HELP = (
     "Use auto (lockstep chooses for this machine), inline (one process), processes:N (N processes that collect and "
     "learn), cpu:aC-lL (C collectors and L learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on "
     "GPUs 1, 2 and 3, twice), ray:N or ray:aC-lL (the same on a Ray cluster), ray:aC+-lL (C collectors and as many "
-    "more as fit), torchrun (under torchrun only), or file.py:NAME (a launcher of yours)."
+    "more as fit), torchrun (under torchrun or srun), or file.py:NAME (a launcher of yours)."
 )
 """Advice, for errors about a layout."""
 OPTIONS = {

@@ -43,7 +43,8 @@ def run_torchrun(work: Work, job: Job) -> Result:
     except RuntimeError as error:
         raise WorkerError(
             f"Process {rank} of {size} did not meet the others: {error}. One of them may have ended before (see its "
-            "output), or cannot reach the first process's host."
+            "output), or cannot reach the first process's host, or another program uses the port where they meet. "
+            "MASTER_ADDR and MASTER_PORT choose host and port."
         ) from error
     try:
         paths = (job.folder.path.absolute(), job.checkpoint and job.checkpoint.absolute())

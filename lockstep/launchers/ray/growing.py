@@ -114,8 +114,9 @@ class GrowingDriver(RayDriver):
         waits = starting or time.monotonic() < self._join_after
         if not (new or waits) and (new := min(self._room(), self._groups - there)) > 0:
             say(f"The cluster has room: {new} collector{'s join' if new > 1 else ' joins'} the {there}.")
-            self._joined = [self._next() for _ in range(new)]
-            self._processes += self._joined
+            joining = [self._next() for _ in range(new)]
+            self._joined = [each for each in self._joined if not each.delivered] + joining
+            self._processes += joining
         else:
             self._processes += [self._next() for _ in range(new)]
         self._balance()
@@ -195,7 +196,7 @@ class GrowingDriver(RayDriver):
         if lost.delivered or lost not in self._joined:
             return ""
         self._joined, self._in_vain = [], self._in_vain + 1
-        delay = min(_LONGEST, 2.0**self._in_vain)
+        delay = min(_LONGEST, 2.0 ** min(self._in_vain, 20))
         self._join_after = time.monotonic() + delay
         return (
             f" It had joined and delivered no rollout ({self._in_vain} in a row), so others join in {delay:g} seconds "

@@ -61,8 +61,7 @@ class Platforms:
         self._first = node
         if self._job.checkpoint is not None:
             head, _ = ledger.read(self._job.folder.ledger, 0)
-            differs = ledger.differing_platform(ledger.without_gpus(head["platform"]), node.platform)
-            if differs:
+            if differs := self._differing(ledger.without_gpus(head["platform"]), node):
                 warn_of_platform(differs)
                 self._job.folder.note_difference(differs)
         for each in self._waiting:
@@ -83,9 +82,7 @@ class Platforms:
             return
         scheme = self._job.experiment.scheme
         decides = scheme.timing_decides and self._job.recorded is None
-        differs = ledger.differing_platform(self._first.platform, node.platform)
-        if self._job.experiment.precision == "portable":
-            differs = tuple(each for each in differs if not of_processor(each))
+        differs = self._differing(self._first.platform, node)
         alike = learns and scheme.gradient_lag != "async"  # all learners make the same updates, each in its copy
         if differs and (alike or not decides):
             raise SettingsError(self._refusal(name, node, differs, alike=alike))
@@ -101,12 +98,17 @@ class Platforms:
                 sys.stderr,
             )
 
+    def _differing(self, platform: Mapping[str, Any], node: Node) -> tuple[str, ...]:
+        """What differs on a node, of what bits depend on."""
+        differs = ledger.differing_platform(platform, node.platform)
+        portable = self._job.experiment.precision == "portable"
+        return tuple(each for each in differs if not (portable and of_processor(each)))
+
     def _refusal(self, name: str, node: Node, differs: tuple[str, ...], *, alike: bool) -> str:
         assert self._first is not None
         layout, portable = self._job.layout, self._job.experiment.precision == "portable"
-        resources = tuple(
-            (f"{role}.alike", 1.0) for role in (("collector", "learner") if layout.split else ("worker",))
-        )
+        roles, known = ("collector", "learner") if layout.split else ("worker",), dict(layout.resources)
+        resources = tuple((f"{role}.alike", 1.0) for role in roles if f"{role}.alike" not in known)
         placed = dataclasses.replace(layout, resources=(*layout.resources, *resources))
         ways = [f"mark nodes that are alike (ray start --resources '{{\"alike\": 8}}') and use --layout {placed}"]
         if all(map(of_processor, differs)):
