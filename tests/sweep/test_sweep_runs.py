@@ -193,7 +193,7 @@ def test_a_run_that_hangs_is_ended_and_says_where(capsys: pytest.CaptureFixture[
     assert outcomes() == {1: ("failed", None)}
 
 
-# Of a run in one process, the fault trials fill the disk as well.
+# In one process the error is the same; that both tell of it, test_output.py finds.
 @pytest.mark.parametrize("layout", [pytest.param("inline", marks=pytest.mark.full), "processes:2"])
 def test_a_full_disk_ends_the_sweep_and_fails_no_run(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("full.py").write_text(ENV.format(body="raise OSError(28, 'No space left on device')"))
