@@ -165,10 +165,11 @@ def test_waiting_for_others_is_no_standstill(monkeypatch: pytest.MonkeyPatch) ->
     failed: list[str] = []
 
     def watch(waiting: bool) -> None:
-        left, group, over = iter(range(400)), Group(), threading.Event()
+        left, group, over, begun = iter(range(400)), Group(), threading.Event(), threading.Event()
         group.waiting = waiting
 
         def wait(_: float) -> bool:
+            begun.wait(60)  # on a busy machine, the thread that watches may be ahead of the one that starts it
             if next(left, None) is not None:
                 return False
             over.set()
@@ -178,6 +179,7 @@ def test_waiting_for_others_is_no_standstill(monkeypatch: pytest.MonkeyPatch) ->
         of_threads = {**vars(threading), "Event": lambda: event}
         monkeypatch.setattr(watching, "threading", SimpleNamespace(**of_threads))
         with watching.watched(failed.append, StopRequest(), 300.0, group):
+            begun.set()
             assert over.wait(60)
 
     watch(True)
