@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.tiles import WIDTH, address, load, narrow_tile, store, tallest_tile
+from lockstep.kernels.tiles import WIDTH, address, load, narrow_tile, store, tile_rows
 
 
 @compiled
@@ -56,9 +56,7 @@ def _tiles(
     start_row is 0 for a start [V], else V."""
     i, v = 0, b.shape[1]
     while i < len(rows):
-        left, height = len(rows) - i, tallest_tile()
-        if left < height or (left == 8 and height == 6):
-            height = 4 if left >= 4 else (2 if left >= 2 else 1)
+        height = tile_rows(len(rows) - i)
         for j in range(0, v, WIDTH):
             of_rows, at = address(rows) + 8 * i, 4 * (i * v + j)
             from_b, from_start = address(b) + 4 * j, address(start) + 4 * (i * start_row + j)

@@ -13,7 +13,7 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.convolution import convolve, convolve_back, places
 from lockstep.kernels.math import expm1, tanh
-from lockstep.kernels.products import product, product_of_slices
+from lockstep.kernels.products import product
 from lockstep.kernels.sums import add_up
 from lockstep.kernels.tiles import address
 
@@ -46,7 +46,7 @@ def _places(layers: np.ndarray, layer: int) -> int:
 
 @compiled
 def _rows_of_weights(layers: np.ndarray, layer: int) -> int:
-    """How many of a layer's outputs have weights and a bias of their own."""
+    """How many rows of weights, with a bias each, a layer has. The places of a convolution share them."""
     return layers[layer, OUTPUTS] // _places(layers, layer)
 
 
@@ -119,7 +119,7 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
         else:
             n, k, m = len(x), below.shape[1], y.shape[1]
             of_weights = weight, between_inputs, between_outputs
-            product(address(below), k, 1, *of_weights, bias, 0, address(y), m, n, k, m, rectify)
+            product(1, address(below), k, 1, *of_weights, bias, 0, address(y), m, n, k, m, rectify)
         if not rectify:
             activate(y, layers[layer, ACTIVATION])
 
@@ -136,47 +136,30 @@ def evaluate(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> np.nd
 def _by_parameters(
     layers: np.ndarray, layer: int, below: np.ndarray, grad: np.ndarray, zeros: np.ndarray, gradient: np.ndarray
 ) -> None:
-    """Add a layer's gradients by weights and bias to gradient [P or more].
+    """Add a layer's gradients by weights and bias to gradient [1, P or more]; or, over several slices of the samples,
+    write the tree's sum to gradient[0], [S, P or more]. That needs zeros and a dense layer.
 
     Args:
         below, grad: the layer's inputs [n, K], and the gradient by its outputs before the activation [n, M].
         zeros: at least K and M of them, to write the gradients instead of adding them; else none.
     """
-    (n, k), m, fresh = below.shape, grad.shape[1], len(zeros) > 0
-    begin, to = layers[layer, BIAS], weights(gradient, layers, layer)[0]
+    (samples, k), m, slices, fresh = below.shape, grad.shape[1], len(gradient), len(zeros) > 0
+    n, begin, to = samples // slices, layers[layer, BIAS], weights(gradient, layers, layer)[0]
     kernel, channels, height, width = layers[layer, KERNEL:]
-    shared = _places(layers, layer)
-    by_bias = gradient[begin : begin + m // shared]
-    if fresh:
-        by_bias[:] = 0
-    _gather(grad.reshape((n * shared, m // shared)), by_bias)
+    shared, outputs = _places(layers, layer), _rows_of_weights(layers, layer)
+    for s in range(slices):
+        by_bias = gradient[s, begin : begin + outputs]
+        if fresh:
+            by_bias[:] = 0
+        _gather(grad[s * n : (s + 1) * n].reshape((n * shared, outputs)), by_bias)
+    add_up(gradient, begin, begin + outputs)
     start = address(zeros) if fresh else to
     if kernel:
         convolve_back(below, channels, height, width, kernel, grad, fresh, to)
     elif layers[layer, TURNED]:
-        product(address(below), 1, k, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m, False)
+        product(slices, address(below), 1, k, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m, False)
     else:
-        product(address(grad), 1, m, address(below), k, 1, start, 0 if fresh else k, to, k, m, n, k, False)
-
-
-@compiled
-def _by_parameters_of_all(
-    layers: np.ndarray, layer: int, below: np.ndarray, grad: np.ndarray, zeros: np.ndarray, gradient: np.ndarray
-) -> None:
-    """Write the tree's sum over slices of a dense layer's gradients by weights and bias to gradient[0], [S, P or more].
-    Other arguments are those of _by_parameters, with the samples of all slices."""
-    (_, k), m, slices = below.shape, grad.shape[1], len(gradient)
-    n, begin, to = len(below) // slices, layers[layer, BIAS], weights(gradient, layers, layer)[0]
-    for s in range(slices):
-        by_bias = gradient[s, begin : begin + m]
-        by_bias[:] = 0
-        _gather(grad[s * n : (s + 1) * n], by_bias)
-    add_up(gradient, begin, begin + m)
-    start = address(zeros)
-    if layers[layer, TURNED]:
-        product_of_slices(slices, address(below), 1, k, address(grad), m, 1, start, 0, to, m, k, n, m, False)
-    else:
-        product_of_slices(slices, address(grad), 1, m, address(below), k, 1, start, 0, to, k, m, n, k, False)
+        product(slices, address(grad), 1, m, address(below), k, 1, start, 0 if fresh else k, to, k, m, n, k, False)
 
 
 @compiled
@@ -188,7 +171,7 @@ def _back(
     (n, m), k = grad.shape, by_inputs.shape[1]
     to = address(by_inputs)
     start, row = (address(zeros), 0) if len(zeros) else (to, k)
-    product(address(grad), m, 1, weight, between_outputs, between_inputs, start, row, to, k, n, m, k, False)
+    product(1, address(grad), m, 1, weight, between_outputs, between_inputs, start, row, to, k, n, m, k, False)
 
 
 @compiled
@@ -236,16 +219,14 @@ def backward(
         y, grad = activations(scratch, layers, samples, layer), activations(gradients, layers, samples, layer)
         deactivate(grad, y, layers[layer, ACTIVATION])
         below = x if source < 0 else activations(scratch, layers, samples, source)
-        if joined and not layers[layer, KERNEL]:
-            _by_parameters_of_all(layers, layer, below, grad, zeros, gradient)
-        else:
-            for s in range(len(gradient)):
-                n = samples // len(gradient)
-                _by_parameters(layers, layer, below[s * n : (s + 1) * n], grad[s * n : (s + 1) * n], none, gradient[s])
-            if joined:
-                weight, bias, outputs = layers[layer, WEIGHT], layers[layer, BIAS], _rows_of_weights(layers, layer)
-                add_up(gradient, weight, weight + layers[layer, INPUTS] * outputs)
-                add_up(gradient, bias, bias + outputs)
+        at_once = len(gradient) if joined and not layers[layer, KERNEL] else 1
+        for s in range(0, len(gradient), at_once):
+            begin, end = s * samples // len(gradient), (s + at_once) * samples // len(gradient)
+            _by_parameters(layers, layer, below[begin:end], grad[begin:end], none, gradient[s : s + at_once])
+        if joined and layers[layer, KERNEL]:
+            weight, bias, outputs = layers[layer, WEIGHT], layers[layer, BIAS], _rows_of_weights(layers, layer)
+            add_up(gradient, weight, weight + layers[layer, INPUTS] * outputs)
+            add_up(gradient, bias, bias + outputs)
         of_below = activations(gradients, layers, samples, source) if source >= 0 else by_x
         if len(of_below):
             assert not layers[layer, KERNEL]

@@ -26,6 +26,7 @@ from lockstep.kernels.tiles import (
     tallest_tile,
     tile,
     tile_columns,
+    tile_rows,
     turn,
 )
 
@@ -67,16 +68,14 @@ def _rows(
     sums: np.ndarray,
     parts: np.ndarray,
 ) -> None:
-    """Write start + a @ b to a tile's columns of c, or the tree's sum over slices of k terms. panel, sums and parts,
-    where some of them may lie, are arguments because an array lives until the call ends; its address alone would not
-    keep it alive."""
+    """Write start + a @ b to a tile's columns of c, or the tree's sum over slices of k terms. The addresses may point
+    into panel, sums and parts. These are arguments, too, since an array lives until the call ends, and an address does
+    not keep it alive."""
     i, width = 0, tile_columns()
     while i < n:
-        left, rows = n - i, tallest_tile()
+        rows = tile_rows(n - i)
         at_a, at_start, at_c = a + 4 * i * a_row, start + 4 * i * start_row, c + 4 * i * c_row
-        if left < rows or (left == 8 and rows == 6):
-            rows = 4 if left >= 4 else (2 if left >= 2 else 1)
-        else:
+        if rows == tallest_tile():
             for r in range(rows, 2 * rows):
                 fetch(at_c + 4 * r * c_row)
         for s in range(slices):  # one call, since LLVM would copy the tile's code for another
@@ -124,7 +123,7 @@ def _fetch_panel(b: int, b_term: int, b_column: int, k: int, columns: int) -> No
 
 
 @compiled
-def product_of_slices(
+def product(
     slices: int,
     a: int,
     a_row: int,
@@ -141,11 +140,17 @@ def product_of_slices(
     m: int,
     rectify: bool,
 ) -> None:
-    """Write the tree's sum over several products of k terms each to c [n, m]: a is [n, slices * k], b is
-    [slices * k, m], and each product begins with start. Other arguments are those of product.
+    """Write start [n, m] + a [n, k] @ b [k, m] to c [n, m], term by term. Of several slices of terms, write the tree's
+    sum over such products: a is [n, slices * k], b is [slices * k, m], and each product begins with start.
 
     Args:
         slices: how many, a power of two. If there are several, start may not be c, and rectify is False.
+        a, b, start, c: addresses of float32 matrices. start may be c, or lie elsewhere.
+        a_row, a_term: the strides of a.
+        b_term, b_column: the strides of b.
+        start_row, c_row: the strides between rows of start and c, whose columns lie together. A start_row of 0 begins
+            every row with the same numbers, such as biases.
+        rectify: write 0 for negative results, if k is not 0.
     """
     turns = m == 1 and c_row == 1
     if k == 0 or turns:
@@ -183,36 +188,6 @@ def product_of_slices(
 
 
 @compiled
-def product(
-    a: int,
-    a_row: int,
-    a_term: int,
-    b: int,
-    b_term: int,
-    b_column: int,
-    start: int,
-    start_row: int,
-    c: int,
-    c_row: int,
-    n: int,
-    k: int,
-    m: int,
-    rectify: bool,
-) -> None:
-    """Write start [n, m] + a [n, k] @ b [k, m] to c [n, m], term by term.
-
-    Args:
-        a, b, start, c: addresses of float32 matrices. start may be c, or lie elsewhere.
-        a_row, a_term: the strides of a.
-        b_term, b_column: the strides of b.
-        start_row, c_row: the strides between rows of start and c, whose columns lie together. A start_row of 0 begins
-            every row with the same numbers, such as biases.
-        rectify: write 0 for negative results, if k is not 0.
-    """
-    product_of_slices(1, a, a_row, a_term, b, b_term, b_column, start, start_row, c, c_row, n, k, m, rectify)
-
-
-@compiled
 def products(
     count: int,
     a: int,
@@ -233,6 +208,7 @@ def products(
     """Add a @ b to c, for each of several matrices; a_next, b_next and c_next are the strides between them."""
     for i in range(count):
         product(
+            1,
             a + 4 * i * a_next,
             a_row,
             a_term,

@@ -13,6 +13,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from lockstep.kernels.cache import compiled
 from lockstep.kernels.instructions import fused, has, instruction
 
 WIDTH = 16
@@ -264,6 +265,15 @@ def tallest_tile(typingctx: Any) -> Any:
         return _INT(_size(context)[0])
 
     return types.intp(), generate
+
+
+@compiled
+def tile_rows(left: int) -> int:
+    """Rows of the next tile of a product that has this many rows left to write."""
+    tallest = tallest_tile()
+    if left < tallest or (left == 8 and tallest == 6):  # two tiles of 4 rows take less time than one of 6 and one of 2
+        return 4 if left >= 4 else (2 if left >= 2 else 1)
+    return tallest
 
 
 @instruction

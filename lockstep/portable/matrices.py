@@ -43,7 +43,7 @@ def _add_product(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
     (a, a_row, a_term), (b, b_term, b_column) = _matrix(a), _matrix(b)
     (n, k), m = a.shape, b.shape[1]
     to = out.data_ptr()
-    products.product(a.data_ptr(), a_row, a_term, b.data_ptr(), b_term, b_column, to, m, to, m, n, k, m, False)
+    products.product(1, a.data_ptr(), a_row, a_term, b.data_ptr(), b_term, b_column, to, m, to, m, n, k, m, False)
     return out
 
 

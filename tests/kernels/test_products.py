@@ -41,7 +41,9 @@ def test_a_product_adds_term_by_term(shape: tuple[int, int, int], turned: tuple[
     c, around = wide[:, :m], wide[:, m:].copy()
     expected = in_order(a, b, c)
     a, b = (np.asfortranarray(x) if turn else x for x, turn in zip((a, b), turned, strict=True))
-    product(a.ctypes.data, *strides(a), b.ctypes.data, *strides(b), *2 * (c.ctypes.data, strides(c)[0]), n, k, m, False)
+    product(
+        1, a.ctypes.data, *strides(a), b.ctypes.data, *strides(b), *2 * (c.ctypes.data, strides(c)[0]), n, k, m, False
+    )
     np.testing.assert_array_equal(c, expected)
     np.testing.assert_array_equal(wide[:, m:], around)
 
