@@ -192,8 +192,6 @@ class StackedFrames(Ring):
     def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
         for name, tensor in self._by_step().items():
             write(tensor, first % len(tensor), tensors[name].to(tensor.device))
-        for there, x in zip(self._there, self._mirrored(), strict=False):
-            there.copy_(x)
         if len(tensors["aside_at"]) and int(tensors["aside_at"].max()) >= len(self._aside):
             self._grow(int(tensors["aside_at"].max()) + 1)
         self._aside_step[tensors["aside_at"]] = tensors["aside_step"]
@@ -211,6 +209,8 @@ class StackedFrames(Ring):
     def load(self, tensors: dict[str, Tensor]) -> None:
         self._newest.copy_(tensors["newest"])
         self._counts.copy_(tensors["counts"])
+        for there, x in zip(self._there, self._mirrored(), strict=False):
+            there.copy_(x)
         if int(tensors["aside"]) > len(self._aside):
             self._grow(int(tensors["aside"]))
 

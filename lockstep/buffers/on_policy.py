@@ -21,7 +21,7 @@ from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.buffers.slabs import sent, to_device
 from lockstep.core.arrays import ArrayTuple, map_structure
 from lockstep.core.rng import stream
-from lockstep.core.rollout import Rollout, nearest
+from lockstep.core.rollout import Rollout
 from lockstep.distributed.tree import TreeSum
 from lockstep.models.normalize import Normalizers
 from lockstep.models.policies import POLICY
@@ -68,7 +68,7 @@ class FreshBatches:
         """Take an iteration's rollouts, one for each slot. Returns the number of gradient steps on them."""
         alone = {slot: only for slot in self._slots for only in rollouts[slot]}
         self._whole.clear()  # frees its memory, which is needed now
-        held = {slot: nearest(only.rollout, only.on_device, self._device) for slot, only in alone.items()}
+        held = {slot: _nearest(only, self._device) for slot, only in alone.items()}
         if self._device.type != "cpu":
             held |= to_device({slot: each for slot, each in held.items() if each.reward.is_cpu}, self._device)
         self._whole = {slot: self._prepare(slot, held[slot], only.normalizers, hyper) for slot, only in alone.items()}
@@ -228,6 +228,12 @@ class FreshBatches:
         """Mean and deviation in every global minibatch, from each slot's float64 [G, 3]: count, sum, sum of squares.
         With several policies, there are as many of each, policy by policy."""
         return [_moments(row) for row in self._tree.sum(sums).tolist()]
+
+
+def _nearest(collected: CollectedRollout, device: torch.device) -> Rollout:
+    """A rollout where it was collected, if that is this device."""
+    there = collected.on_device
+    return there if there is not None and there.reward.device == device else collected.rollout
 
 
 def _moments(sums: list[float]) -> tuple[float, ...]:

@@ -94,7 +94,10 @@ class Replay:
         return sum(ring.moves for ring in self._rings.values())
 
     def insert(self, rollout: Rollout, there: Rollout | None = None) -> None:
-        """Store a rollout in place of the oldest steps. there: the same on this memory's device, if it is known."""
+        """Store a rollout in place of the oldest steps. there: the same on a GPU, which is read if this memory lies on
+        that one."""
+        if there is not None and there.reward.device != self._device:
+            there = None
         arrivals, on_device = Arrivals(self._device), {} if there is None else _entries(there.obs)
         steps, before, obs = len(rollout.reward), self.count, _entries(rollout.obs)
         goes_on = bool(self._last) and all(torch.equal(leaf[0], self._last[name]) for name, leaf in obs.items())

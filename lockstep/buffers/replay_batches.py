@@ -27,7 +27,7 @@ from lockstep.buffers.replay import Replay
 from lockstep.buffers.slabs import sent_together
 from lockstep.buffers.storage import storage_for
 from lockstep.core.rng import stream
-from lockstep.core.rollout import Rollout, nearest
+from lockstep.core.rollout import Rollout
 from lockstep.core.transitions import Drawn
 from lockstep.envs.goals import Goals
 from lockstep.models.normalize import Normalizers
@@ -106,8 +106,7 @@ class ReplayBatches:
                     self._histories[slot].restore(self._saved.pop(slot), self._replays[slot])
             for each in new:
                 if self._on_gpu:
-                    there = nearest(each.rollout, each.on_device, self._agent.device)
-                    self._replays[slot].insert(each.rollout, None if there is each.rollout else there)
+                    self._replays[slot].insert(each.rollout, each.on_device)
                 else:
                     self._replays[slot].insert(each.rollout)
             if slot in self._hindsight:

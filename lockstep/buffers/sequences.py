@@ -148,12 +148,11 @@ class SequenceReplay(Replay):
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore the result of state, after the steps."""
+        self._state.copy_(tensors["core_state"])
         super().load(tensors)
         self._first.copy_(tensors["first"])
-        self._state.copy_(tensors["core_state"])
         self._rollouts = int(tensors["rollouts"])
         self._ready = self._complete()
-        self._refresh()
 
     @property
     def nbytes(self) -> int:

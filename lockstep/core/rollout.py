@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lockstep.core.arrays import ArrayTuple
@@ -52,11 +51,6 @@ class Rollout(ArrayTuple):
     """fp32 [B, K]: core state before obs_0."""
     policy: Tensor | None = None
     """fp32 [T, B, P]: parameters of the distributions that actions were drawn from, if the algorithm needs them."""
-
-
-def nearest(rollout: Rollout, copy: Rollout | None, device: torch.device) -> Rollout:
-    """The copy of a rollout, if there is one and it lies on this device; otherwise the rollout."""
-    return copy if copy is not None and copy.reward.device == device else rollout
 
 
 class Episode(NamedTuple):
