@@ -131,7 +131,7 @@ class Learner:
             total = self.reduction.finish().to(agent.device)
             applied[updates] = Applied(None, len(self._in_flight))
             updates += 1
-            if (done := self._applied_by_graph(total, before + updates, hyper)) is not None:
+            if (done := self._applied_by_graph(total, iteration, before + updates, hyper)) is not None:
                 sums += done[0]
                 norms, moved = norms + done[1], moved + 1
                 continue
@@ -201,7 +201,9 @@ class Learner:
             capture, lambda: [*self._agent.vectors, *self.optimizer.state().values()], self._agent.round
         )
 
-    def _applied_by_graph(self, total: Tensor, number: int, hyper: dict[str, float]) -> tuple[Tensor, Any] | None:
+    def _applied_by_graph(
+        self, total: Tensor, iteration: int, number: int, hyper: dict[str, float]
+    ) -> tuple[Tensor, Any] | None:
         """Apply a global gradient by a graph: counts and sums of metrics, and its norm; None if there is none.
 
         Args:
@@ -215,9 +217,7 @@ class Learner:
 
         def apply(place: Tensor) -> tuple[Tensor, Any]:
             gradient, added = self._split(place)
-            norm = self.optimizer.step(gradient, groups)
-            self._agent.follow(number)
-            return added, norm
+            return added, self._apply(Computed(gradient, iteration, number, groups))
 
         return self._updates.run(total, kind, apply)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.system.graphs import Capture, Repeat, captured
 
-Applied = tuple[Tensor, Any]
+Outcome = tuple[Tensor, Any]
 """Counts and sums of metrics, and the norm of the gradient."""
 _MOST = 8
 """Graphs at a time: of the kinds of updates that a policy's and a target network's periods make. An iteration with more
@@ -34,7 +34,7 @@ class UpdateGraphs:
         self._capture, self._changed, self._restored = capture, changed, restored
         self._total: Tensor | None = None
         """What graphs divide and apply."""
-        self._graphs: dict[Hashable, tuple[Repeat, list[Applied]]] = {}
+        self._graphs: dict[Hashable, tuple[Repeat, list[Outcome]]] = {}
         self._before, self._latest, self._now = set[Hashable](), set[Hashable](), set[Hashable]()
         """The kinds of updates of earlier iterations, of the last one and of this one."""
 
@@ -45,7 +45,7 @@ class UpdateGraphs:
         if len(self._before) > _REMEMBERED:  # rates that change in every iteration
             self._before.clear()
 
-    def run(self, total: Tensor, kind: Hashable, apply: Callable[[Tensor], Applied]) -> Applied | None:
+    def run(self, total: Tensor, kind: Hashable, apply: Callable[[Tensor], Outcome]) -> Outcome | None:
         """Apply a global gradient by one launch. The results are valid until the next call. None: it has no graph.
 
         Args:
@@ -66,10 +66,10 @@ class UpdateGraphs:
         repeat()
         return found
 
-    def _captured(self, total: Tensor, apply: Callable[[Tensor], Applied]) -> tuple[Repeat, list[Applied]]:
+    def _captured(self, total: Tensor, apply: Callable[[Tensor], Outcome]) -> tuple[Repeat, list[Outcome]]:
         place = self._total = torch.empty_like(total) if self._total is None else self._total
         place.copy_(total)
-        found: list[Applied] = []
+        found: list[Outcome] = []
 
         def run() -> None:
             found[:] = [apply(place)]
