@@ -127,7 +127,7 @@ class Hosts:
         return self._all(commands, folder, timeout)
 
     def _all(self, commands: Sequence[tuple[list[str], dict[str, str]]], folder: Path, timeout: float) -> str:
-        """Run a command, with variables of its own, on each host."""
+        """Run one command on each host, each with its variables."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": "1"}
         started, pipe = [], subprocess.PIPE
         try:

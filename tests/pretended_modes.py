@@ -88,7 +88,7 @@ class _Kernel(NamedTuple):
     runs: bool
     accesses: bool
     special: bool
-    """Whether deterministic algorithms treat it in a way of its own."""
+    """Whether deterministic algorithms change what it does."""
     waits: bool
 
 

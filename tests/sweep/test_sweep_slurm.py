@@ -152,7 +152,7 @@ def test_a_job_goes_on_after_its_time_is_up(
 SEARCH = ("--search", "algorithm.learning_rate=log:1e-4..1e-2", "--trials", "3")
 
 
-# A canceled job of one run, and a sweep that gets SIGTERM, have tests of their own.
+# Other tests cancel a job of one run, and send SIGTERM to a sweep.
 @pytest.mark.parametrize("end", ["its time is up", pytest.param("scancel", marks=pytest.mark.full)])
 def test_a_search_is_one_job_which_ends_with_checkpoints(
     cluster: Path, job: Callable[..., subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str], end: str
