@@ -10,6 +10,8 @@ from lockstep.config.settings import SettingsError
 
 AUTO = "auto"
 """The value of env.adapter that leaves the choice to lockstep."""
+MIXED = "mixed/"
+"""Ids of several tasks that one policy plays begin with it; the ids of the tasks follow."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Entry:
     """Whether it serves ids that refer to a user's callable, such as file.py:make."""
     batches: bool = False
     """Whether it serves callables that make many environments at once."""
+    prefix: str = ""
+    """Ids that begin with it are this adapter's alone."""
     native: bool = False
     """Whether it steps environments outside of Python, so that one process is as fast as several."""
 
@@ -52,6 +56,7 @@ ADAPTERS = {
     "compiled": Entry("lockstep.envs.compiled_adapter:Compiled", callables=True, native=True),
     "torch": Entry("lockstep.envs.torch_adapter:Torch", callables=True, batches=True, native=True),
     "vector": Entry("lockstep.envs.vector:Vector", callables=True, batches=True),
+    "mixed": Entry("lockstep.envs.mixed:Mixed", prefix=MIXED),
 }
 """Adapters by name: env.adapter=auto takes the first that is installed and serves the id. The fastest come first, but
 for `compiled`, `torch` and `vector`, which came later: an id keeps its adapter."""

@@ -322,6 +322,10 @@ class Adapter(ABC):
         """Atari games that it serves by name, under the protocols of EnvConfig.protocol."""
         return []
 
+    def plays_atari(self, env_id: str) -> bool:
+        """Whether an id is one of these games."""
+        return env_id in self.games()
+
     def has_levels(self, env_id: str) -> bool:
         """Whether it can draw the episodes of an id from a set of levels (env.num_levels)."""
         del env_id
@@ -348,7 +352,7 @@ class Adapter(ABC):
         return False
 
     def group_size(self, config: EnvConfig) -> int:
-        """How many environments of a shard belong together, such as the agents of one match."""
+        """How many environments of a shard belong together, such as the agents of one match or one of each task."""
         del config
         return 1
 

@@ -21,6 +21,7 @@ from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.extras import install_command
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
+from lockstep.envs.adapters import MIXED
 from lockstep.envs.base import EnvConfig
 from lockstep.envs.torch_env import TorchEnv
 
@@ -46,7 +47,7 @@ PREFIX = "pettingzoo/"
 
 def is_callable(env_id: str) -> bool:
     """Whether the id refers to a user's callable ("module:make", "file.py:make") rather than to a registered one."""
-    return ":" in env_id and not re.search(r"-v\d+$", env_id)
+    return ":" in env_id and not env_id.startswith(MIXED) and not re.search(r"-v\d+$", env_id)
 
 
 def makes_batch(env_id: str) -> bool:

@@ -15,6 +15,10 @@ class Seeds:
     def __init__(self, seed: int, purpose: str, first_index: int) -> None:
         self._seed, self._purpose, self.first_index = seed, purpose, first_index
 
+    def of(self, first_index: int) -> Seeds:
+        """The seeds of other environments of the run, for the same purpose."""
+        return Seeds(self._seed, self._purpose, first_index)
+
     def derive(self, index: np.ndarray, count: np.ndarray) -> np.ndarray:
         """One seed for each given environment of the shard, int64.
 

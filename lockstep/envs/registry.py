@@ -96,8 +96,9 @@ def check_matches(config: EnvConfig, num_envs: int) -> None:
         )
     if num_envs % size:
         raise SettingsError(
-            f"A shard has {num_envs} environments (env.num_envs / scheme.shards), but a match of env.id={config.id} "
-            f"takes {size}, one for each agent: use --env.num-envs {-(-num_envs // size) * size * shards}."
+            f"A shard has {num_envs} environments (env.num_envs / scheme.shards), but env.id={config.id} takes groups "
+            f"of {size}, one for each agent of a match or each task: use --env.num-envs "
+            f"{-(-num_envs // size) * size * shards}."
         )
 
 
@@ -151,6 +152,11 @@ def resolve(config: EnvConfig) -> EnvConfig:
     if given is not None and not given.installed:
         raise not_installed(config.id, config.adapter)
     names = [config.adapter] if given is not None else _candidates(config.id)
+    if given is not None and (owners := _owners(config.id)) and config.adapter not in owners:
+        raise SettingsError(
+            f"env.adapter={config.adapter} cannot serve env.id={config.id}, which names the adapters of its tasks. Use "
+            f"--env.adapter {AUTO}, and ID@{config.adapter} in the id."
+        )
     refusals: list[SettingsError] = []
     for name in names:
         adapter = load_adapter(name)
@@ -178,6 +184,8 @@ def adapter_of(config: EnvConfig) -> Adapter:
 
 def _candidates(env_id: str) -> list[str]:
     """The installed adapters that may serve an id, the fastest first."""
+    if owners := _owners(env_id):
+        return owners
     of_user, batch = is_callable(env_id), makes_batch(env_id)
     return [
         name
@@ -186,9 +194,14 @@ def _candidates(env_id: str) -> list[str]:
     ]
 
 
+def _owners(env_id: str) -> list[str]:
+    """The adapter to which ids with such a prefix belong, if there is one."""
+    return [name for name, entry in ADAPTERS.items() if entry.prefix and env_id.startswith(entry.prefix)]
+
+
 def _refusal(config: EnvConfig, env_id: str, name: str, adapter: Adapter) -> SettingsError | None:
     """Why an adapter that serves an id cannot do what the settings ask for; None if it can."""
-    if config.protocol != "none" and env_id not in adapter.games():
+    if config.protocol != "none" and not adapter.plays_atari(env_id):
         game = atari_game(config.id)
         return SettingsError(
             f"env.protocol={config.protocol} is for Atari games by name (such as Breakout), but env.id={config.id}. "

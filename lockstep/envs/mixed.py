@@ -1,0 +1,306 @@
+"""The adapter `mixed`: several tasks at once, which one policy plays (mixed/Breakout+Pong).
+
+Shape legend: B environments of a shard, T tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.config.settings import Names, SettingsError
+from lockstep.envs.adapters import AUTO, MIXED
+from lockstep.envs.base import Adapter, EnvConfig, Observation, ShardEnv, StepResult, load_adapter
+from lockstep.envs.episodes import Seeds
+from lockstep.envs.registry import resolve
+
+TASK = "task"
+"""The entry of an observation that tells the task, one-hot; and the option task_input that asks for it."""
+_INPUT = "task_input"
+_FORM = re.compile(r"(?P<id>.+?)(@(?P<adapter>[^@*]+))?(\*(?P<count>[1-9]\d*))?")
+
+
+class Task(NamedTuple):
+    """One of the tasks."""
+
+    id: str
+    adapter: str
+    count: int
+    """How many of every sum(count) environments play it."""
+
+    @property
+    def name(self) -> str:
+        """In names of metrics."""
+        return re.sub(r"[^A-Za-z0-9_.-]+", "-", self.id)
+
+    def __str__(self) -> str:
+        return f"{self.id}@{self.adapter}" + f"*{self.count}" * (self.count > 1)
+
+
+@functools.cache
+def tasks_of(env_id: str) -> tuple[Task, ...]:
+    """The tasks of an id: mixed/ID+ID+…, or mixed/FILE.txt with an ID in each line. An ID may name its adapter and how
+    many environments play it for each one of another task: Pong@envpool*2.
+
+    Raises:
+        SettingsError: the id has no such form, names a task twice or one that no adapter serves, or the file is
+            missing.
+    """
+    tasks = tuple(_settled(text, env_id) for text in _texts(env_id))
+    if len(tasks) < 2:
+        raise SettingsError(
+            f"env.id={env_id} must name at least two tasks, as in {MIXED}Breakout+Pong, or a file with one in each "
+            f"line, as in {MIXED}tasks.txt."
+        )
+    names = [task.name for task in tasks]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(f"env.id={env_id} names {name} twice. Give it more environments instead: {name}*2.")
+    return tasks
+
+
+def _texts(env_id: str) -> list[str]:
+    given = env_id.removeprefix(MIXED)
+    if not given.endswith(".txt"):
+        return [text.strip() for text in given.split("+")]
+    try:
+        lines = Path(given).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise SettingsError(f"env.id={env_id}: cannot read the tasks: {error}.") from error
+    bare = (line.partition("#")[0].strip() for line in lines)
+    return [text for text in bare if text]
+
+
+def _settled(text: str, env_id: str) -> Task:
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise SettingsError(
+            f"env.id={env_id}: {text!r} is not of the form ID, ID@ADAPTER, ID*COUNT or ID@ADAPTER*COUNT."
+        )
+    config = resolve(EnvConfig(id=found["id"], adapter=found["adapter"] or AUTO))
+    if config.id.startswith(MIXED) or load_adapter(config.adapter).group_size(config) > 1:
+        raise SettingsError(
+            f"env.id={env_id}: {config.id} cannot be one of several tasks, since it consists of several."
+        )
+    return Task(config.id, config.adapter, int(found["count"] or 1))
+
+
+def _config(config: EnvConfig, task: Task) -> EnvConfig:
+    """The settings of one task's environments."""
+    options = {name: value for name, value in config.options.items() if name != _INPUT}
+    config = dataclasses.replace(config, id=task.id, adapter=task.adapter, options=options, metrics=())
+    return dataclasses.replace(resolve(config), metrics=())
+
+
+class Mixed(Adapter):
+    """Several tasks in every shard. Every task makes as many steps as its environments, whatever its speed."""
+
+    threads = True
+    decorrelates = True  # if those of all tasks do
+    limits_episodes = True  # likewise
+
+    def ids(self) -> list[str]:
+        return []
+
+    def find(self, env_id: str) -> str | None:
+        return MIXED + "+".join(map(str, tasks_of(env_id))) if env_id.startswith(MIXED) else None
+
+    def plays_atari(self, env_id: str) -> bool:
+        return all(load_adapter(task.adapter).plays_atari(task.id) for task in tasks_of(env_id))
+
+    def has_levels(self, env_id: str) -> bool:
+        return all(load_adapter(task.adapter).has_levels(task.id) for task in tasks_of(env_id))
+
+    def changes_options(self, env_id: str) -> bool:
+        return all(load_adapter(task.adapter).changes_options(task.id) for task in tasks_of(env_id))
+
+    def needs_egl(self, env_id: str) -> bool:
+        return any(load_adapter(task.adapter).needs_egl(task.id) for task in tasks_of(env_id))
+
+    def own_metrics(self, config: EnvConfig) -> Names:
+        return tuple(f"score_{task.name}" for task in tasks_of(config.id))
+
+    def group_size(self, config: EnvConfig) -> int:
+        return sum(task.count for task in tasks_of(config.id))
+
+    def make(
+        self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
+    ) -> MixedShard:
+        return MixedShard(config, seeds=seeds, num_envs=num_envs, threads=threads, render=render)
+
+
+class _Part(NamedTuple):
+    """The environments of one task."""
+
+    env: ShardEnv
+    rows: slice
+    """Their places in the shard."""
+
+
+class MixedShard(ShardEnv):
+    """A shard's environments of T tasks: those of the first task come first. The score of an episode is a metric of its
+    task (Mixed.own_metrics).
+
+    Raises:
+        SettingsError: the tasks have different spaces or frames for each step, or restart in different ways.
+    """
+
+    def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int, render: bool) -> None:
+        tasks = tasks_of(config.id)
+        group = sum(task.count for task in tasks)
+        assert num_envs % group == 0 == seeds.first_index % group, "a shard has all tasks"
+        self.num_envs = num_envs
+        self._tasks = tasks
+        self._parts: list[_Part] = []
+        with contextlib.ExitStack() as failed:
+            begin = 0
+            for task in tasks:
+                count = num_envs // group * task.count
+                own = seeds.of(seeds.first_index // group * task.count)
+                each = max(1, threads // len(tasks)) if load_adapter(task.adapter).threads else 1
+                env = load_adapter(task.adapter).make(
+                    _config(config, task), seeds=own, num_envs=count, threads=each, render=render
+                )
+                failed.callback(env.close)
+                self._parts.append(_Part(env, slice(begin, begin + count)))
+                begin += count
+            self._check(config)
+            first = self._parts[0].env
+            self.observation_space, self._entry = _with_task(first.observation_space, len(tasks), config)
+            failed.pop_all()
+        self.action_space, self.frames_per_step = first.action_space, first.frames_per_step
+        self.emulator = first.emulator if len({part.env.emulator for part in self._parts}) == 1 else ""
+        self.share_seeds = any(part.env.share_seeds for part in self._parts)
+        self.limits_episodes = all(part.env.limits_episodes for part in self._parts)
+        self._number = np.repeat(np.arange(len(tasks)), [part.env.num_envs for part in self._parts])
+        """int64 [B]: the task of each environment."""
+        self._score = np.zeros(num_envs)
+        """float64 [B]: the raw reward so far of the present episodes."""
+
+    def _check(self, config: EnvConfig) -> None:
+        """Raise SettingsError if one policy cannot play all tasks."""
+        first = self._parts[0].env
+        for task, (env, _) in zip(self._tasks[1:], self._parts[1:], strict=True):
+            for kind in ("observation_space", "action_space", "frames_per_step"):
+                ours, theirs = getattr(first, kind), getattr(env, kind)
+                if ours != theirs:
+                    games = load_adapter(config.adapter).plays_atari(config.id)
+                    mend = "give all games all actions: --env.options full_action_space=true, or --env.protocol machado"
+                    raise SettingsError(
+                        f"env.id={config.id}: one policy plays all tasks, but {self._tasks[0].id} has the "
+                        f"{kind.replace('_', ' ')} {ours} and {task.id} {theirs}. "
+                        + (f"To {mend}." if games and kind == "action_space" else "Leave one of them out, or wrap it.")
+                    )
+        restarts = {task: type(env).reseed_due is not ShardEnv.reseed_due for task, (env, _) in self._named()}
+        if len(set(restarts.values())) > 1:
+            together, alone = (next(str(t) for t, how in restarts.items() if how == wanted) for wanted in (True, False))
+            raise SettingsError(
+                f"env.id={config.id}: the environments of {together} can only get new seeds together, those of {alone} "
+                "one by one. Name one adapter for all tasks, as in Breakout@envpool+Pong@envpool."
+            )
+
+    def _named(self) -> Iterator[tuple[Task, _Part]]:
+        return zip(self._tasks, self._parts, strict=True)
+
+    def _view(self, out: Observation, part: _Part) -> Observation:
+        """A task's rows of an observation, without the entry `task`."""
+        if self._entry is not None:
+            out = out[self._entry]
+        if isinstance(out, dict):
+            return {key: out[key][part.rows] for key in out if key != TASK or not self._tells}
+        return out[part.rows]
+
+    @property
+    def _tells(self) -> bool:
+        """Whether observations tell the task."""
+        return isinstance(self.observation_space, spaces.Dict) and TASK in self.observation_space.spaces
+
+    def _tell(self, out: Observation) -> None:
+        """Write the entry `task`."""
+        if self._tells:
+            out[TASK][:] = self._number[:, None] == np.arange(len(self._tasks))
+
+    def reset(self, out: Observation) -> None:
+        self._score[:] = 0
+        for part in self._parts:
+            part.env.reset(self._view(out, part))
+        self._tell(out)
+
+    def send(self, action: Any) -> None:
+        for env, rows in self._parts:
+            env.send(tuple(each[rows] for each in action) if isinstance(action, tuple) else action[rows])
+
+    def recv(self, out: Observation) -> StepResult:
+        steps = [part.env.recv(self._view(out, part)) for part in self._parts]
+        self._tell(out)
+        step = StepResult(*(np.concatenate(each) for each in zip(*(step[:5] for step in steps), strict=True)))
+        self._score += step.reward
+        ended = step.terminated | step.truncated
+        own = self._number[:, None] == np.arange(len(self._tasks))
+        metrics = np.where(own & ended[:, None], self._score[:, None], np.nan)
+        self._score[ended] = 0
+        return step._replace(metrics=metrics)
+
+    def offer(self, options: dict[str, Any]) -> None:
+        for part in self._parts:
+            part.env.offer(options)
+
+    def reseed_due(self) -> bool:
+        return self._parts[0].env.reseed_due()
+
+    def reseed(self, out: Observation) -> None:
+        self._score[:] = 0
+        for part in self._parts:
+            part.env.reseed(self._view(out, part))
+        self._tell(out)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        states = {f"{i}.{name}": x for i, part in enumerate(self._parts) for name, x in part.env.state_dict().items()}
+        return {**states, "score": self._score.copy()}
+
+    def load_state_dict(
+        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+    ) -> int:
+        self._score = state["score"].astype(np.float64)
+        steps = 0
+        for i, part in enumerate(self._parts):
+            own = {name.removeprefix(f"{i}."): x for name, x in state.items() if name.startswith(f"{i}.")}
+            steps += part.env.load_state_dict(own, self._view(out, part), alive)
+        self._tell(out)
+        return steps
+
+    def render(self, index: int = 0) -> np.ndarray:
+        env, rows = self._parts[self._number[index]]
+        return env.render(index - rows.start)
+
+    def examine(self) -> None:
+        for part in self._parts:
+            part.env.examine()
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.env.close()
+
+
+def _with_task(space: gymnasium.Space[Any], tasks: int, config: EnvConfig) -> tuple[gymnasium.Space[Any], str | None]:
+    """The observation space, with the entry `task` if the option asks for it; and the entry that holds a task's own
+    observation, if that has no entries."""
+    asked = config.options.get(_INPUT, False)
+    if asked not in (True, False):
+        raise SettingsError(f"env.options.{_INPUT}={asked!r} must be true or false.")
+    if not asked:
+        return space, None
+    entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
+    if TASK in entries:
+        raise SettingsError(f"env.options.{_INPUT}: observations of env.id={config.id} have an entry {TASK!r} already.")
+    told = spaces.Dict({**entries, TASK: spaces.Box(0.0, 1.0, (tasks,), np.float32)})
+    return told, None if isinstance(space, spaces.Dict) else "observation"
