@@ -61,6 +61,8 @@ ADAPTERS = {
 """Adapters by name: env.adapter=auto takes the first that is installed and serves the id. The fastest come first, but
 for `compiled`, `torch` and `vector`, which came later: an id keeps its adapter."""
 _BUILT_IN = frozenset(ADAPTERS.values())
+CHOICES = (AUTO, *(name for name, entry in ADAPTERS.items() if not entry.prefix))
+"""What users may choose from: the id alone decides on the others."""
 
 
 def register_adapter(name: str, reference: str) -> None:
@@ -91,7 +93,7 @@ def check_adapter(name: str) -> None:
     """Raise SettingsError unless env.adapter names an adapter or has the form of a reference."""
     if name != AUTO and name not in ADAPTERS and not _is_reference(name):
         raise SettingsError(
-            f"env.adapter={name} is unknown. Use {', '.join((AUTO, *ADAPTERS))}, or an adapter of your own as "
+            f"env.adapter={name} is unknown. Use {', '.join(CHOICES)}, or an adapter of your own as "
             "path/to/file.py:Class."
         )
 

@@ -17,7 +17,7 @@ from lockstep.config.settings import Names, Options, SettingsError, check_free
 from lockstep.config.user_code import checked_reference_to, load_object
 from lockstep.core.arrays import torch_type
 from lockstep.distributed.shared_memory import Arena, PrivateArena
-from lockstep.envs.adapters import ADAPTERS, AUTO, check_adapter, entry_of
+from lockstep.envs.adapters import AUTO, CHOICES, check_adapter, entry_of
 from lockstep.envs.device_steps import DeviceSteps
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.info import labels
@@ -35,7 +35,7 @@ AdapterName = Annotated[
     str,
     tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
-        metavar="|".join((AUTO, *ADAPTERS, "FILE.py:CLASS")),
+        metavar="|".join((*CHOICES, "FILE.py:CLASS")),
         instance_from_str=lambda args: args[0],
         is_instance=lambda instance: isinstance(instance, str),
         str_from_instance=lambda instance: [instance],

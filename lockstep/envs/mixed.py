@@ -34,7 +34,7 @@ class Task(NamedTuple):
 
     id: str
     adapter: str
-    count: int
+    copies: int
     """How many of every sum(count) environments play it."""
 
     @property
@@ -43,7 +43,7 @@ class Task(NamedTuple):
         return re.sub(r"[^A-Za-z0-9_.-]+", "-", self.id)
 
     def __str__(self) -> str:
-        return f"{self.id}@{self.adapter}" + f"*{self.count}" * (self.count > 1)
+        return f"{self.id}@{self.adapter}" + f"*{self.copies}" * (self.copies > 1)
 
 
 @functools.cache
@@ -130,7 +130,7 @@ class Mixed(Adapter):
         return tuple(f"score_{task.name}" for task in tasks_of(config.id))
 
     def group_size(self, config: EnvConfig) -> int:
-        return sum(task.count for task in tasks_of(config.id))
+        return sum(task.copies for task in tasks_of(config.id))
 
     def make(
         self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
@@ -156,7 +156,7 @@ class MixedShard(ShardEnv):
 
     def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int, render: bool) -> None:
         tasks = tasks_of(config.id)
-        group = sum(task.count for task in tasks)
+        group = sum(task.copies for task in tasks)
         assert num_envs % group == 0 == seeds.first_index % group, "a shard has all tasks"
         self.num_envs = num_envs
         self._tasks = tasks
@@ -164,8 +164,8 @@ class MixedShard(ShardEnv):
         with contextlib.ExitStack() as failed:
             begin = 0
             for task in tasks:
-                count = num_envs // group * task.count
-                own = seeds.of(seeds.first_index // group * task.count)
+                count = num_envs // group * task.copies
+                own = seeds.of(seeds.first_index // group * task.copies)
                 each = max(1, threads // len(tasks)) if load_adapter(task.adapter).threads else 1
                 env = load_adapter(task.adapter).make(
                     _config(config, task), seeds=own, num_envs=count, threads=each, render=render
