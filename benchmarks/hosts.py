@@ -2,6 +2,7 @@
 
     python benchmarks/hosts.py                                       # as root: 2 hosts train with torchrun
     python benchmarks/hosts.py --hosts 4 --delay 5 --bandwidth 1000  # 5 ms one way, 1 Gbit/s
+    python benchmarks/hosts.py --layout cpu:a1-l1-d2 -- ppo-cartpole --scheme.lag 1   # a group on each host
     python benchmarks/hosts.py -- ppo-atari --total-steps 20k        # another run
 
 The run is repeated in one process. Exit status 0: same digest and same ledger.
@@ -29,7 +30,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from projection import Network
 
@@ -135,13 +138,13 @@ class Hosts:
                 there = self.on(host, command)
                 variables = {**environment, **own}
                 started.append(subprocess.Popen(there, cwd=folder, env=variables, stdout=pipe, stderr=pipe, text=True))
-            ended = [process.communicate(timeout=timeout) for process in started]
+            with ThreadPoolExecutor(len(started)) as pool:
+                ended = list(pool.map(lambda process: _ended(process, started, timeout), started))
         finally:
             for process in started:
                 process.terminate()  # torchrun ends its processes then
-        for process, (_, errors) in zip(started, ended, strict=True):
-            if process.returncode:
-                raise RuntimeError(errors)
+        if failures := [errors for process, (_, errors) in zip(started, ended, strict=True) if process.returncode]:
+            raise RuntimeError("\n".join(failures))
         return ended[0][0]
 
     def close(self) -> None:
@@ -153,6 +156,17 @@ class Hosts:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _ended(process: subprocess.Popen[str], all_of_them: Sequence[Any], timeout: float) -> tuple[str, str]:
+    """What a process has printed when it ends. If it fails, all end, as with srun's --kill-on-bad-exit: processes that
+    have not met yet would wait for it for a quarter of an hour."""
+    try:
+        return process.communicate(timeout=timeout)
+    finally:
+        if process.returncode != 0:
+            for each in all_of_them:
+                each.terminate()
 
 
 def _serve(parent: int, count: int, network: Network) -> None:
@@ -209,18 +223,22 @@ def _forward(devices: list[int], network: Network) -> None:
                 heapq.heappush(waiting, (idle[host] + network.latency, next(numbers), devices[packet[19] - 1], packet))
 
 
-def compare(hosts: int, network: Network, run: Sequence[str], *, slurm: bool = False) -> bool:
-    """Train on several hosts and in one process; whether digest and ledger are equal. slurm: start the processes with
-    Slurm's variables, without torchrun."""
+def compare(hosts: int, network: Network, run: Sequence[str], *, slurm: bool = False, layout: str = "torchrun") -> bool:
+    """Train on several hosts and in one process; whether digest and ledger are equal.
+
+    Args:
+        slurm: start the processes with Slurm's variables, without torchrun.
+        layout: torchrun, or one with a group for each host, such as cpu:a1-l3-d2.
+    """
     with tempfile.TemporaryDirectory(prefix="lockstep-hosts-") as name:
         folder = Path(name)
         train = ["lockstep", "train", *run, "--display", "none", "--no-tensorboard"]
         with Hosts(hosts, network) as there:
-            command = [*train, "--run", "apart", "--layout", "torchrun"]
+            command = [*train, "--run", "apart", "--layout", layout]
             said = there.srun(["-m", *command], folder) if slurm else there.torchrun(["-m", "--", *command], folder)
             apart = said.splitlines()[-1]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", *train, "--run", "alone"]
+        command = [sys.executable, "-m", *train, "--run", "alone", "--layout", "inline"]
         alone = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True)
         equal = (folder / "apart/ledger.jsonl").read_bytes() == (folder / "alone/ledger.jsonl").read_bytes()
         print(f"{hosts} hosts: {apart}")
@@ -238,10 +256,11 @@ def main() -> int:
     parser.add_argument("--delay", type=float, default=0.0, help="milliseconds one way")
     parser.add_argument("--bandwidth", type=float, default=math.inf, help="Mbit/s that a host can send")
     parser.add_argument("--slurm", action="store_true", help="start processes as Slurm's srun does, without torchrun")
+    parser.add_argument("--layout", default="torchrun", help="or one with a group for each host, as cpu:a1-l3-d2")
     parser.add_argument("run", nargs="*", default=RUN, help="recipe and flags, behind --")
     given = parser.parse_args()
     network = Network(given.delay / 1000, given.bandwidth * 1e6 / 8)
-    return 0 if compare(given.hosts, network, given.run, slurm=given.slurm) else 1
+    return 0 if compare(given.hosts, network, given.run, slurm=given.slurm, layout=given.layout) else 1
 
 
 if __name__ == "__main__":

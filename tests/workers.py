@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lockstep.training.loops
+from lockstep.core.shards import block
 from lockstep.distributed.channels import Channels, open_channels
 from lockstep.distributed.groups import GlooGroup, Group
 from lockstep.distributed.local_group import LocalGroup, join
@@ -106,10 +107,12 @@ class Workers:
         self._answered[order] = {}
         channels: list[Channels | None] = [None] * job.layout.processes
         if job.layout.split:
-            learners, collectors = open_channels(self._context, len(job.layout.collectors), _learners(job))
+            shards, counts = job.experiment.scheme.shards, (len(job.layout.collectors), _learners(job))
+            parts = [[block(shards, count, i, job.layout.copies) for i in range(count)] for count in counts]
+            learners, collectors = open_channels(self._context, *parts)
             channels = [*learners, *collectors]
-        learning, shards = _learners(job), job.experiment.scheme.shards
-        ends = [*join(self._context, learning, partners(shards, learning)), *[None] * MOST]
+        learning, shards, copies = _learners(job), job.experiment.scheme.shards, job.layout.copies
+        ends = [*join(self._context, learning, partners(shards, learning, copies), copies), *[None] * MOST]
         for orders, end, own in zip(self._orders, ends, channels, strict=False):
             orders.put((order, os.getcwd(), job, end, own, tree))
         return order

@@ -33,12 +33,13 @@ class SubmitArguments:
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "torchrun"
-    """torchrun: every task is a process that collects and learns. Any other layout runs in a single task, such as
-    processes:8. Options follow, as in torchrun,env_threads=2."""
+    """torchrun: every task is a process that collects and learns. With a0-l1,2,3-d2, each of two tasks starts a group
+    of collectors and learners. Any other layout runs in a single task, such as processes:8. Options follow, as in
+    torchrun,env_threads=2."""
     preset: str | None = None
     """As for train."""
     nodes: int = 1
-    """Nodes of the job. More than one needs --layout torchrun."""
+    """Nodes of the job. More than one needs --layout torchrun, or one that ends with -dN for N tasks."""
     tasks_per_node: int = 1
     """Processes on each node. The total can be at most the number of shards."""
     slurm_options: Options = field(default_factory=dict)
@@ -67,7 +68,7 @@ class RunJob:
         from lockstep.launchers.launch import resume, train
 
         layout, options = Layout.parse(self.layout), RunOptions(**self.options)
-        if layout.launcher.started_externally:
+        if layout.copies > 1 or layout.launcher.started_externally:
             submitit().helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         os.chdir(self.directory)
         look_for_files_in(self.directory)
@@ -119,11 +120,11 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
     processes = given.nodes * given.tasks_per_node
     if given.nodes < 1 or given.tasks_per_node < 1:
         raise SettingsError(f"--nodes {given.nodes} and --tasks-per-node {given.tasks_per_node} must be at least 1.")
-    if processes > 1 and not layout.launcher.started_externally:
+    if processes not in (1, layout.copies) and not layout.launcher.started_externally:
         raise SettingsError(
             f"--layout {layout} starts its processes itself, on one machine, so --nodes {given.nodes} "
             f"--tasks-per-node {given.tasks_per_node} would start it {processes} times. Use --layout torchrun, or "
-            "leave them out."
+            f"a layout with a group for each task, such as cpu:a1-l1-d{processes}, or leave them out."
         )
     if given.options.run is None:
         raise SettingsError(
@@ -149,7 +150,15 @@ def _settings(given: SubmitArguments, layout: Layout) -> dict[str, Any]:
     """The job's requirements, by sbatch's names."""
     from lockstep.sweep.slots import needs
 
-    wanted = needs(layout, given.experiment.torch_threads)
+    tasks = given.nodes * given.tasks_per_node
+    if tasks > 1 and layout.copies == tasks:  # a task starts one group, on the GPUs of its place on the node
+        of_node = given.tasks_per_node
+        collectors, learners = (each[: len(each) // tasks] for each in (layout.collectors, layout.learners))
+        one = dataclasses.replace(layout, collectors=collectors, learners=learners, copies=1)
+        wanted = needs(one, given.experiment.torch_threads)
+        wanted = dataclasses.replace(wanted, gpus=of_node * wanted.gpus)
+    else:
+        wanted = needs(layout, given.experiment.torch_threads)
     gpus = {"gpus_per_task" if layout.launcher.started_externally else "gpus_per_node": wanted.gpus}
     return {
         "job_name": Path(str(given.options.run)).name,

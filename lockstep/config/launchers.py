@@ -85,6 +85,16 @@ LAUNCHERS = {
 }
 """Launchers by the name that a layout begins with."""
 
+SPREAD = Launcher(
+    "lockstep.launchers.spread:run_spread",
+    starts_processes=True,
+    started_externally=True,
+    one_machine=False,
+    shares_memory=False,
+)
+"""In the place of `processes`, if torchrun or srun has started a process for each copy of a layout such as
+a0-l1,2,3-d2."""
+
 
 def launcher_named(name: str) -> Launcher:
     """A launcher from the table or from a user's file.

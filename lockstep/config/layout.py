@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.config.launchers import Launcher, launcher_named
+from lockstep.config.launchers import SPREAD, Launcher, launcher_named
 from lockstep.config.layout_text import AUTO, DEVICES, HELP, OPTIONS, fields_of
 from lockstep.config.resources import Resources, of_role, validate_resources
 from lockstep.config.settings import SettingsError, check_values, require
@@ -44,6 +44,10 @@ class Layout:
     """Devices of processes that only collect, one each: cpu, or a number for a GPU."""
     learners: tuple[str, ...] = ()
     """Devices of processes that only learn."""
+    copies: int = 1
+    """Equal groups, as in a0-l1,2,3-d2, that collectors and learners are divided into: a group's learners take the
+    rollouts of its collectors. If torchrun or srun has started as many processes, each starts one group, on the GPUs
+    that the first group names."""
     growing: bool = False
     """On Ray: whether collectors are the fewest, and more join as long as the cluster has room and there is a shard for
     each. Needs --scheme.lag async."""
@@ -112,13 +116,16 @@ class Layout:
 
     def __str__(self) -> str:
         text = self.backend
+        collectors, learners = (named[: len(named) // self.copies] for named in (self.collectors, self.learners))
         if self.split and set(self.collectors + self.learners) == {"cpu"}:
             where = "cpu" if self.backend == DEVICES else self.backend
-            text = f"{where}:a{len(self.collectors)}{'+' * self.growing}-l{len(self.learners)}"
+            text = f"{where}:a{len(collectors)}{'+' * self.growing}-l{len(learners)}"
         elif self.split:
-            text = f"a{','.join(self.collectors)}{'+' * self.growing}-l{','.join(self.learners)}"
+            text = f"a{','.join(collectors)}{'+' * self.growing}-l{','.join(learners)}"
         elif not self.is_auto and self.launcher.starts_processes:
             text = f"{self.backend}:{self.workers}"
+        if self.copies > 1:
+            text += f"-d{self.copies}"
         default = Layout()
         for name in OPTIONS:
             value = getattr(self, name)
@@ -138,14 +145,20 @@ class Layout:
             raise SettingsError(
                 f"--layout {self} cannot be chosen here, since it depends on the machine that will run it. {HELP}"
             )
-        return launcher_named(self.backend)
+        return SPREAD if self.spread else launcher_named(self.backend)
+
+    @property
+    def spread(self) -> bool:
+        """Whether torchrun or srun has started processes that start one of the copies each."""
+        return self.copies > 1 and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
     def device_of(self, role: Literal["collector", "learner"], index: int) -> str:
         """torch's name of the device that a process computes on; index: among the processes of its role."""
         if self.resources_of(role).get("gpus"):
             return "cuda:0"  # Ray shows a process only its own GPUs
         if self.split:
-            device = (self.collectors if role == "collector" else self.learners)[index]
+            named = self.collectors if role == "collector" else self.learners
+            device = self._of_group(named)[index % (len(named) // self.copies)] if self.spread else named[index]
         else:
             device = self._dealt(index)
         return device if device == "cpu" else f"cuda:{device}"
@@ -161,6 +174,11 @@ class Layout:
             index, processes = _place_on_machine(index, processes)
         return self._share(index, processes)
 
+    def _of_group(self, named: tuple[str, ...]) -> tuple[str, ...]:
+        """The devices of the group that this process starts: those of the copy with its number on this machine."""
+        each, place = len(named) // self.copies, int(os.environ.get("LOCAL_RANK", "0")) % self.copies
+        return named[place * each : (place + 1) * each]
+
     def _share(self, index: int, processes: int) -> str:
         """The device of one of the processes among which devices are dealt."""
         devices = self.device.split("+")
@@ -170,17 +188,22 @@ class Layout:
         """How many learners compute on the GPU of the one with this number."""
         if gpus := self.resources_of("learner").get("gpus"):
             return math.ceil(1 / gpus)
-        if self.launcher.started_externally:
+        if self.spread:
+            devices = self._of_group(self.learners)
+            index %= len(devices)
+        elif self.launcher.started_externally:
             index, processes = _place_on_machine(index, self.workers)
             devices = [self._share(each, processes) for each in range(processes)]
         else:
             devices = [self.device_of("learner", each) for each in range(self.learning)]
-        return devices.count(devices[index])
+        return list(devices).count(devices[index])
 
     @property
     def gpus(self) -> tuple[int, ...]:
         """Numbers of all GPUs that it names, on the machine of this process."""
         named = (*self.collectors, *self.learners, *(() if self.split else self.device.split("+")))
+        if self.spread:
+            named = (*self._of_group(self.collectors), *self._of_group(self.learners))
         here = [os.environ.get("LOCAL_RANK", "0") if device == LOCAL else device for device in named]
         return tuple(sorted({int(device) for device in here if device != "cpu"}))
 
@@ -206,8 +229,16 @@ class Layout:
 
     @property
     def processes(self) -> int:
-        """Processes that this layout starts, in addition to the one that watches them."""
+        """Processes that this layout starts, in addition to those that watch them."""
         return len(self.collectors) + len(self.learners) if self.split else self.workers
+
+    @property
+    def processes_here(self) -> int:
+        """The same on this machine alone."""
+        if not self.launcher.started_externally:
+            return self.processes
+        programs = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return programs * (self.processes // self.copies) if self.split else programs
 
     @property
     def uses_gpus(self) -> bool:

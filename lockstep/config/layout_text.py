@@ -94,11 +94,13 @@ def _head(head: str, text: str) -> dict[str, Any]:
         raise SettingsError(f"Layout {text!r} asks for -d{copies}: at least one copy is needed. {HELP}")
     gpus = [int(device) for device in collectors + learners if device != "cpu"]
     step = max(gpus) + 1 if gpus else 0
+    backend = name if counted and name != "cpu" else DEVICES
     return {
-        "backend": name if counted and name != "cpu" else DEVICES,
+        "backend": backend,
         "collectors": tuple(_shifted(device, step * copy) for copy in range(copies) for device in collectors),
         "learners": tuple(_shifted(device, step * copy) for copy in range(copies) for device in learners),
         "growing": bool(split["growing"]),
+        "copies": copies if backend == DEVICES else 1,
     }
 
 

@@ -18,13 +18,17 @@ class Channels:
 
     role: Literal["collector", "learner"]
     index: int
-    """The group of its role."""
+    """Among the processes of its role on this machine. The first learner speaks for all of them."""
+    collects: list[range]
+    """The shards of each collector."""
+    learns: list[range]
+    """The batch slots of each learner."""
     peers: list[Connection]
     """Pipes to every process of the other role."""
     rollouts: list[SharedMemory]
     """The buffers of each collector."""
     versions: SharedMemory
-    """The newest versions, written by learner 0."""
+    """The newest versions, written by the first learner."""
     admission: SharedMemory
     """What free-running processes agree on; with preemption, how many shards are done."""
 
@@ -75,16 +79,23 @@ class Channels:
             memory.close()
 
 
-def open_channels(context: Any, collectors: int, learners: int) -> tuple[list[Channels], list[Channels]]:
-    """The ends of all learners and of all collectors, to be made by the process that starts them."""
+def open_channels(context: Any, collects: list[range], learns: list[range]) -> tuple[list[Channels], list[Channels]]:
+    """The ends of all learners and of all collectors, to be made by the process that starts them.
+
+    Args:
+        collects: the shards of each collector.
+        learns: the batch slots of each learner.
+    """
+    collectors, learners = len(collects), len(learns)
     allow_files(2 * collectors * learners + collectors + 2)
     pipes = [[context.Pipe() for _ in range(learners)] for _ in range(collectors)]
     rollouts, shared = [SharedMemory() for _ in range(collectors)], (SharedMemory(), SharedMemory())
     of_learners = [
-        Channels("learner", i, [pipes[c][i][0] for c in range(collectors)], rollouts, *shared) for i in range(learners)
+        Channels("learner", i, collects, learns, [pipes[c][i][0] for c in range(collectors)], rollouts, *shared)
+        for i in range(learners)
     ]
     of_collectors = [
-        Channels("collector", c, [pipes[c][i][1] for i in range(learners)], rollouts, *shared)
+        Channels("collector", c, collects, learns, [pipes[c][i][1] for i in range(learners)], rollouts, *shared)
         for c in range(collectors)
     ]
     return of_learners, of_collectors

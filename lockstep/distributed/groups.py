@@ -30,6 +30,8 @@ class Group:
 
     rank = 0
     size = 1
+    groups = 1
+    """Into how many groups the processes are divided, each with collectors of its own (lockstep.core.shards.block)."""
     shared: SharedMemory | None = None
     """Memory that all map, for what learners do without waiting for each other; None if there can be none."""
     collected: SharedMemory | None = None
@@ -118,7 +120,7 @@ class GlooGroup(Group):
         PeerGone: a process was gone when they connected, or later.
     """
 
-    def __init__(self, meeting: str | Store, rank: int, size: int) -> None:
+    def __init__(self, meeting: str | Store, rank: int, size: int, groups: int = 1) -> None:
         super().__init__()
         if isinstance(meeting, str):
             meeting, rank, size = next(rendezvous(meeting, rank, size, timeout=MEETING))
@@ -127,7 +129,7 @@ class GlooGroup(Group):
             meeting.set_timeout(_PATIENCE)
         with _noticing_losses():
             dist.init_process_group("gloo", None, _PATIENCE, size, rank, meeting)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size, self.groups = dist.get_rank(), dist.get_world_size(), groups
 
     def send(self, value: Tensor, to: int) -> None:
         with self._waiting():

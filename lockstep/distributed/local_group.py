@@ -54,6 +54,8 @@ class Ends:
     """Memory of all processes, for learners."""
     collected: SharedMemory
     """Memory of all processes, for collectors."""
+    groups: int = 1
+    """As of Group."""
 
     def close(self) -> None:
         """Close them in the process that started the others, which does not need them."""
@@ -62,14 +64,15 @@ class Ends:
             end.close()
 
 
-def join(context: Any, size: int, pairs: set[tuple[int, int]]) -> list[Ends]:
+def join(context: Any, size: int, pairs: set[tuple[int, int]], groups: int = 1) -> list[Ends]:
     """The connections among `size` processes, to be passed to them when they start.
 
     Args:
         pairs: of ranks that communicate, in addition to rank 0, which communicates with all.
+        groups: as of Group.
     """
     shared, collected = SharedMemory(), SharedMemory()
-    ends = [Ends(rank, size, {}, {}, {}, shared, collected) for rank in range(size)]
+    ends = [Ends(rank, size, {}, {}, {}, shared, collected, groups) for rank in range(size)]
     joined = sorted({(min(pair), max(pair)) for pair in pairs} | {(0, rank) for rank in range(1, size)})
     allow_files(4 * len(joined))
     for a, b in joined:
@@ -87,7 +90,7 @@ class LocalGroup(Group):
 
     def __init__(self, ends: Ends) -> None:
         super().__init__()
-        self.rank, self.size = ends.rank, ends.size
+        self.rank, self.size, self.groups = ends.rank, ends.size, ends.groups
         self.shared, self.collected = ends.shared, ends.collected
         spin = _SPIN if self.size <= cores_of_the_run() else 0.0
         self._peers = {

@@ -13,14 +13,14 @@ from lockstep.core.shards import block, holder
 from lockstep.distributed.groups import SMALL, Group
 
 
-def partners(shards: int, workers: int) -> set[tuple[int, int]]:
-    """Pairs of workers that exchange partial sums."""
+def partners(shards: int, workers: int, groups: int = 1) -> set[tuple[int, int]]:
+    """Pairs of workers that exchange partial sums; groups as of Group."""
     if _halves(shards, workers):
         return {(rank, rank ^ (1 << level)) for rank in range(workers) for level in range(workers.bit_length() - 1)}
     pairs, size = set(), 2
     while size <= shards:
         for start in range(0, shards, size):
-            pairs.add((holder(shards, workers, start), holder(shards, workers, start + size // 2)))
+            pairs.add((holder(shards, workers, start, groups), holder(shards, workers, start + size // 2, groups)))
         size *= 2
     return {(a, b) for a, b in pairs if a != b}
 
@@ -43,7 +43,7 @@ class TreeSum:
         self.shards, self.group = shards, group
         self.kept: dict[int, Tensor] = {}
         """State per shard of a tree that does more than add. Checkpoints hold it; here it is empty."""
-        self._block = block(shards, group.size, group.rank)
+        self._block = block(shards, group.size, group.rank, group.groups)
         self._subtrees: list[tuple[int, int, Tensor]] = []
         self._halving = _halves(shards, group.size)
 
@@ -124,14 +124,14 @@ class TreeSum:
         same tree in the same order, so no two can wait for each other."""
         if (start, size) in subtrees:
             return subtrees[start, size]
-        workers = self.group.size
-        holders = {holder(self.shards, workers, shard) for shard in range(start, start + size)}
+        workers, groups = self.group.size, self.group.groups
+        holders = {holder(self.shards, workers, shard, groups) for shard in range(start, start + size)}
         if len(holders) == 1:
             return None
         half = size // 2
         left = self._climb(start, half, subtrees, like)
         right = self._climb(start + half, half, subtrees, like)
-        to, origin = holder(self.shards, workers, start), holder(self.shards, workers, start + half)
+        to, origin = (holder(self.shards, workers, shard, groups) for shard in (start, start + half))
         if to != origin:
             if self.group.rank == origin:
                 assert right is not None

@@ -77,8 +77,7 @@ def launch(
     layout = chosen(
         layout, experiment, iterations=stop_after, repeats=recorded is not None, say=options.display != "none"
     )
-    if layout.launcher.started_externally:
-        take_part()
+    _join_others(layout)
     experiment, options = prepare_run(experiment, layout, options, recorded)
     _check_callback(on_iteration, options, layout)
     begun_with = warm_start.weights(experiment, weights) if layout.launcher.leads else {}
@@ -132,8 +131,7 @@ def resume(
     experiment, options = folder.experiment(), options or folder.options()
     asked = folder.asked_layout() if layout is None else Layout.of(layout)
     layout = chosen(asked, experiment, say=options.display != "none")
-    if layout.launcher.started_externally:
-        take_part()
+    _join_others(layout)
     experiment, options = prepare_run(experiment, layout, options)
     _check_callback(on_iteration, options, layout)
     with _writing(folder, layout):
@@ -149,6 +147,12 @@ def resume(
             differs = other_platform(folder, layout) if begin and layout.launcher.computes_here else ()
             folder.note_resumption(begin, layout, options, differs)
         return _start(Job(folder, experiment, layout, options, path, stop_after, None, on_iteration))
+
+
+def _join_others(layout: Layout) -> None:
+    """Take part in a run of several processes if srun has started this one."""
+    if layout.copies > 1 or layout.launcher.started_externally:
+        take_part()
 
 
 def _check_stop(stop_after: int | None) -> None:

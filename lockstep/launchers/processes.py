@@ -10,14 +10,16 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
+from lockstep.core.shards import block
 from lockstep.distributed.channels import Channels, open_channels
 from lockstep.distributed.device_memory import counters, forget
-from lockstep.distributed.groups import CONSEQUENCES, Group
+from lockstep.distributed.groups import CONSEQUENCES, GlooGroup, Group, meeting_point
 from lockstep.distributed.local_group import Ends, LocalGroup, join
 from lockstep.distributed.shared_memory import SharedCounts
 from lockstep.distributed.tree import partners
@@ -35,7 +37,7 @@ _EXPLAINING = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
-class _WorkerSpec:
+class WorkerSpec:
     """A process to be started."""
 
     name: str
@@ -44,21 +46,64 @@ class _WorkerSpec:
     """Its connections to the other learners."""
     channels: Channels | None = None
     """Its connections to the other role, in a split layout."""
+    meeting: Meeting | None = None
+    """Where it meets the other learners, if they are in several groups that torchrun or srun started."""
 
 
-def _worker_specs(layout: Layout, shards: int, context: Any) -> list[_WorkerSpec]:
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+    """Where a learner meets those of other groups, and its place among them."""
+
+    host: str
+    port: int
+    rank: int
+    size: int
+    groups: int
+
+    def join(self) -> Group:
+        return GlooGroup(meeting_point(self.host, self.port)[0], self.rank, self.size, self.groups)
+
+
+class Alone:
+    """What a process that starts a run's processes knows of others that do: here, there are none.
+    lockstep.launchers.spread has the others."""
+
+    @property
+    def connections(self) -> Sequence[Connection]:
+        """What to wait for, in addition to the own processes."""
+        return ()
+
+    @property
+    def running(self) -> bool:
+        """Whether others have not ended yet."""
+        return False
+
+    def failure(self) -> str | None:
+        """How another group failed, if one has."""
+        return None
+
+    def moved(self, progress: object) -> bool:
+        """Tell the others of progress here; returns whether there was some elsewhere."""
+        return False
+
+    def ended(self) -> None:
+        """Tell the others that all processes here have ended well."""
+
+
+def _worker_specs(layout: Layout, shards: int, context: Any) -> list[WorkerSpec]:
     """Every process of a layout, the one that returns the result first."""
-    collectors, learners = len(layout.collectors), layout.learning
-    joined = join(context, learners, partners(shards, learners))
+    collectors, learners, copies = len(layout.collectors), layout.learning, layout.copies
+    joined = join(context, learners, partners(shards, learners, copies), copies)
     if not layout.split:
-        return [_WorkerSpec(f"Worker {ends.rank} of {learners}", ends) for ends in joined]
-    of_learners, of_collectors = open_channels(context, collectors, learners)
+        return [WorkerSpec(f"Worker {ends.rank} of {learners}", ends) for ends in joined]
+    collects, learns = ([block(shards, n, i, copies) for i in range(n)] for n in (collectors, learners))
+    of_learners, of_collectors = open_channels(context, collects, learns)
     return [
         *(
-            _WorkerSpec(f"Learner {ends.rank} of {learners}", ends, channels)
+            WorkerSpec(f"Learner {ends.rank} of {learners}", ends, channels)
             for ends, channels in zip(joined, of_learners, strict=True)
         ),
-        *(_WorkerSpec(f"Collector {i} of {collectors}", channels=channels) for i, channels in enumerate(of_collectors)),
+        *(WorkerSpec(f"Collector {i} of {collectors}", channels=channels) for i, channels in enumerate(of_collectors)),
     ]
 
 
@@ -69,7 +114,16 @@ def run_processes(work: Work, job: Job) -> Result:
         WorkerError: with the traceback of the first process that failed.
     """
     context = multiprocessing.get_context("spawn")
-    specs, available = _worker_specs(job.layout, job.experiment.scheme.shards, context), machine.cores()
+    return run_specs(work, job, context, _worker_specs(job.layout, job.experiment.scheme.shards, context), Alone())
+
+
+def run_specs(work: Work, job: Job, context: Any, specs: list[WorkerSpec], others: Alone) -> Result:
+    """Start these processes and watch them; returns the result of the first.
+
+    Raises:
+        WorkerError: one of them, or of the others, failed.
+    """
+    available = machine.cores()
     shared = SharedCounts(2 + len(specs))
     pipes: list[Connection] = []
     processes: list[Any] = []
@@ -95,7 +149,7 @@ def run_processes(work: Work, job: Job) -> Result:
             for pipe in pipes:  # not in start(), which would wait forever if the process died before reading
                 with contextlib.suppress(OSError):  # it has died, which _watch reports
                     pipe.send(job)
-            return _watch([spec.name for spec in specs], processes, pipes, stop, job.layout)
+            return _watch([spec.name for spec in specs], processes, pipes, stop, job.layout, others)
     finally:
         alive = [process for process in processes if process.is_alive()]
         left = [file for process in alive for file in counters(process.pid)] if job.layout.opens_gpus else []
@@ -108,14 +162,20 @@ def run_processes(work: Work, job: Job) -> Result:
 
 
 def _watch(
-    names: list[str], processes: list[Any], pipes: list[Connection], stop: StopRequest, layout: Layout
+    names: list[str],
+    processes: list[Any],
+    pipes: list[Connection],
+    stop: StopRequest,
+    layout: Layout,
+    others: Alone,
 ) -> Result:
     """Wait until every process has answered; raise as soon as one fails or dies, or all stall."""
     results: dict[int, Result | None] = {}
     stall = StallDetector(layout.stall_timeout)
-    while len(results) < len(processes):
+    while len(results) < len(processes) or others.running:
         open_ranks = [rank for rank in range(len(processes)) if rank not in results]
-        wait([pipes[rank] for rank in open_ranks] + [processes[rank].sentinel for rank in open_ranks], timeout=1.0)
+        own = [*(pipes[rank] for rank in open_ranks), *(processes[rank].sentinel for rank in open_ranks)]
+        wait([*own, *others.connections], timeout=1.0)
         failures = {}
         for rank in open_ranks:
             try:
@@ -134,8 +194,14 @@ def _watch(
                 processes[rank].join(_GRACE)
                 failures[rank] = children.death_report(processes[rank])
         if failures:
-            raise WorkerError(_first_cause(failures, names, processes, pipes, results))
+            raise WorkerError(_first_cause(failures, names, processes, pipes, results, others))
+        if (elsewhere := others.failure()) is not None:
+            raise WorkerError(elsewhere)
+        if len(results) == len(processes):
+            others.ended()
         now = stop.progress()
+        if others.moved(now):
+            stall.moved()
         patience = stall.too_long(now, started=any(now), grace=_EXPLAINING)
         if patience is not None:
             for rank in open_ranks:
@@ -157,6 +223,7 @@ def _first_cause(
     processes: list[Any],
     pipes: list[Connection],
     results: dict[int, Any],
+    others: Alone,
 ) -> str:
     """The failure to show. When a worker dies, its peers fail a moment later with a broken connection; a death or
     another kind of error explains more."""
@@ -178,12 +245,14 @@ def _first_cause(
                     continue
             if not process.is_alive():
                 failures[rank] = children.death_report(process)
+        if all(map(follows, failures.values())) and (elsewhere := others.failure()) is not None:
+            return elsewhere
         time.sleep(0.05)
     rank, text = min(failures.items(), key=lambda item: follows(item[1]))
     return f"{names[rank]} {text}"
 
 
-def _child(work: Work, spec: _WorkerSpec, available: int, pipe: Connection, stop: StopRequest) -> None:
+def _child(work: Work, spec: WorkerSpec, available: int, pipe: Connection, stop: StopRequest) -> None:
     """The main function of a run's process: it receives its job, joins the others, works, and reports how it ended.
 
     Args:
@@ -209,6 +278,7 @@ def _child(work: Work, spec: _WorkerSpec, available: int, pipe: Connection, stop
         opens_gpus = job.layout.opens_gpus
         machine.belongs_to_a_run_with(available)
         group = Group() if spec.ends is None else LocalGroup(spec.ends)
+        group = group if spec.meeting is None else spec.meeting.join()
         result = work(job, WorkerContext(group, spec.channels), stop)
         pipe.send(("result", result))
         pipe.close()

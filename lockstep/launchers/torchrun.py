@@ -24,42 +24,61 @@ VISIBLE = 60.0
 def run_torchrun(work: Work, job: Job) -> Result:
     """Run one of the processes that torchrun started. torchrun notices when one ends; each watches itself for
     stalls."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     stop = StopRequest()
     stop.begin()  # a process that stops before the others would count as lost
-    layout = dataclasses.replace(job.layout, workers=size)
+    group = met(stop)
+    try:
+        job = agreed(group, job)
+        job = dataclasses.replace(job, layout=dataclasses.replace(job.layout, workers=group.size))
+        with stopping_on_signals(stop), watched(_end_here, stop, job.layout.stall_timeout, group):
+            result = work(job, WorkerContext(group), stop)
+        assert result is not None, "learners return one"
+        return result
+    finally:
+        group.close()
 
-    def fail(reason: str) -> None:
-        tell(f"Process {rank} of {size}: {reason}", sys.stderr)
-        os._exit(1)  # torchrun then ends the others
 
+def _end_here(reason: str) -> None:
+    """End this process; torchrun then ends the others."""
+    tell(f"Process {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {reason}", sys.stderr)
+    os._exit(1)
+
+
+def met(stop: StopRequest) -> GlooGroup:
+    """The group of all processes that torchrun or srun started, once all have come.
+
+    Raises:
+        WorkerError: they have not.
+    """
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     late = (
         "the others did not connect: one of them ended, or the network interface that gloo chose cannot reach them "
         "(set GLOO_SOCKET_IFNAME to choose another)"
     )
     try:
-        with watched(lambda _: fail(late), stop, 3 * MEETING.total_seconds()):
-            group = GlooGroup("env://", rank, size)
+        with watched(lambda _: _end_here(late), stop, 3 * MEETING.total_seconds()):
+            return GlooGroup("env://", rank, size)
     except RuntimeError as error:
         raise WorkerError(
             f"Process {rank} of {size} did not meet the others: {error}. One of them may have ended before (see its "
             "output), or cannot reach the first process's host, or another program uses the port where they meet. "
             "MASTER_ADDR and MASTER_PORT choose host and port."
         ) from error
-    try:
-        paths = (job.folder.path.absolute(), job.checkpoint and job.checkpoint.absolute())
-        path, checkpoint, begun = group.broadcast((*paths, job.experiment.warm_start))
-        check_shared(group, path / "run.json")
-        if rank:
-            folder, experiment = dataclasses.replace(job.folder, path=path), job.experiment.replace(warm_start=begun)
-            job = dataclasses.replace(job, folder=folder, checkpoint=checkpoint, experiment=experiment)
-        job = dataclasses.replace(job, layout=layout)
-        with stopping_on_signals(stop), watched(fail, stop, layout.stall_timeout, group):
-            result = work(job, WorkerContext(group), stop)
-        assert result is not None, "learners return one"
-        return result
-    finally:
-        group.close()
+
+
+def agreed(group: Group, job: Job) -> Job:
+    """The job with the folder, the checkpoint and the warm start that the first process found.
+
+    Raises:
+        SettingsError: not all processes see the folder.
+    """
+    paths = (job.folder.path.absolute(), job.checkpoint and job.checkpoint.absolute())
+    path, checkpoint, begun = group.broadcast((*paths, job.experiment.warm_start))
+    check_shared(group, path / "run.json")
+    if group.rank == 0:
+        return job
+    folder, experiment = dataclasses.replace(job.folder, path=path), job.experiment.replace(warm_start=begun)
+    return dataclasses.replace(job, folder=folder, checkpoint=checkpoint, experiment=experiment)
 
 
 def check_shared(group: Group, file: Path, visible: float = VISIBLE) -> None:

@@ -51,7 +51,7 @@ class Worker:
         shards = scheme.shards
         self.agent, self.rollouts, self.group = agent, rollouts, group
         self._alive = alive
-        self.slots = block(shards, group.size, group.rank)
+        self.slots = block(shards, group.size, group.rank, group.groups)
         self._tree = TreeSum(shards, group)
         if scheme.gradient_lag == "async":
             updates = () if recorded is None else recorded.updates

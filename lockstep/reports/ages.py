@@ -110,7 +110,7 @@ def _who(run: Run, shards: int, *, learners: bool) -> Callable[[int, int], str]:
             return f"shard {shard}"
         role = ("learner" if learners else "collector") if layout.split else "process"
         count = layout.learning if learners else layout.collecting
-        return f"{role} {holder(shards, count, shard)}" + f" of {layout}" * several
+        return f"{role} {holder(shards, count, shard, layout.copies)}" + f" of {layout}" * several
 
     return name
 

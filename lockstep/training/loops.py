@@ -214,8 +214,8 @@ def _begin(job: Job, worker: Worker) -> Resumed:
 def collect(job: Job, agent: Agent, channels: Channels, stop: StopRequest, alive: Callable[[], None]) -> None:
     """Collect rollouts in a process of its own, until the learners want no more."""
     schedule = job.schedule
-    own = len(block(job.experiment.scheme.shards, channels.collectors, channels.index))
-    cuts = preemption(job.experiment.scheme, job.recorded, channels.admission, own)
+    own = channels.collects[channels.index]
+    cuts = preemption(job.experiment.scheme, job.recorded, channels.admission, len(own))
     buffers = collector_buffers(agent, channels, channels.index, schedule)
     collectors = Collectors(agent, buffers, job.layout, alive, cuts, stop=job.stops)
     connection = CollectorConnection(agent, channels, collectors, schedule, free=job.collects_freely)

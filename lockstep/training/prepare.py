@@ -87,7 +87,15 @@ def _check_torchrun(experiment: Experiment, layout: Layout) -> None:
             "--layout torchrun must be started by torchrun, as in torchrun --nproc-per-node 2 -m -- lockstep train "
             "RECIPE --layout torchrun, or by Slurm's srun. Without them use --layout processes:2."
         )
-    dataclasses.replace(layout, workers=int(os.environ.get("WORLD_SIZE", "1"))).check(experiment.scheme.shards)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if not layout.split:
+        dataclasses.replace(layout, workers=processes).check(experiment.scheme.shards)
+    elif processes != layout.copies:
+        raise SettingsError(
+            f"--layout {layout} has {layout.copies} groups, and torchrun or srun starts a process for each of them, "
+            f"but has started {processes}. Start {layout.copies} (one on each node, with --nproc-per-node 1 or "
+            f"--ntasks-per-node 1), or end the layout with -d{processes}."
+        )
 
 
 def prepare_run(
@@ -170,7 +178,7 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
     """Raise SettingsError if a run's rollouts and replay memory do not fit into this machine's memory."""
     shards, shares_memory = shards_here(experiment, layout), layout.launcher.shares_memory
     free = experiment.scheme.free_running and not shares_memory
-    ahead = free or (layout.split and shares_memory)  # then there are several buffers of each shard
+    ahead = free or (layout.split and (shares_memory or layout.spread))  # then there are several buffers of each shard
     if free and not experiment.algorithm.replays:
         shards = experiment.scheme.shards  # every learner receives all rollouts
     memory.require_rollouts(experiment, shards, experiment.scheme.buffers if ahead else 1)

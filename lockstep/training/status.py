@@ -131,13 +131,13 @@ def waste(status: Status, available_cores: int, busy_cores: float) -> str | None
     idle = int(available_cores - busy_cores)
     best, reason = "", ""
     waiting = status.shares.get("waiting", 0.0)
-    threads = layout.processes * status.torch_threads
+    threads = layout.processes_here * status.torch_threads
     more, crowded = min(status.shards, idle), busy_cores > available_cores / 4  # others may cause the waiting
     if layout.uses_gpus:
         return None  # the speed of GPUs is not known here
     if threads > available_cores:
         each = f" with {status.torch_threads} torch threads each" * (status.torch_threads > 1)
-        reason = f"{layout.processes} processes{each} compete for {available_cores} cores"
+        reason = f"{layout.processes_here} processes{each} compete for {available_cores} cores"
     elif layout.launcher.one_process:
         steps = status.updates / max(1, status.iteration)
         if more > 1 and status.iteration_seconds / (1 + steps) > _EXCHANGE_PAYS:

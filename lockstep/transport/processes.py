@@ -25,7 +25,6 @@ from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collectors
 from lockstep.core.rollout import RolloutInfo
 from lockstep.core.schedule import LapId, Schedule
-from lockstep.core.shards import block
 from lockstep.distributed.channels import Channels
 from lockstep.distributed.device_memory import Attempt, tell_way
 from lockstep.distributed.groups import Group
@@ -42,9 +41,9 @@ class RunEnded(Exception):
 
 def collector_buffers(agent: Agent, channels: Channels, index: int, schedule: Schedule) -> list[RolloutBuffers]:
     """The buffers of one collector of a split layout, mapped into the calling process."""
-    shards = block(agent.experiment.scheme.shards, channels.collectors, index)
     return channels.rollouts[index].map(
-        lambda arena: buffers_of(agent, shards, schedule, arena, ahead=True), pinned=agent.device.type != "cpu"
+        lambda arena: buffers_of(agent, channels.collects[index], schedule, arena, ahead=True),
+        pinned=agent.device.type != "cpu",
     )
 
 
@@ -55,7 +54,8 @@ def admission(agent: Agent, channels: Channels) -> Admission:
 
 
 class SharedMemoryRollouts:
-    """Rollouts that other processes collect, for one of the learners. Learner 0 also speaks for all learners."""
+    """Rollouts that other processes collect, for one of the learners. The first of them also speaks for all learners
+    of this machine."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class SharedMemoryRollouts:
         self._channels, self._group, self._schedule, self.versions = channels, group, schedule, versions
         self._may_lend, self._quiet = ipc and agent.device.type != "cpu", quiet
         self._experiment, self._shards = agent.experiment, agent.experiment.scheme.shards
-        self._slots = block(self._shards, group.size, group.rank)
+        self._slots = channels.learns[channels.index]
         self._buffers = {
             shard: buffers
             for c in range(channels.collectors)
@@ -80,7 +80,7 @@ class SharedMemoryRollouts:
             for shard in buffers.shards
         }
         self._everyone = range(channels.collectors)
-        self._speaks = group.rank == 0
+        self._speaks = channels.index == 0
         self._board = VersionBoard(agent, channels, schedule.lag + 1) if self._speaks else None
         self._admission = admission(agent, channels) if free else None
         self._delivered: dict[LapId, RolloutInfo] = {}
@@ -221,7 +221,6 @@ class CollectorConnection:
         self._states: dict[int, dict[int, tuple[int, dict[str, Tensor]]]] = {shard: {} for shard in collectors.shards}
         """By shard and lap: the number of the rollout that comes next, and the shard's state. Collection may be ahead
         of the iteration that is to be saved."""
-        self._shards = agent.experiment.scheme.shards
         self.waited = 0.0
         """Seconds spent waiting for versions, or for free buffers, since the last delivery."""
         self._since = time.perf_counter()
@@ -295,9 +294,7 @@ class CollectorConnection:
         times = {**self._collectors.take_times(), "waiting": self.waited}
         times["other"] = max(0.0, now - self._since - sum(times.values()))
         self._since, self.waited = now, 0.0
-        learners = len(self._channels.peers)
-        for learner in range(learners):
-            slots = block(self._shards, learners, learner)
+        for learner, slots in enumerate(self._channels.learns):
             for_it = [info for info in infos if self._slot(info) in slots]
             if for_it or learner == 0:  # learner 0 reports the times
                 try:

@@ -51,6 +51,9 @@ def test_the_script_is_shown(cluster: Path, capsys: pytest.CaptureFixture[str]) 
     assert "#SBATCH --cpus-per-task=3\n" in text and "#SBATCH --ntasks-per-node=1\n" in text
     text = shown(capsys, "--run", "runs/one", *TASKS, "--layout", "torchrun,device=0", "--dry-run")
     assert "#SBATCH --gpus-per-task=1\n" in text, "the nodes have GPUs, whatever this machine has"
+    groups = ("--scheme.shards", "8", "--nodes", "2", "--layout", "a0-l1,2,3-d2", "--precision", "fp32")
+    text = shown(capsys, "--run", "runs/one", *groups, "--dry-run")
+    assert "#SBATCH --gpus-per-node=4\n" in text and "#SBATCH --cpus-per-task=4\n" in text, "a group on each node"
     text = shown(capsys, "--run", "runs/one", *TASKS, "--dry-run", "--json")
     assert "#SBATCH --nodes=2\n" in json.loads(text)["script"]
 

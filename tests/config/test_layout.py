@@ -16,6 +16,8 @@ from lockstep.config.settings import SettingsError
         "torchrun",
         "cpu:a2-l2",
         "a0-l1,2,3",
+        "a0-l1,2,3-d2",
+        "cpu:a1-l3-d2,jitter=0.01",
         "acpu,cpu-l0",
         "processes:2,env_threads=4,stall_timeout=30",
         "cpu:a1-l1,env_processes=2,jitter=0.01,learner_delay=0.5",
@@ -149,6 +151,20 @@ def test_torchrun_deals_the_gpus_of_each_machine(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with pytest.raises(SettingsError, match="2 GPUs for 1 process,"):
         listed.check(shards=8)
+
+
+def test_torchrun_and_srun_start_a_group_for_each_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the GPUs of the first copy, or, where a machine has several groups, of the copy with the group's place."""
+    layout = Layout.parse("a0-l1,2,2-d4")
+    assert not layout.launcher.started_externally and layout.gpus == tuple(range(12))
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert layout.launcher.started_externally and not layout.launcher.leads
+    assert layout.gpus == (3, 4, 5) and layout.processes_here == 8
+    assert [layout.device_of("learner", index) for index in (9, 10, 11)] == ["cuda:4", "cuda:5", "cuda:5"]
+    assert layout.device_of("collector", 0) == "cuda:3", "collectors are counted in their group"
+    assert [layout.learners_beside(index) for index in (9, 11)] == [1, 2]
+    assert not Layout.parse("a0-l1").launcher.started_externally, "as before: each starts a run of its own"
 
 
 @pytest.mark.parametrize(

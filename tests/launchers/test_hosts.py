@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,6 +30,81 @@ def test_two_hosts_compute_what_one_process_does(capsys: pytest.CaptureFixture[s
         pytest.skip(str(error))
     assert HOSTS.compare(2, HOSTS.Network(0.001), HOSTS.RUN)
     assert "digest: " in capsys.readouterr().out
+
+
+GROUPS = [*HOSTS.RUN, "--scheme.shards", "8", "--scheme.lag", "1"]
+"""A run in which a group's three learners have unequal parts of its four shards."""
+
+
+def test_two_hosts_with_a_group_each_compute_what_one_process_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """Started as srun does."""
+    try:
+        HOSTS.Hosts(1).close()
+    except PermissionError as error:
+        pytest.skip(str(error))
+    assert HOSTS.compare(2, HOSTS.Network(0.001), GROUPS, slurm=True, layout="cpu:a1-l3-d2")
+    assert "digest: " in capsys.readouterr().out
+
+
+def started(number: int, port: int, *arguments: str) -> subprocess.Popen[str]:
+    """The program of one of two groups, as torchrun starts it on a host with no other."""
+    ranks = {"RANK": number, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
+    return subprocess.Popen(
+        [sys.executable, "-m", "lockstep", *arguments, "--display", "none", "--layout", "cpu:a1-l1-d2"],
+        env={
+            **os.environ,
+            **{k: str(v) for k, v in ranks.items()},
+            "MASTER_ADDR": "localhost",
+            "PYTHONPATH": str(ROOT),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as free:
+        return free.getsockname()[1]
+
+
+def test_a_lost_process_ends_all_groups_and_the_run_continues_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second group's collector kills itself; both programs name it. The resumed run ends as an undisturbed one."""
+    monkeypatch.chdir(tmp_path)
+    Path("env.py").write_text(
+        "import os, signal\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Deadly(CartPoleEnv):\n"
+        "    steps = 0\n"
+        "    def step(self, action):\n"
+        "        self.steps += 1\n"
+        "        if os.environ.get('RANK') == '1' and self.steps == 40 and not os.path.exists('dead'):\n"
+        "            open('dead', 'w').close()\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return super().step(action)\n"
+    )
+    run = [*GROUPS, "--env.id", "env.py:Deadly", "--no-tensorboard", "--no-check-env"]
+    port = free_port()
+    programs = [started(each, port, "train", *run, "--run", "apart", "--checkpoint-every", "1") for each in range(2)]
+    said = [program.communicate(timeout=120)[1] for program in programs]
+    assert [program.returncode for program in programs] == [1, 1], said
+    assert all("Collector 1 of 2 was ended by SIGKILL" in each for each in said), said
+    assert "Group 1 of 2 (host " in said[0]
+    port = free_port()
+    programs = [started(each, port, "resume", "apart") for each in range(2)]
+    out, errors = zip(*(program.communicate(timeout=120) for program in programs), strict=True)
+    assert [program.returncode for program in programs] == [0, 0], errors
+    alone = subprocess.run(
+        [sys.executable, "-m", "lockstep", "train", *run, "--run", "alone", "--display", "none", "--layout", "inline"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out[0].splitlines()[-1] == alone.stdout.splitlines()[-1]
+    assert Path("apart/ledger.jsonl").read_bytes() == Path("alone/ledger.jsonl").read_bytes()
 
 
 def meet(*folders: Path) -> list[str]:

@@ -16,6 +16,7 @@ from tiny import EXPERIMENTS
 
 from lockstep.agent import Agent
 from lockstep.core.rollout import RolloutInfo
+from lockstep.core.shards import block
 from lockstep.distributed.channels import Channels, open_channels
 from lockstep.distributed.device_memory import lend
 from lockstep.distributed.groups import Group
@@ -35,7 +36,8 @@ def agent() -> Agent:
 @pytest.fixture
 def ends(request: pytest.FixtureRequest) -> Iterator[tuple[list[Channels], list[Channels]]]:
     """Those of the learners and of the collectors, of which there are as many as the test says."""
-    learners, collectors = open_channels(multiprocessing.get_context("spawn"), *request.param)
+    parts = [[block(4, count, i) for i in range(count)] for count in request.param]
+    learners, collectors = open_channels(multiprocessing.get_context("spawn"), *parts)
     yield learners, collectors
     for each in (*learners, *collectors):
         each.close()
