@@ -64,6 +64,13 @@ class Group:
     def exchange(self, value: Tensor, into: Tensor, peer: int) -> None:
         raise AssertionError("a single process has no peer")
 
+    def swap(self, value: Tensor, peer: int) -> Tensor:
+        """Give a peer a tensor, and return the one of the same shape and type that it gives. That lies in memory which
+        the next exchange with this peer may overwrite."""
+        into = torch.empty_like(value)
+        self.exchange(value, into, peer)
+        return into
+
     def gather(self, value: Any) -> list[Any] | None:
         """Every process's value, in order of rank, at rank 0; None elsewhere."""
         return [value]

@@ -1,8 +1,9 @@
 """A group of processes on one machine: pipes carry messages, and large tensors pass through shared memory.
 
 Several times as fast as sockets for large tensors, and even faster for the small ones that cheap environments exchange
-at every iteration: these pass through the pipe if they are sent, or through memory without receipts if both sides
-exchange them. Tensors of GPUs pass through the GPUs' memory where all processes can open each other's.
+at every iteration. Tensors that both sides exchange pass through memory without receipts; others that are sent pass
+through the pipe if they are small. Tensors of GPUs pass through the GPUs' memory where all processes can open each
+other's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 from lockstep.distributed import device_memory
 from lockstep.distributed.device_memory import Attempt, EventHandle, Inbox, Outbox
 from lockstep.distributed.groups import SMALL, Group
-from lockstep.distributed.shared_memory import Arena, SharedMemory
+from lockstep.distributed.shared_memory import SharedMemory
 from lockstep.system.children import allow_files
 from lockstep.system.machine import cores_of_the_run
 
@@ -34,7 +35,9 @@ _SPIN = 100e-6
 """Seconds that a process polls for an answer before it sleeps until it arrives: waking up takes about as long."""
 _TENSOR, _STORED, _PLACED, _RECEIPT, _SWAPPED, _OBJECT = b"t", b"s", b"d", b"a", b"x", b"o"
 """Kinds of messages: a tensor's bytes, the size of a tensor in shared memory, the same on a GPU with a handle if the
-memory is new, the receipt that it was taken out, an exchanged small tensor in shared memory, and a pickled object."""
+memory is new, the receipt that it was taken out, an exchanged tensor in shared memory, and a pickled object."""
+_ALIGNMENT = 64
+"""Of memory for exchanged tensors, in bytes."""
 _TRIAL = 4096
 """Bytes that processes exchange before they trust each other's GPUs."""
 
@@ -50,6 +53,8 @@ class Ends:
     """By the rank of the other process."""
     outgoing: dict[int, SharedMemory]
     incoming: dict[int, SharedMemory]
+    exchanged: dict[int, SharedMemory]
+    """What both processes of a connection write and read."""
     shared: SharedMemory
     """Memory of all processes, for learners."""
     collected: SharedMemory
@@ -59,7 +64,8 @@ class Ends:
 
     def close(self) -> None:
         """Close them in the process that started the others, which does not need them."""
-        memories = (*self.outgoing.values(), *self.incoming.values(), self.shared, self.collected)
+        of_pairs = (*self.outgoing.values(), *self.incoming.values(), *self.exchanged.values())
+        memories = (*of_pairs, self.shared, self.collected)
         for end in (*self.pipes.values(), *memories):
             end.close()
 
@@ -72,13 +78,14 @@ def join(context: Any, size: int, pairs: set[tuple[int, int]], groups: int = 1) 
         groups: as of Group.
     """
     shared, collected = SharedMemory(), SharedMemory()
-    ends = [Ends(rank, size, {}, {}, {}, shared, collected, groups) for rank in range(size)]
+    ends = [Ends(rank, size, {}, {}, {}, {}, shared, collected, groups) for rank in range(size)]
     joined = sorted({(min(pair), max(pair)) for pair in pairs} | {(0, rank) for rank in range(1, size)})
-    allow_files(4 * len(joined))
+    allow_files(5 * len(joined))
     for a, b in joined:
         ends[a].pipes[b], ends[b].pipes[a] = context.Pipe()
         ends[a].outgoing[b] = ends[b].incoming[a] = SharedMemory()
         ends[b].outgoing[a] = ends[a].incoming[b] = SharedMemory()
+        ends[a].exchanged[b] = ends[b].exchanged[a] = SharedMemory()
     return ends
 
 
@@ -94,7 +101,14 @@ class LocalGroup(Group):
         self.shared, self.collected = ends.shared, ends.collected
         spin = _SPIN if self.size <= cores_of_the_run() else 0.0
         self._peers = {
-            rank: _Peer(pipe, ends.outgoing[rank], ends.incoming[rank], spin) for rank, pipe in ends.pipes.items()
+            rank: _Peer(
+                pipe,
+                ends.outgoing[rank],
+                ends.incoming[rank],
+                _Places(ends.exchanged[rank], own=int(self.rank > rank)),
+                spin,
+            )
+            for rank, pipe in ends.pipes.items()
         }
 
     def open_devices(self, device: torch.device) -> str | None:
@@ -127,14 +141,20 @@ class LocalGroup(Group):
 
     def exchange(self, value: Tensor, into: Tensor, peer: int) -> None:
         with self._waiting():
-            small = min(value.numel(), into.numel()) > 0 and max(value.nbytes, into.nbytes) <= SMALL
-            if small and value.device.type == "cpu":
-                self._peers[peer].swap(value, into)
+            if value.device.type == "cpu":
+                _bytes(into).copy_(self._peers[peer].swap(_bytes(value.contiguous()), into.nbytes))
                 return
             if value.numel():
                 self._peers[peer].send(value)
             if into.numel():
                 self._peers[peer].receive(into)
+
+    def swap(self, value: Tensor, peer: int) -> Tensor:
+        if value.device.type != "cpu":
+            return super().swap(value, peer)
+        with self._waiting():
+            data = self._peers[peer].swap(_bytes(value.contiguous()), value.nbytes)
+        return data.view(value.dtype).view(value.shape)
 
     def gather(self, value: Any) -> list[Any] | None:
         with self._waiting():
@@ -185,21 +205,23 @@ class LocalGroup(Group):
 class _Peer:
     """The connection between this process and another one."""
 
-    def __init__(self, pipe: Connection, outgoing: SharedMemory, incoming: SharedMemory, spin: float) -> None:
-        self.pipe, self._spin = pipe, spin
+    def __init__(
+        self, pipe: Connection, outgoing: SharedMemory, incoming: SharedMemory, places: _Places, spin: float
+    ) -> None:
+        self.pipe, self._places, self._spin = pipe, places, spin
         self._outgoing, self._incoming = _Buffer(outgoing), _Buffer(incoming)
         self.outbox: Outbox | None = None
         self.inbox: Inbox | None = None
         self._free = True
         """Whether the last stored tensor has been taken out."""
         self._swaps = 0
-        """Small tensors exchanged so far."""
+        """Tensors exchanged so far."""
         self._unread: deque[bytes] = deque()
         self._poll = select.poll()
         self._poll.register(pipe.fileno(), select.POLLIN)
 
     def send(self, value: Tensor) -> None:
-        data = _bytes(value.detach().contiguous())
+        data = _bytes(value.contiguous())
         on_gpu = data.device.type != "cpu"
         if data.numel() <= SMALL and not on_gpu:
             self._write(_TENSOR + data.numpy().tobytes())
@@ -237,15 +259,27 @@ class _Peer:
         with contextlib.suppress(OSError):  # it may have ended after its last message
             self.pipe.send_bytes(_RECEIPT)
 
-    def swap(self, value: Tensor, into: Tensor) -> None:
-        """Exchange small tensors through memory for two. No receipt is needed: a process that sends the next tensor has
-        taken this one out, and only the one after that overwrites it."""
+    def swap(self, data: Tensor, size: int) -> Tensor:
+        """Exchange the bytes of tensors through memory for two of each side, and return those of the other process.
+        They stay there until the next exchange begins. No receipt is needed: a process that begins the next one has
+        read these, and only the one after that overwrites them.
+
+        Args:
+            size: how many the other process gives.
+        """
+        if (larger := max(data.numel(), size)) > self._places.size:  # for both processes alike
+            self._meet()  # the other one has read what will lie elsewhere
+            self._places.grow(larger)
         place, self._swaps = self._swaps % 2, self._swaps + 1
-        self._outgoing.small()[place, : value.nbytes] = _bytes(value.detach().contiguous()).numpy()
+        self._places.own[place, : data.numel()] = data.numpy()
+        self._meet()
+        return torch.from_numpy(self._places.others[place, :size])
+
+    def _meet(self) -> None:
+        """Wait until the other process does."""
         self._write(_SWAPPED)
         message = self._next()
         assert message == _SWAPPED
-        _bytes(into).numpy()[:] = self._incoming.small()[place, : into.nbytes]
 
     def offer_device(self, device: torch.device, rank: int) -> tuple[EventHandle, Any]:
         """Make memory for what is sent to the other process, with its sender's rank in it, and let it be opened."""
@@ -316,31 +350,39 @@ class _Peer:
 
 
 class _Buffer:
-    """Shared memory, mapped as far as it has been needed: a place for large tensors, after two for small ones."""
+    """Shared memory for a large tensor, mapped as far as it has been needed."""
 
     def __init__(self, memory: SharedMemory) -> None:
-        self._memory, self._large = memory, torch.empty(0, dtype=torch.uint8)
-        self._small: np.ndarray | None = None
-
-    def small(self) -> np.ndarray:
-        """uint8 [2, SMALL]"""
-        if self._small is None:
-            self._small = self._map(0)[0].numpy()
-        return self._small
+        self._memory, self._mapped = memory, torch.empty(0, dtype=torch.uint8)
 
     def at_least(self, size: int) -> Tensor:
         """uint8 [size or more]"""
-        if self._large.numel() < size:
-            self._large = self._map(size)[1]
-        return self._large
+        if self._mapped.numel() < size:
+            self._mapped = self._memory.map(lambda arena: arena.zeros((size,), torch.uint8))
+        return self._mapped
 
-    def _map(self, size: int) -> tuple[Tensor, Tensor]:
-        def layout(arena: Arena) -> tuple[Tensor, Tensor]:
-            return arena.zeros((2, SMALL), torch.uint8), arena.zeros((size,), torch.uint8)
 
-        return self._memory.map(layout)
+class _Places:
+    """Shared memory for two tensors of each of two processes.
+
+    Args:
+        own: which of them this process is.
+    """
+
+    def __init__(self, memory: SharedMemory, own: int) -> None:
+        self._memory, self._own = memory, own
+        self.size = 0
+        """Bytes of a place."""
+        self.own = self.others = np.empty((2, 0), np.uint8)
+        """uint8 [2, size] of each process."""
+
+    def grow(self, least: int) -> None:
+        """Map places of at least this many bytes. They lie elsewhere then."""
+        self.size = -(-max(least, SMALL) // _ALIGNMENT) * _ALIGNMENT
+        both = self._memory.map(lambda arena: arena.zeros((2, 2, self.size), torch.uint8)).numpy()
+        self.own, self.others = both[self._own], both[1 - self._own]
 
 
 def _bytes(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor: uint8 [its bytes]."""
-    return tensor.view(-1).view(torch.uint8)
+    return tensor.detach().view(-1).view(torch.uint8)

@@ -72,8 +72,8 @@ class TreeSum:
             subtrees = {place: value.cpu() for place, value in subtrees.items()}
         if self._halving:
             (total,) = subtrees.values()
-            # On GPUs messages take longer than copies do.
-            whole = total.nbytes <= SMALL or total.device.type != "cpu"
+            # Two processes send as much either way. On GPUs messages take longer than copies do.
+            whole = self.group.size == 2 or total.nbytes <= SMALL or total.device.type != "cpu"
             return self._double(total) if whole else self._halve_and_double(total)
         like = next(iter(subtrees.values()))
         total = self._climb(0, self.shards, subtrees, like)
@@ -86,12 +86,11 @@ class TreeSum:
         return self.finish()
 
     def _double(self, total: Tensor) -> Tensor:
-        """Equal power-of-two blocks, and few numbers or GPUs: at each level of the tree partners swap their sums, and
-        both add them up. That takes half as many exchanges."""
+        """Equal power-of-two blocks, and two processes, few numbers or GPUs: at each level of the tree partners swap
+        their sums, and both add them up. That takes half as many exchanges."""
         group, own, distance = self.group, total.view(-1), 1
-        incoming = torch.empty_like(own)
         while distance < group.size:
-            group.exchange(own, incoming, group.rank ^ distance)
+            incoming = group.swap(own, group.rank ^ distance)
             left, right = (incoming, own) if group.rank & distance else (own, incoming)
             torch.add(left, right, out=own)  # of two NaNs, the left one remains
             distance *= 2

@@ -18,7 +18,7 @@ from lockstep.distributed.local_group import Ends, LocalGroup, join
 from lockstep.distributed.tree import TreeSum, partners
 
 FEW, MANY = 1_003, 40_003
-"""Numbers of each tensor: partners swap few as a whole, and many in halves."""
+"""Numbers of each tensor: partners swap few as a whole, and many in halves if they are more than two."""
 
 
 def shard_tensors(shards: int, size: int = FEW) -> dict[int, Tensor]:
