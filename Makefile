@@ -46,11 +46,13 @@ train: $(VENV)/.train
 	@echo "learning curve  $(RUN)/learning-curve.png"
 	@echo "prove it        $(BIN)/lockstep verify $(RUN) --layout inline"
 
+# Types are checked while tests run: this takes one core for more than a minute.
 test: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest $(SPREAD)
+	@$(BIN)/pyright --pythonpath $(BIN)/python >$(VENV)/types.txt 2>&1 & \
+		$(BIN)/python -m pytest $(SPREAD); tests=$$?; \
+		wait $$!; types=$$?; cat $(VENV)/types.txt; exit $$((tests | types))
 
 test-full: $(VENV)/.test
 	$(BIN)/python -m pytest $(SPREAD) --full

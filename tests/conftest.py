@@ -23,11 +23,12 @@ torch.set_num_threads(1)
 settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
 settings.load_profile("lockstep")
 LONGEST = (
-    *("test_ray", "test_layouts", "test_pretended_gpu", "test_portable", "test_sweep_runs", "test_examples"),
-    *("test_shard_env", "test_export", "test_resume", "test_replay", "test_gpu_steps", "test_device_rollout"),
+    *("test_portable", "test_ray", "test_pretended_gpu", "test_layouts", "test_examples", "test_shard_env"),
+    *("test_resume", "test_export", "test_replay", "test_sweep_runs", "test_gpu_steps", "test_device_rollout"),
     *("test_failures", "test_growing", "test_sweep_slurm", "test_sweep_population", "test_output"),
 )
-"""Files that take half a minute of a core or more, the longest first."""
+"""Files that take half a minute of a core or more, the longest first. The first one compiles the kernels that others
+load."""
 SLOW = (
     "benchmarks/test_gpu_steps.py",
     "benchmarks/test_other_systems.py",

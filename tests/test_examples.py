@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import importlib.util
+import io
 import re
 import shlex
 import shutil
@@ -187,6 +190,14 @@ def test_commands_are_found() -> None:
     assert {command.split()[1] for command in found} >= {"train", "resume", "eval", "record", "plot", "verify", "diff"}
 
 
+@functools.cache
+def flags_of(verb: str, *needed: str) -> str:
+    """Its help, of all flags."""
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        main([verb, *needed, "--help-all"])
+    return shown.getvalue()
+
+
 @pytest.mark.parametrize("command", commands())
 def test_a_documented_command_parses(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     verb, *arguments = shlex.split(command)[1:]
@@ -226,7 +237,6 @@ def test_a_documented_command_parses(command: str, capsys: pytest.CaptureFixture
             "submit": ["ppo-cartpole"],
             "sweep": ["set", "ppo-cartpole"],
         }
-        main([verb, *recipe.get(verb, []), "--help-all"])
-        help_text = capsys.readouterr().out
+        help_text = flags_of(verb, *recipe.get(verb, []))
         for flag in (argument for argument in arguments if argument.startswith("--")):
             assert re.search(rf"{flag.partition('=')[0]}\b", help_text), f"{verb} has no {flag}"

@@ -117,8 +117,8 @@ def test_another_seed_gives_another_result(inline: Callable[[str], Ran], tmp_pat
 
 def test_an_ordinary_all_reduce_breaks_it(workers: Workers, inline: Callable[[str], Ran], tmp_path: Path) -> None:
     """In fp32 with 4 processes the same gradients, added in another order, make another agent."""
-    order = workers.start(job("ppo", tmp_path / "run", "processes:4"), AllReduce)
-    alone, ordinary = inline("ppo"), workers.ran(order)
+    order = workers.start(job("mujoco-normalized", tmp_path / "run", "processes:4"), AllReduce)
+    alone, ordinary = inline("mujoco-normalized"), workers.ran(order)
     assert ordinary.digest != alone.digest
     (_, lines), (_, others) = (ledger.read(RunFolder(ran.run).ledger) for ran in (alone, ordinary))
     assert lines[0]["rollout"] == others[0]["rollout"], "until the first sum, nothing differs"
@@ -126,7 +126,9 @@ def test_an_ordinary_all_reduce_breaks_it(workers: Workers, inline: Callable[[st
 
 
 @pytest.mark.timeout(1800)  # where CI computes what nobody has recorded, the first test waits for it
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name in ALIKE else ()) for name in EXPERIMENTS]
+)
 def test_digests_are_the_recorded_ones(name: str, inline: Callable[[str], Ran]) -> None:
     if name not in golden.known():
         pytest.skip("nobody has recorded digests on this platform; make golden BASE=COMMIT needs none")
@@ -150,15 +152,15 @@ def test_every_kind_of_run_resumes(name: str, inline: Callable[[str], Ran], tmp_
 
 
 def test_frames_are_those_of_the_emulator(inline: Callable[[str], Ran]) -> None:
-    lines = RunFolder(inline("ppo").run).records()
+    lines = RunFolder(inline("ppo-bf16").run).records()
     assert [line["frames"] for line in lines] == [4 * (line["samples"] or 0) for line in lines] != []
 
 
 @pytest.mark.real_processes
 def test_train_starts_processes_of_its_own(inline: Callable[[str], Ran], tmp_path: Path) -> None:
     """From settings to digest with nothing in between replaced."""
-    result = lockstep.train(EXPERIMENTS["ppo-lstm"](), Layout("processes", 2), options(tmp_path / "run"))
-    assert ran_of(result) == inline("ppo-lstm")
+    result = lockstep.train(EXPERIMENTS["memory-gru-lag-2"](), Layout("processes", 2), options(tmp_path / "run"))
+    assert ran_of(result) == inline("memory-gru-lag-2")
 
 
 def test_torchrun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

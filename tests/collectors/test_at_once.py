@@ -82,7 +82,7 @@ def play(settings: Experiment, **how: Any) -> tuple[Collector, list[dict[str, An
     return collecting, found
 
 
-@pytest.mark.parametrize("settings", [cartpole, pendulum])
+@pytest.mark.parametrize("settings", [cartpole, pytest.param(pendulum, marks=pytest.mark.slow)])
 def test_every_array_is_the_same_as_step_by_step(
     settings: Callable[[], Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:

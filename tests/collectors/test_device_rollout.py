@@ -68,7 +68,7 @@ def by_host(experiment: Experiment, folder: Path) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     "make",
     [
-        pictures,
+        pytest.param(pictures, marks=pytest.mark.slow),
         pytest.param(careless, marks=pytest.mark.slow),
         pytest.param(dqn, marks=pytest.mark.slow),
         pytest.param(impala, marks=pytest.mark.slow),

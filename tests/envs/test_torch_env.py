@@ -292,6 +292,7 @@ def experiment() -> Experiment:
     return cut(recipes.ppo_cartpole, env=env, model={"core": "lstm"}, scheme={"lag": 1})
 
 
+@pytest.mark.slow
 def test_training_is_the_same_on_every_layout_and_resumed(tmp_path: Path) -> None:
     whole = train(experiment(), Layout(), options(tmp_path / "run", checkpoint_every=2)).digest
     for text in ("processes:2", "cpu:a1-l1"):

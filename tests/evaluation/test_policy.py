@@ -173,6 +173,7 @@ def test_video_of_a_run(cartpole: Path, tmp_path: Path) -> None:
     assert (changed > 50).mean() > 0.5
 
 
+@pytest.mark.slow
 def test_video_ends_with_its_episodes(cartpole: Path, tmp_path: Path) -> None:
     _, one = read(record_video(cartpole, tmp_path / "a.mp4"))
     _, two = read(record_video(cartpole, tmp_path / "b.mp4", episodes=2))

@@ -167,6 +167,7 @@ def test_sampled_actions_repeat_with_their_seed_and_leave_other_streams_alone() 
     assert all(other.scores != first.scores for other in others)
 
 
+@pytest.mark.slow
 def test_atari_in_bf16_with_memory_and_lost_lives() -> None:
     options: dict[str, Any] = {"max_num_frames_per_episode": 480}
     settings = dataclasses.replace(

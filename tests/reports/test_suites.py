@@ -159,6 +159,7 @@ def test_a_very_long_run_keeps_its_evaluations_and_its_end(tmp_path: Path) -> No
     assert run.curve("samples", "eval/score")[1].tolist() == [3.0]
 
 
+@pytest.mark.slow  # it makes 26 games
 def test_a_sweep_takes_a_suites_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "set")
     words = ["sweep", folder, "der-atari100k", "--suite", "atari100k", "--dry-run", "--json"]
