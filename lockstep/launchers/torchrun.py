@@ -48,10 +48,10 @@ def run_torchrun(work: Work, job: Job) -> Result:
         ) from error
     try:
         paths = (job.folder.path.absolute(), job.checkpoint and job.checkpoint.absolute())
-        path, checkpoint, begun = group.broadcast((*paths, job.experiment.warm_start))
+        path, checkpoint, experiment = group.broadcast((*paths, job.experiment))  # with digests of what it begins with
         check_shared(group, path / "run.json")
         if rank:
-            folder, experiment = dataclasses.replace(job.folder, path=path), job.experiment.replace(warm_start=begun)
+            folder = dataclasses.replace(job.folder, path=path)
             job = dataclasses.replace(job, folder=folder, checkpoint=checkpoint, experiment=experiment)
         job = dataclasses.replace(job, layout=layout)
         with stopping_on_signals(stop), watched(fail, stop, layout.stall_timeout, group):
