@@ -178,8 +178,10 @@ def test_sequences_are_filled(tmp_path: Path) -> None:
     assert memory.draw(4, np.random.default_rng(1))[0].max() < memory.count // experiment.algorithm.rollout
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_minari_gives_what_a_file_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minari = pytest.importorskip("minari")
+    pytest.importorskip("jax")  # which its DataCollector needs
     gymnasium = pytest.importorskip("gymnasium")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     env = minari.DataCollector(gymnasium.make("CartPole-v1", max_episode_steps=12))
