@@ -56,10 +56,17 @@ class ReplayConfig:
     """With lag async: gradient steps per sample collected since the warm-up stay within a factor of 1 + slack of the
     ratio set by `updates`. Higher makes collectors and learners wait less for each other, and lets hardware affect more
     of the result; with 0 the ratio is exact."""
+    data: str = ""
+    """Transitions that fill the replay memory before training: an .npz file, or a Minari dataset as minari:ID. More
+    of them, and more varied ones, let learning begin with better values. New steps overwrite them in time."""
+    data_digest: str = ""
+    """SHA-256 over these transitions. Computed when the run starts."""
     checkpoint: bool = True
     """Write the replay memory into checkpoints, so that a resumed run continues exactly. Off saves disk and time; a
     resumed run then begins with an empty memory, which it fills for as long as the warm-up took before it learns again
     (another result, which can be neither verified nor replayed)."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"data", "data_digest"})
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from lockstep.agent import Agent
 from lockstep.algorithms.offpolicy import OffPolicy, off_policy
 from lockstep.buffers.batches import CollectedRollout, Slice
+from lockstep.buffers.data import Data, fill, load
 from lockstep.buffers.hindsight import Hindsight
 from lockstep.buffers.history import History
 from lockstep.buffers.memory import Placing, on_gpu, require
@@ -90,6 +91,7 @@ class ReplayBatches:
         rollout for every slot."""
         experiment = self._agent.experiment
         self._set_priorities()
+        data: Data | None = None
         for slot in self._slots:
             new = rollouts[slot]
             if not self._replays:
@@ -102,8 +104,13 @@ class ReplayBatches:
                     self._hindsight[slot] = Hindsight(
                         self._replays[slot], self._goals, self._config.replay.hindsight, self._config.discount
                     )
-                if slot in self._saved:
-                    self._histories[slot].restore(self._saved.pop(slot), self._replays[slot])
+                saved = self._saved.pop(slot, None)
+                restored = saved is not None and self._histories[slot].restore(saved, self._replays[slot])
+                if self._config.replay.data and not restored:
+                    agent = self._agent
+                    if data is None:
+                        data = load(experiment, agent.observation_space, agent.action_space)
+                    fill(self._replays[slot], experiment, slot, data, new[0].rollout, agent.model.distribution)
             for each in new:
                 if self._on_gpu:
                     self._replays[slot].insert(each.rollout, each.on_device)

@@ -168,7 +168,11 @@ def _of_run(name: str) -> Experiment:
 
 
 def _begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
-    """The experiment without the settings of a recipe run's warm start, if another one is given."""
+    """The experiment without the settings of a recipe run's warm start, or the digest of its data, if another is
+    given."""
+    replay, known = (getattr(each.algorithm, "replay", None) for each in (experiment, recipe))
+    if replay and known and replay.data != known.data and replay.data_digest == known.data_digest:
+        experiment = experiment.replace(**{"algorithm.replay.data_digest": ""})
     start, before, default = experiment.warm_start, recipe.warm_start, WarmStart()
     if start.run == before.run or not before.digest:
         return experiment

@@ -73,6 +73,7 @@ _NEEDS = (
         "--algorithm.replay.recency below 1",
         {"algorithm.replay.recency": lambda recency: recency < 1},
     ),
+    _Need(_replay("data_digest"), "--algorithm.replay.data", {"algorithm.replay.data": bool}),
     _Need(_replay("slack"), "--scheme.lag async", {"scheme.lag": lambda lag: lag == "async"}),
     _Need(
         ("algorithm.temperature_learning_rate", "algorithm.target_entropy"),

@@ -18,6 +18,7 @@ EXTRAS = {
     "classic": ("pygame", "pictures of CartPole and its relatives"),
     "envpool": ("envpool", "Atari, MuJoCo, Procgen and more, in C++"),
     "minatar": ("minatar", "MinAtar's five small games"),
+    "minari": ("minari", "datasets of transitions"),
     "mpe": ("mpe2", "particle worlds for several agents"),
     "mujoco": ("mujoco", "MuJoCo through gymnasium"),
     "pettingzoo": ("pettingzoo", "games for several agents"),

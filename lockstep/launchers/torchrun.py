@@ -67,17 +67,17 @@ def met(stop: StopRequest) -> GlooGroup:
 
 
 def agreed(group: Group, job: Job) -> Job:
-    """The job with the folder, the checkpoint and the warm start that the first process found.
+    """The job with what the first process found: the folder, the checkpoint, and the experiment with digests of what it begins with.
 
     Raises:
         SettingsError: not all processes see the folder.
     """
     paths = (job.folder.path.absolute(), job.checkpoint and job.checkpoint.absolute())
-    path, checkpoint, begun = group.broadcast((*paths, job.experiment.warm_start))
+    path, checkpoint, experiment = group.broadcast((*paths, job.experiment))
     check_shared(group, path / "run.json")
     if group.rank == 0:
         return job
-    folder, experiment = dataclasses.replace(job.folder, path=path), job.experiment.replace(warm_start=begun)
+    folder = dataclasses.replace(job.folder, path=path)
     return dataclasses.replace(job, folder=folder, checkpoint=checkpoint, experiment=experiment)
 
 

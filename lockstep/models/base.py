@@ -76,6 +76,15 @@ class Exploring(Protocol):
 
 
 @runtime_checkable
+class Storing(Protocol):
+    """A further method that replay needs from a distribution to store actions that others took."""
+
+    def from_env(self, action: np.ndarray) -> Tensor:
+        """A batch of the action space -> the actions [B, *action_shape] that to_env turns into it."""
+        ...
+
+
+@runtime_checkable
 class Diverging(Protocol):
     """A further method that a learning rate that follows the divergence needs from a distribution."""
 

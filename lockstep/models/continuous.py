@@ -61,6 +61,12 @@ class Scaled(Distribution):
         scaled = low + (np.clip(action, -1.0, 1.0) + 1) / 2 * (high - low)
         return np.clip(scaled, low, high).astype(self.space.dtype).reshape(-1, *self.space.shape)
 
+    def from_env(self, action: np.ndarray) -> Tensor:
+        """A batch of the action space -> stored actions [B, D]"""
+        low, high = (bound.reshape(-1).astype(np.float64) for bound in (self.space.low, self.space.high))
+        scaled = (action.reshape(len(action), -1) - low) / np.where(high > low, high - low, 1.0) * 2 - 1
+        return torch.from_numpy(scaled.astype(np.float32))
+
     def to_env_tensor(self, action: Tensor) -> Tensor:
         return self._sent.fitted(self._sent.scaled(action.clamp(-1.0, 1.0)))
 

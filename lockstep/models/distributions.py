@@ -139,6 +139,10 @@ class Choice(Distribution):
     def to_env(self, action: Any) -> Any:
         return action + self.start if self.start else action
 
+    def from_env(self, action: np.ndarray) -> Tensor:
+        """A batch of the action space -> stored actions [B]"""
+        return torch.from_numpy(action.astype(np.int64) - self.start)
+
     def to_env_tensor(self, action: Tensor) -> Tensor:
         return self.to_env(action)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep import envs
 from lockstep.agent import Agent
-from lockstep.buffers import memory
+from lockstep.buffers import data, memory
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError, check_values
@@ -74,7 +74,7 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
         )
     _check_layout(experiment, layout, recorded)
     experiment.schedule()  # refuses a schedule that cannot be followed
-    return warm_start.resolved(experiment) if layout.launcher.leads else experiment
+    return data.resolved(warm_start.resolved(experiment)) if layout.launcher.leads else experiment
 
 
 def _check_torchrun(experiment: Experiment, layout: Layout) -> None:

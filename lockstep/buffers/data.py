@@ -1,0 +1,350 @@
+"""Transitions of a file or of a Minari dataset, which fill replay before the first rollout (algorithm.replay.data).
+
+They become one stream of steps, in which the last observation of an episode takes a step of its own, as the reset of an
+environment does. The stream is cut into equal pieces, one for each environment of the experiment. So a shard's part
+depends on the experiment alone, and not on the layout.
+
+Shape legend: N transitions, M steps of the stream, S steps of a piece, B environments of a shard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from lockstep import envs
+from lockstep.algorithms.offpolicy import OffPolicyConfig, off_policy
+from lockstep.buffers.replay import Replay, ring_steps
+from lockstep.config.extras import install_command
+from lockstep.config.settings import SettingsError
+from lockstep.core.arrays import ArrayTuple
+from lockstep.core.digests import state_digest
+from lockstep.core.rollout import Rollout
+from lockstep.experiment import Experiment
+from lockstep.models.base import Storing
+
+_MINARI = "minari:"
+_AT_ONCE = 1024
+"""About how many steps of every environment are inserted at once."""
+_NEXT = "next_observations"
+
+
+class Data(ArrayTuple):
+    """N transitions in the order of their file, as replay stores them."""
+
+    obs: Any
+    """[N, ...]"""
+    next_obs: Any
+    action: Tensor
+    """[N, *shape of the action space], in the units of the environment."""
+    reward: Tensor
+    """fp32 [N]"""
+    terminated: Tensor
+    """bool [N]"""
+    truncated: Tensor
+    """bool [N]"""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all of it."""
+        named: dict[str, Tensor] = {}
+        for name in self._fields:
+            value = getattr(self, name)
+            named |= {f"{name}.{key}": x for key, x in _entries(value).items()}
+        return state_digest(named)
+
+    @property
+    def ends(self) -> Tensor:
+        """bool [N]: whether the next transition does not continue the episode."""
+        ends = self.terminated | self.truncated
+        ends[-1] = True
+        after, before = _entries(self.next_obs), _entries(self.obs)
+        for name in before:
+            ends[:-1] |= (after[name][:-1] != before[name][1:]).flatten(1).any(1)
+        return ends
+
+
+def resolved(experiment: Experiment) -> Experiment:
+    """The experiment with the digest of the data that fills its replay, which is checked.
+
+    Raises:
+        SettingsError: the data does not exist, or does not fit.
+    """
+    config = experiment.algorithm
+    if not isinstance(config, OffPolicyConfig) or not config.replay.data or config.replay.data_digest:
+        return experiment
+    data = load(experiment, *envs.spaces(experiment.env))
+    replay = dataclasses.replace(config.replay, data_digest=data.digest)
+    return dataclasses.replace(experiment, algorithm=dataclasses.replace(config, replay=replay))
+
+
+def load(experiment: Experiment, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> Data:
+    """Read and check what algorithm.replay.data names.
+
+    Raises:
+        SettingsError: it does not exist, does not fit the environment or the capacity, or has changed since the run
+            began.
+    """
+    replay = off_policy(experiment.algorithm).replay
+    source = replay.data
+    arrays = _of_minari(source.removeprefix(_MINARI)) if source.startswith(_MINARI) else _of_file(source)
+    data = _checked(arrays, observation_space, action_space, f"algorithm.replay.data={source}")
+    if experiment.env.reward_clip:
+        data = data.replace(reward=data.reward.clamp(-1, 1))
+    _require_capacity(experiment, data)
+    if replay.data_digest not in ("", data.digest):
+        raise SettingsError(
+            f"algorithm.replay.data={source} is not what the run began with: algorithm.replay.data_digest is "
+            f"{replay.data_digest[:8]}…, but its digest is {data.digest[:8]}…. Restore it from a copy, or begin a run "
+            "with the present data: leave the digest out."
+        )
+    return data
+
+
+def fill(memory: Replay, experiment: Experiment, shard: int, data: Data, example: Rollout, distribution: Any) -> None:
+    """Insert a shard's part of the data into its empty memory.
+
+    Args:
+        example: a rollout of the shard, whose shapes and types are those of the memory.
+        distribution: of the model, which knows in what form replay stores actions.
+
+    Raises:
+        SettingsError: the distribution does not.
+    """
+    if not isinstance(distribution, Storing):
+        raise SettingsError(
+            f"algorithm.replay.data: {type(distribution).__name__} has no method from_env(action), which turns an "
+            "action of the environment into one that replay stores. Write one, or leave the data out."
+        )
+    action = distribution.from_env(data.action.numpy()).to(example.action.dtype)
+    rollout = experiment.algorithm.rollout
+    at_once = rollout * max(1, _AT_ONCE // rollout if memory.single_steps else 1)
+    for part in rollouts(data.replace(action=action), experiment, shard, at_once):
+        memory.insert(part.replace(core_state=torch.zeros_like(example.core_state)))
+
+
+def rollouts(data: Data, experiment: Experiment, shard: int, at_once: int) -> Iterator[Rollout]:
+    """A shard's part of the data as rollouts of at most so many steps, each of which continues the one before."""
+    row, final = _stream(data)
+    length, size = _piece(experiment, len(row)), experiment.envs_per_shard
+    pieces = torch.arange(shard * size, (shard + 1) * size) * length
+    ends = data.ends
+    for first in range(0, length, at_once):
+        steps = min(at_once, length - first)
+        at = pieces + torch.arange(first, first + steps + 1).unsqueeze(1)  # [T+1, B]
+        slot = at.clamp(max=len(row) - 1)
+        rows, over = row[slot], final[slot]
+        inside = torch.arange(first, first + steps + 1).unsqueeze(1)
+        valid, taken = ~over[:-1], rows[:-1]
+        terminated = data.terminated[taken] & valid
+        cut = ends[taken] | (inside[:-1] == length - 1)
+        action, zeros = data.action[taken], torch.zeros(steps + 1, size)
+        yield Rollout(
+            obs=_observed(data, rows, over),
+            start=(inside == 0) | final[(slot - 1).clamp(min=0)],
+            action=action,
+            reward=data.reward[taken] * valid,
+            prev_action=torch.cat([torch.zeros_like(action[:1]), action]),
+            prev_reward=torch.cat([zeros[:1], data.reward[taken] * valid]),
+            log_prob=zeros[1:],
+            value=zeros,
+            terminated=terminated,
+            truncated=valid & cut & ~terminated,
+            valid=valid,
+            core_state=torch.zeros(size, 0),
+        )
+
+
+def _observed(data: Data, rows: Tensor, final: Tensor) -> Any:
+    """Observations [T+1, B, ...] of steps of the stream."""
+    before, after = _entries(data.obs), _entries(data.next_obs)
+    found = {}
+    for name, obs in before.items():
+        found[name] = obs[rows]
+        found[name][final] = after[name][rows[final]]
+    return found if isinstance(data.obs, dict) else found[""]
+
+
+def _stream(data: Data) -> tuple[Tensor, Tensor]:
+    """For each step of the stream [M]: its transition, and whether it shows the last observation of an episode."""
+    ends = data.ends
+    row = torch.repeat_interleave(torch.arange(len(ends)), 1 + ends.long())
+    final = torch.zeros(len(row), dtype=torch.bool)
+    final[1:] = row[1:] == row[:-1]
+    return row, final
+
+
+def _piece(experiment: Experiment, steps: int) -> int:
+    """S: whole rollouts, since sequences begin with these."""
+    rollout = experiment.algorithm.rollout
+    return -(-steps // (experiment.env.num_envs * rollout)) * rollout
+
+
+def _require_capacity(experiment: Experiment, data: Data) -> None:
+    replay, rollout = off_policy(experiment.algorithm).replay, experiment.algorithm.rollout
+    steps, count = len(_stream(data)[0]), len(data.reward)
+    needed = _piece(experiment, steps) + rollout + 1  # the first rollout should not overwrite any of it
+    if needed > ring_steps(experiment):
+        raise SettingsError(
+            f"algorithm.replay.data={replay.data} has {count:,} transitions, which take {steps:,} steps with the last "
+            f"observations of episodes. With the first rollout, that is more than algorithm.replay.capacity="
+            f"{replay.capacity}. Use --algorithm.replay.capacity {needed * experiment.env.num_envs} or more, or fewer "
+            "transitions."
+        )
+
+
+def _of_file(source: str) -> dict[str, np.ndarray]:
+    path = Path(source)
+    if not path.is_file():
+        raise SettingsError(
+            f"algorithm.replay.data={source} does not exist in {Path.cwd()}. Name an .npz file, or a Minari dataset as "
+            "minari:ID."
+        )
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError, TypeError, BadZipFile) as error:
+        raise SettingsError(
+            f"algorithm.replay.data={source} cannot be read as an .npz file of numbers ({error}). Write it with "
+            "numpy.savez."
+        ) from error
+
+
+def _of_minari(name: str) -> dict[str, np.ndarray]:
+    try:
+        import minari
+    except ImportError as error:
+        raise SettingsError(
+            f"algorithm.replay.data={_MINARI}{name} needs Minari: {install_command('minari')}"
+        ) from error
+    try:
+        dataset = minari.load_dataset(name)
+    except (FileNotFoundError, ValueError) as error:
+        raise SettingsError(
+            f"algorithm.replay.data={_MINARI}{name} is not on this machine. Download it: minari download {name}"
+        ) from error
+    parts: dict[str, list[np.ndarray]] = {}
+    for episode in dataset.iterate_episodes():
+        observed = _by_name("observations", episode.observations)
+        each = {key: x[:-1] for key, x in observed.items()}
+        each |= {key.replace("observations", _NEXT, 1): x[1:] for key, x in observed.items()}
+        each |= _by_name("actions", episode.actions)
+        each |= {key: getattr(episode, key) for key in ("rewards", "terminations", "truncations")}
+        for key, x in each.items():
+            parts.setdefault(key, []).append(x)
+    return {key: np.concatenate(found) for key, found in parts.items()}
+
+
+def _by_name(name: str, value: Any) -> dict[str, np.ndarray]:
+    """Nested entries as observations/a.b."""
+    if not isinstance(value, dict):
+        return {name: np.asarray(value)}
+    joined = {}
+    for key, inner in value.items():
+        joined |= _by_name(f"{name}.{key}" if "/" in name else f"{name}/{key}", inner)
+    return joined
+
+
+def _checked(
+    arrays: Mapping[str, np.ndarray],
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    who: str,
+) -> Data:
+    """The transitions in arrays.
+
+    Raises:
+        SettingsError: arrays are missing, or do not fit the spaces.
+    """
+    nested = isinstance(observation_space, spaces.Dict)
+    observed = dict(observation_space.spaces) if nested else {"": observation_space}
+    keys = {name: f"/{name}" if name else "" for name in observed}
+    needed = ["actions", "rewards", "terminations", "truncations", *(f"observations{key}" for key in keys.values())]
+    further = [f"{_NEXT}{key}" for key in keys.values()]
+    given = [name for name in further if name in arrays]
+    if missing := [name for name in (*needed, *(further if given else ())) if name not in arrays]:
+        raise SettingsError(
+            f"{who} lacks {', '.join(missing)}. It has {', '.join(arrays) or 'nothing'}. Add arrays of these names, "
+            "with one row for each transition."
+        )
+    count = len(np.atleast_1d(arrays["rewards"]))
+    if not count:
+        raise SettingsError(f"{who} has no transitions. Give it at least one row.")
+
+    def array(name: str, shape: tuple[int, ...], kinds: str, dtype: Any) -> Tensor:
+        x = arrays[name]
+        if x.shape != (count, *shape) or x.dtype.kind not in kinds:
+            kind = {"b": "bool", "biu": "whole numbers", "biuf": "numbers"}[kinds]
+            raise SettingsError(
+                f"{who}: {name} is {x.dtype} {list(x.shape)}, but must hold {kind} [{count}, *{list(shape)}], as "
+                "rewards and the spaces of the environment say. Convert it (lockstep check-env shows the spaces)."
+            )
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            row = int(np.flatnonzero(~np.isfinite(x).reshape(count, -1).all(1))[0])
+            raise SettingsError(f"{who}: {name} has NaN or an infinity in row {row}. Leave such rows out.")
+        return torch.from_numpy(np.ascontiguousarray(x.astype(dtype)))
+
+    def observations(name: str) -> dict[str, Tensor]:
+        found = {}
+        for entry, space in observed.items():
+            kinds = "biu" if space.dtype == np.uint8 else "biuf"
+            found[entry] = array(f"{name}{keys[entry]}", tuple(space.shape or ()), kinds, space.dtype)
+        return found
+
+    obs, reward = observations("observations"), array("rewards", (), "biuf", np.float32)
+    terminated, truncated = (array(name, (), "b", bool) for name in ("terminations", "truncations"))
+    if given:
+        next_obs = observations(_NEXT)
+    else:
+        unknown = truncated & ~terminated
+        unknown[-1] |= ~terminated[-1]
+        if unknown.any():
+            raise SettingsError(
+                f"{who} lacks {further[0]}. Without it, the observation after a transition is that of the next row, "
+                f"but row {int(unknown.nonzero()[0, 0])} is the last one of an episode that does not terminate. Add "
+                "it, or leave such rows out."
+            )
+        # What follows a termination is never used.
+        following = torch.where(terminated, torch.arange(count), (torch.arange(count) + 1).clamp(max=count - 1))
+        next_obs = {name: x[following] for name, x in obs.items()}
+    return Data(
+        obs=obs if nested else obs[""],
+        next_obs=next_obs if nested else next_obs[""],
+        action=_actions(arrays, array, action_space, who),
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated & ~terminated,
+    )
+
+
+def _actions(arrays: Mapping[str, np.ndarray], array: Any, space: gymnasium.Space[Any], who: str) -> Tensor:
+    if isinstance(space, spaces.Discrete):
+        action = array("actions", (), "biu", np.int64)
+        low, high = np.asarray(space.start), np.asarray(space.start + space.n - 1)
+    elif isinstance(space, spaces.Box):
+        action = array("actions", tuple(space.shape), "biuf", space.dtype)
+        low, high = space.low, space.high
+    else:
+        raise SettingsError(f"{who}: replay takes data for Discrete and Box actions, but the environment has {space}.")
+    x = action.numpy()
+    outside = ((x < low) | (x > high)).reshape(len(x), -1).any(1)
+    if outside.any():
+        row = int(np.flatnonzero(outside)[0])
+        raise SettingsError(
+            f"{who}: the action in row {row}, {arrays['actions'][row].tolist()}, is not in the action space {space}. "
+            "Give actions in the environment's units, clipped to its bounds."
+        )
+    return action
+
+
+def _entries(obs: Any) -> dict[str, Tensor]:
+    return obs if isinstance(obs, dict) else {"": obs}
