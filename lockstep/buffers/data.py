@@ -221,7 +221,7 @@ def _of_file(source: str) -> dict[str, np.ndarray]:
 
 def _of_minari(name: str) -> dict[str, np.ndarray]:
     try:
-        import minari
+        import minari  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise SettingsError(
             f"algorithm.replay.data={_MINARI}{name} needs Minari: {install_command('minari')}"

@@ -67,7 +67,8 @@ def met(stop: StopRequest) -> GlooGroup:
 
 
 def agreed(group: Group, job: Job) -> Job:
-    """The job with what the first process found: the folder, the checkpoint, and the experiment with digests of what it begins with.
+    """The job with what the first process found: the folder, the checkpoint, and the experiment, which has the digests
+    of the files that it begins with.
 
     Raises:
         SettingsError: not all processes see the folder.
