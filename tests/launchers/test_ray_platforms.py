@@ -55,6 +55,10 @@ def test_a_scheme_that_promises_equal_bits_needs_nodes_that_compute_alike() -> N
         *("ray start --resources", "ray:a2-l1,collector.alike=1,learner.alike=1", "--scheme.lag async"),
     ):
         assert part in said
+    with pytest.raises(
+        SettingsError, match="install the same versions and files on all nodes and use --precision port"
+    ):
+        compared.other("Collector 1 of 2", False, Node("barn", {**other.platform, "torch": "1.0"}))
     early = Platforms(job_again())
     early.other("Collector 1 of 2", False, other)  # before learner 0
     with pytest.raises(SettingsError, match="Collector 1 of 2 is on barn"):

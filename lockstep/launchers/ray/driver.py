@@ -36,9 +36,9 @@ from lockstep.core.shards import block, holder
 from lockstep.distributed.groups import PeerGone
 from lockstep.launchers.ray.actors import WHILE_BUSY, RayCollector, RayLearner, call
 from lockstep.launchers.ray.ending import ProcessLost, require_restarts_left, say, stalled
+from lockstep.launchers.ray.nodes import Nodes
 from lockstep.launchers.ray.outcomes import fail, outcome, raised, short
 from lockstep.launchers.ray.places import places
-from lockstep.launchers.ray.platforms import Platforms
 from lockstep.launchers.ray.requests import Actor, Collector, Delivery, NextLap, Request, Start
 from lockstep.run.checkpoint import iteration_of
 from lockstep.system.supervision import StallDetector
@@ -98,9 +98,7 @@ class RayDriver:
         """What each process takes of its node, and the group of places for them."""
         self._placed = len(self._places)
         """How many of these places are kept for the run from its beginning."""
-        self._platforms = Platforms(job)
-        self._asked: dict[Any, Actor] = {}
-        """By reference: the process that is to say what its node is."""
+        self._nodes = Nodes(ray, job)
         self._polled = 0.0
         self._stall = StallDetector(job.layout.stall_timeout)
         self._told = False
@@ -111,6 +109,7 @@ class RayDriver:
             self._begin()
             while len(self._results) < len(self._learners):
                 self._step()
+            self._nodes.finish()
             return self._results[0]
         finally:
             self._close()
@@ -160,7 +159,7 @@ class RayDriver:
             scheduling_strategy=strategy,
         )
         actor = Actor(name, remote(kind).remote(name, self._job, os.getcwd(), index))
-        self._asked[self._call(actor, "node")] = actor
+        self._nodes.ask(actor, index if kind is RayLearner else None)
         return actor
 
     def _call(self, actor: Actor, method: str, *args: Any) -> Any:
@@ -239,10 +238,10 @@ class RayDriver:
         self._poll()
         polls = {actor.poll: actor for actor in (*self._learners, *self._processes) if actor.poll is not None}
         # Deliveries first: what has arrived is freed before more is requested.
-        refs = [*self._asked, *self._starts, *self._runs, *polls, *self._deliveries, *self._admissions]
+        refs = [*self._nodes.open, *self._starts, *self._runs, *polls, *self._deliveries, *self._admissions]
         for ref in self._ray.wait(refs, num_returns=1, timeout=_POLL / 2, fetch_local=False)[0]:
-            if ref in self._asked:
-                self._placed_on(ref)
+            if ref in self._nodes.open:
+                self._nodes.answered(ref)
             elif ref in self._starts:
                 self._started(ref)
             elif ref in self._runs:
@@ -276,19 +275,6 @@ class RayDriver:
             for collector in self._collectors.values():
                 self._collect(collector, self._requested, self._schedule.collects_with(self._requested))
             self._requested += 1
-
-    def _placed_on(self, ref: Any) -> None:
-        """Compare the node of a process with learner 0's."""
-        actor = self._asked.pop(ref)
-        node, error = outcome(self._ray, ref)
-        if (cause := raised(self._ray, error)) is not None:
-            fail(cause)
-        if isinstance(error, self._ray.exceptions.ActorUnavailableError):
-            self._asked[self._call(actor, "node")] = actor
-        elif error is None and actor is self._learners[0]:
-            self._platforms.first(node)
-        elif error is None:
-            self._platforms.other(actor.name, actor in self._learners, node)
 
     def _started(self, ref: Any) -> None:
         start = self._starts.pop(ref)

@@ -111,10 +111,12 @@ class Platforms:
         resources = tuple((f"{role}.alike", 1.0) for role in roles if f"{role}.alike" not in known)
         placed = dataclasses.replace(layout, resources=(*layout.resources, *resources))
         ways = [f"mark nodes that are alike (ray start --resources '{{\"alike\": 8}}') and use --layout {placed}"]
-        if all(map(of_processor, differs)):
-            ways.insert(0, "use --precision portable, which has equal bits on every CPU (another result than now)")
-        else:
-            ways.insert(0, "install the same versions and files on all nodes")
+        processors = [of_processor(each) for each in differs]
+        mend = ["install the same versions and files on all nodes"] * (not all(processors))
+        mend += ["use --precision portable, which has equal bits on every CPU (another result than now)"] * any(
+            processors
+        )
+        ways.insert(0, " and ".join(mend))
         if not (alike or portable):
             ways.append("let timing decide (--scheme.lag async), and each node is recorded")
         why = (

@@ -1,0 +1,69 @@
+"""Asks every process of a run on a Ray cluster what its node is, so that nodes can be compared."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from lockstep.launchers.ray.actors import call
+from lockstep.launchers.ray.outcomes import fail, outcome, raised
+from lockstep.launchers.ray.platforms import Platforms
+from lockstep.launchers.ray.requests import Actor
+from lockstep.system.output import tell
+from lockstep.training.job import Job
+
+_ANSWERING = 20.0
+"""Seconds that processes have to say what their nodes are when the run is over."""
+
+
+class Nodes:
+    """The nodes of an attempt's processes."""
+
+    def __init__(self, ray: Any, job: Job) -> None:
+        self._ray, self._platforms = ray, Platforms(job)
+        self._asked: dict[Any, tuple[Actor, int | None]] = {}
+        """By reference to the answer: the process, and its rank among the learners if it is one."""
+
+    @property
+    def open(self) -> list[Any]:
+        """References to the answers that are still to come."""
+        return list(self._asked)
+
+    def ask(self, actor: Actor, learner: int | None) -> None:
+        """Ask a process, which need not have started; learner: its rank if it is one."""
+        self._asked[call(actor.handle, "node")] = actor, learner
+
+    def answered(self, ref: Any) -> None:
+        """Compare the node of a process with learner 0's.
+
+        Raises:
+            SettingsError: they must compute alike, and do not.
+        """
+        actor, learner = self._asked.pop(ref)
+        node, error = outcome(self._ray, ref)
+        if (cause := raised(self._ray, error)) is not None:
+            fail(cause)
+        if isinstance(error, self._ray.exceptions.ActorUnavailableError):
+            self.ask(actor, learner)
+        elif error is None and learner == 0:
+            self._platforms.first(node)
+        elif error is None:
+            self._platforms.other(actor.name, learner is not None, node)
+
+    def finish(self) -> None:
+        """Compare the rest: a short run may end before all have answered. Warn of those that do not answer now.
+
+        Raises:
+            SettingsError: as of answered.
+        """
+        for ref, (actor, learner) in list(self._asked.items()):
+            if learner is None and not (actor.delivered or actor.answered):  # it has not started, and takes no part
+                del self._asked[ref]
+        until = time.monotonic() + _ANSWERING
+        while self._asked and (left := until - time.monotonic()) > 0:
+            for ref in self._ray.wait(self.open, num_returns=1, timeout=left, fetch_local=False)[0]:
+                self.answered(ref)
+        if self._asked:
+            names = ", ".join(actor.name for actor, _ in self._asked.values())
+            tell(f"warning: {names} did not say what its node is, so it was not compared with learner 0's.", sys.stderr)
