@@ -291,7 +291,16 @@ def _checked(
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             row = int(np.flatnonzero(~np.isfinite(x).reshape(count, -1).all(1))[0])
             raise SettingsError(f"{who}: {name} has NaN or an infinity in row {row}. Leave such rows out.")
-        return torch.from_numpy(np.ascontiguousarray(x.astype(dtype)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            kept = np.ascontiguousarray(x.astype(dtype))
+        lost = kept != x if kept.dtype.kind in "biu" else ~np.isfinite(kept)
+        if lost.any():
+            row = int(np.flatnonzero(lost.reshape(count, -1).any(1))[0])
+            raise SettingsError(
+                f"{who}: {name} in row {row}, {x[row].tolist()}, does not fit {kept.dtype}, the type that the "
+                "environment has. Convert or leave out such rows."
+            )
+        return torch.from_numpy(kept)
 
     def observations(name: str) -> dict[str, Tensor]:
         found = {}

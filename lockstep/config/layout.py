@@ -47,7 +47,7 @@ class Layout:
     copies: int = 1
     """Equal groups, as in a0-l1,2,3-d2, that collectors and learners are divided into: a group's learners take the
     rollouts of its collectors. If torchrun or srun has started as many processes, each starts one group, on the GPUs
-    that the first group names."""
+    of the group with its number on its machine."""
     growing: bool = False
     """On Ray: whether collectors are the fewest, and more join as long as the cluster has room and there is a shard for
     each. Needs --scheme.lag async."""
@@ -281,6 +281,11 @@ class Layout:
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
         check_values(self)
+        if self.copies < 1 or len(self.collectors) % self.copies or len(self.learners) % self.copies:
+            raise SettingsError(
+                f"Layout: copies={self.copies} must divide {len(self.collectors)} collectors and {len(self.learners)} "
+                f"learners into equal groups. {HELP}"
+            )
         if self.env_threads < 1 or not self.stall_timeout > 0:
             raise SettingsError(f"Layout {self}: env_threads and stall_timeout must be positive.")
         if not (self.env_processes >= 0 and 0 <= self.jitter < math.inf and 0 <= self.learner_delay < math.inf):

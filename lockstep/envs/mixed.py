@@ -97,8 +97,14 @@ def _settled(text: str, env_id: str) -> Task:
 def _config(config: EnvConfig, task: Task) -> EnvConfig:
     """The settings of one task's environments."""
     options = {name: value for name, value in config.options.items() if name != _INPUT}
-    config = dataclasses.replace(config, id=task.id, adapter=task.adapter, options=options, metrics=())
-    return dataclasses.replace(resolve(config), metrics=())
+    own = dataclasses.replace(config, id=task.id, adapter=task.adapter, options=options, metrics=())
+    try:
+        return dataclasses.replace(resolve(own), metrics=())
+    except SettingsError as error:
+        raise SettingsError(
+            f"env.id={config.id}: the task {task.id} is played by the adapter {task.adapter}. {error} (Several tasks "
+            f"name their adapters in the id, as in {task.id}@gymnasium.)"
+        ) from error
 
 
 class Mixed(Adapter):
@@ -148,7 +154,8 @@ class _Part(NamedTuple):
 
 class MixedShard(ShardEnv):
     """A shard's environments of T tasks: those of the first task come first. The score of an episode is a metric of its
-    task (Mixed.own_metrics).
+    task (Mixed.own_metrics). Environments are numbered by task for their seeds, which the number in the whole run would
+    make depend on the other tasks.
 
     Raises:
         SettingsError: the tasks have different spaces or frames for each step, or restart in different ways.

@@ -15,7 +15,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from lockstep.core.shards import block
@@ -33,8 +33,13 @@ _SECRET = 32
 """Bytes that only they know, with which they begin."""
 _FAILED, _MOVED, _ENDED = b"f", b"m", b"e"
 """What they tell each other: a failure, with its text; that there is progress; and a good end."""
-_SILENT = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A host that no longer answers is taken for lost after 30 seconds."""
+_SILENT = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+"""A host that no longer answers is taken for lost after 30 seconds. Linux does not ask while sent data is not
+acknowledged; TCP_USER_TIMEOUT, in milliseconds, is for that."""
+_INTRODUCING = 5.0
+"""Seconds that a new connection has to say who it is; strangers may connect, too."""
+_HEARING = 2.0
+"""Seconds that the others have to hear of a failure before connections close."""
 
 
 def run_spread(work: Work, job: Job) -> Result:
@@ -145,6 +150,15 @@ class Others(Alone):
         """Tell the others how this group failed, or another one of which they may not know."""
         told = self._failure or f"{self._names[self._rank]}: {text}"
         self._tell(_FAILED + told.encode())
+        # To close a connection with unread messages would drop what was sent.
+        until = time.monotonic() + _HEARING
+        while self._open and (left := until - time.monotonic()) > 0:
+            for link in wait(list(self._open.values()), left):
+                number = next(number for number, each in self._open.items() if each is link)
+                try:
+                    link.recv_bytes()  # type: ignore[union-attr]
+                except (EOFError, OSError):
+                    del self._open[number]
 
     def _tell(self, message: bytes) -> None:
         for link in self._links.values():
@@ -202,9 +216,11 @@ def _accepted(server: socket.socket, secret: bytes, count: int) -> dict[int, Con
     while len(links) < count:
         server.settimeout(max(0.001, deadline - time.monotonic()))
         link, _ = server.accept()
-        link.settimeout(max(0.001, deadline - time.monotonic()))
-        said = link.recv(_SECRET + 4, socket.MSG_WAITALL)
-        if secrets.compare_digest(said[:_SECRET], secret):
+        link.settimeout(_INTRODUCING)
+        said = b""
+        with contextlib.suppress(OSError):  # a stranger that says nothing, or has left
+            said = link.recv(_SECRET + 4, socket.MSG_WAITALL)
+        if len(said) == _SECRET + 4 and secrets.compare_digest(said[:_SECRET], secret):
             links[int.from_bytes(said[_SECRET:], "big")] = _kept(link)
         else:
             link.close()
@@ -215,6 +231,7 @@ def _kept(link: socket.socket) -> Connection:
     """A connection that notices when the other host is silent."""
     link.settimeout(None)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a failure must not wait for an answer to progress
     for option, seconds in _SILENT.items():
         link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
     return Connection(link.detach())

@@ -113,6 +113,7 @@ def test_entries_of_observations_have_names(tmp_path: Path) -> None:
         ({"actions": np.zeros(5)}, "actions is float64"),
         ({"actions": np.array([1, 2, 3, 1, 1])}, "the action in row 2, 3, is not in the action space"),
         ({"rewards": np.array([0, np.nan, 0, 0, 0])}, "rewards has NaN or an infinity in row 1"),
+        ({"rewards": np.array([0, 0, 1e300, 0, 0])}, "rewards in row 2, 1e.300, does not fit float32"),
         ({"terminations": np.zeros(5)}, "terminations is float64"),
     ],
 )

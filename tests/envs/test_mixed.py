@@ -153,6 +153,11 @@ def test_a_file_lists_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             EnvConfig("mixed/CartPole-v1+pay.py:Pay"),
             "CartPole-v1 has the observation space .* and pay.py:Pay .* wrap it",
         ),
+        pytest.param(
+            EnvConfig("mixed/CartPole-v1@envpool+Acrobot-v1@envpool", decorrelate=9),
+            "as in CartPole-v1@gymnasium",
+            marks=pytest.mark.envpool,
+        ),
         (EnvConfig("mixed/pay.py:Pay+pay.py:Wide"), "observation space"),
         (EnvConfig("mixed/CartPole-v1+pay.py:Pay", protocol="machado"), "is for Atari games"),
         (EnvConfig("mixed/pay.py:Pay+pay.py:Rich", metrics=("success",)), "Leave out --env.metrics"),

@@ -13,6 +13,8 @@ from lockstep.launchers.ray.requests import Actor
 from lockstep.system.output import tell
 from lockstep.training.job import Job
 
+_AGAIN = 0.1
+"""Seconds before a process that could not be reached is asked again."""
 _ANSWERING = 20.0
 """Seconds that processes have to say what their nodes are when the run is over."""
 
@@ -45,6 +47,7 @@ class Nodes:
         if (cause := raised(self._ray, error)) is not None:
             fail(cause)
         if isinstance(error, self._ray.exceptions.ActorUnavailableError):
+            time.sleep(_AGAIN)
             self.ask(actor, learner)
         elif error is None and learner == 0:
             self._platforms.first(node)
@@ -66,4 +69,5 @@ class Nodes:
                 self.answered(ref)
         if self._asked:
             names = ", ".join(actor.name for actor, _ in self._asked.values())
-            tell(f"warning: {names} did not say what its node is, so it was not compared with learner 0's.", sys.stderr)
+            what = "no node was" if any(learner == 0 for _, learner in self._asked.values()) else "their nodes were not"
+            tell(f"warning: {names} did not answer in time, so {what} compared with learner 0's.", sys.stderr)
