@@ -159,6 +159,12 @@ PROOFS = {
     "pendulum-mpc": Proof("mpc-pendulum", 1),
     "empty-rnd": Proof("ppo-rnd-minigrid", 1),
     "empty-ppo": Proof("ppo-rnd-minigrid --algorithm.rnd.coef 0", 1),
+    "minigrid-four": Proof(
+        "ppo-rnd-minigrid --env.id mixed/MiniGrid-Empty-8x8-v0+MiniGrid-LavaGapS5-v0+MiniGrid-DoorKey-5x5-v0"
+        "+MiniGrid-SimpleCrossingS9N1-v0 --env.num-envs 32 --total-steps 600k",
+        3,
+        episodes=200,
+    ),
     "short-rnd": Proof(f"{_SHORT} --total-steps 400k", 1),
     "short-ppo": Proof(f"{_SHORT} --algorithm.rnd.coef 0 --total-steps 1M", 1),
     "doorkey-rnd": Proof(_DOORKEY, 1),

@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import io
 import re
+import runpy
 import shlex
 import shutil
 from pathlib import Path
@@ -27,6 +28,7 @@ from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
 from lockstep.experiment import Experiment
+from lockstep.reports.suites import suite_of
 from lockstep.run import ledger
 from lockstep.run.folder import RunFolder
 from lockstep.scheme import Scheme
@@ -198,8 +200,17 @@ def flags_of(verb: str, *needed: str) -> str:
     return shown.getvalue()
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Files of users' that documented commands name, as arguments."""
+    folder = tmp_path_factory.mktemp("files")
+    runpy.run_path(str(ROOT / "examples" / "replay_data.py"))["collect"](folder / "cartpole.npz", episodes=2)
+    (folder / "games.txt").write_text("\n".join(suite_of("atari100k").tasks))
+    return {"cartpole.npz": str(folder / "cartpole.npz"), "mixed/games.txt": f"mixed/{folder}/games.txt"}
+
+
 @pytest.mark.parametrize("command", commands())
-def test_a_documented_command_parses(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_documented_command_parses(command: str, files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     verb, *arguments = shlex.split(command)[1:]
     assert verb in VERBS
     if verb == "train":
@@ -209,6 +220,7 @@ def test_a_documented_command_parses(command: str, capsys: pytest.CaptureFixture
         given = {"my_file.py:recipe": "examples/custom_model.py:recipe", "RECIPE": "ppo-cartpole"}
         given["my_env.py:Counter"] = "examples/compiled_env.py:Reach"
         given["my_env.py:Counters"] = "examples/custom_vector_env.py:Reach"
+        given |= files
         arguments = [given.get(argument, argument) for argument in arguments]
         code = main([verb, *arguments, "--dry-run"])
         said = capsys.readouterr().err

@@ -416,6 +416,7 @@ def test_what_needs_something_is_a_setting_of_a_recipe() -> None:
     warm = {"warm_start": WarmStart("runs/a", "best", ("actor",), "0", True)}  # of no recipe
     names = {name for recipe in RECIPES.values() for name in flat(to_json(recipe().replace(**warm)))}
     later = {"algorithm.rnd.coef", "algorithm.optimizer.weight_decay"}
+    later |= {"algorithm.replay.data", "algorithm.replay.data_digest"}
     for need in _NEEDS:
         assert {*need.of, *need.met} <= names | later
 

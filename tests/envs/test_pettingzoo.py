@@ -353,7 +353,7 @@ def test_turns_without_masks_get_some() -> None:
             {"id": "pettingzoo/user_matches.py:Folding", "options": {"discrete": False}},
             "take turns.*Box.*parallel",
         ),
-        ({"id": FOUR, "num_envs": 12}, r"A shard has 3 .*takes 2, .*--env.num-envs 16\."),
+        ({"id": FOUR, "num_envs": 12}, r"A shard has 3 .*takes groups of 2, .*--env.num-envs 16\."),
         ({"id": "user_matches.py:Leaving"}, "gymnasium.Env.* pettingzoo/file.py:make"),
         ({"id": "pettingzoo/lockstep.envs.tasks:BitFlip"}, "PettingZoo environment"),
         ({"id": FOUR, "opponents": ("nobody",)}, "nobody does not exist"),
