@@ -1,6 +1,6 @@
 """Transitions of a file or of a Minari dataset, which fill replay before the first rollout (algorithm.replay.data).
 
-They become one stream of steps, in which the last observation of an episode takes a step of its own, as the reset of an
+They become one stream of steps, in which the last observation of an episode takes another step, as the reset of an
 environment does. The stream is cut into equal pieces, one for each environment of the experiment. So a shard's part
 depends on the experiment alone, and not on the layout.
 
@@ -134,10 +134,10 @@ def fill(memory: Replay, experiment: Experiment, shard: int, data: Data, example
 
 def rollouts(data: Data, experiment: Experiment, shard: int, at_once: int) -> Iterator[Rollout]:
     """A shard's part of the data as rollouts of at most so many steps, each of which continues the one before."""
-    row, final = _stream(data)
+    ends = data.ends
+    row, final = _stream(ends)
     length, size = _piece(experiment, len(row)), experiment.envs_per_shard
     pieces = torch.arange(shard * size, (shard + 1) * size) * length
-    ends = data.ends
     for first in range(0, length, at_once):
         steps = min(at_once, length - first)
         at = pieces + torch.arange(first, first + steps + 1).unsqueeze(1)  # [T+1, B]
@@ -174,9 +174,8 @@ def _observed(data: Data, rows: Tensor, final: Tensor) -> Any:
     return found if isinstance(data.obs, dict) else found[""]
 
 
-def _stream(data: Data) -> tuple[Tensor, Tensor]:
+def _stream(ends: Tensor) -> tuple[Tensor, Tensor]:
     """For each step of the stream [M]: its transition, and whether it shows the last observation of an episode."""
-    ends = data.ends
     row = torch.repeat_interleave(torch.arange(len(ends)), 1 + ends.long())
     final = torch.zeros(len(row), dtype=torch.bool)
     final[1:] = row[1:] == row[:-1]
@@ -191,7 +190,8 @@ def _piece(experiment: Experiment, steps: int) -> int:
 
 def _require_capacity(experiment: Experiment, data: Data) -> None:
     replay, rollout = off_policy(experiment.algorithm).replay, experiment.algorithm.rollout
-    steps, count = len(_stream(data)[0]), len(data.reward)
+    count = len(data.reward)
+    steps = count + int(data.ends.sum())
     needed = _piece(experiment, steps) + rollout + 1  # the first rollout should not overwrite any of it
     if needed > ring_steps(experiment):
         raise SettingsError(

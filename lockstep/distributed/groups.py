@@ -31,7 +31,7 @@ class Group:
     rank = 0
     size = 1
     groups = 1
-    """Into how many groups the processes are divided, each with collectors of its own (lockstep.core.shards.block)."""
+    """Into how many groups the processes are divided, each with its own collectors (lockstep.core.shards.block)."""
     shared: SharedMemory | None = None
     """Memory that all map, for what learners do without waiting for each other; None if there can be none."""
     collected: SharedMemory | None = None

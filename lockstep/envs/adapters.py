@@ -93,8 +93,7 @@ def check_adapter(name: str) -> None:
     """Raise SettingsError unless env.adapter names an adapter or has the form of a reference."""
     if name != AUTO and name not in ADAPTERS and not _is_reference(name):
         raise SettingsError(
-            f"env.adapter={name} is unknown. Use {', '.join(CHOICES)}, or an adapter of your own as "
-            "path/to/file.py:Class."
+            f"env.adapter={name} is unknown. Use {', '.join(CHOICES)}, or your own adapter as path/to/file.py:Class."
         )
 
 

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ from lockstep.envs.registry import resolve
 
 TASK = "task"
 """The entry of an observation that tells the task, one-hot; and the option task_input that asks for it."""
+_OBSERVATION = "observation"
+"""The entry that holds a task's own observation beside it, if that has no entries."""
 _INPUT = "task_input"
 _FORM = re.compile(r"(?P<id>.+?)(@(?P<adapter>[^@*]+))?(\*(?P<count>[1-9]\d*))?")
 
@@ -182,7 +184,11 @@ class MixedShard(ShardEnv):
                 begin += count
             self._check(config)
             first = self._parts[0].env
-            self.observation_space, self._entry = _with_task(first.observation_space, len(tasks), config)
+            self._tells = _tells(config)
+            """Whether observations tell the task."""
+            self.observation_space = first.observation_space
+            if self._tells:
+                self.observation_space = _with_task(first.observation_space, len(tasks), config)
             failed.pop_all()
         self.action_space, self.frames_per_step = first.action_space, first.frames_per_step
         self.emulator = first.emulator if len({part.env.emulator for part in self._parts}) == 1 else ""
@@ -190,6 +196,8 @@ class MixedShard(ShardEnv):
         self.limits_episodes = all(part.env.limits_episodes for part in self._parts)
         self._number = np.repeat(np.arange(len(tasks)), [part.env.num_envs for part in self._parts])
         """int64 [B]: the task of each environment."""
+        self._own = self._number[:, None] == np.arange(len(tasks))
+        """bool [B, T]: the same, one-hot."""
         self._score = np.zeros(num_envs)
         """float64 [B]: the raw reward so far of the present episodes."""
 
@@ -207,7 +215,10 @@ class MixedShard(ShardEnv):
                         f"{kind.replace('_', ' ')} {ours} and {task.id} {theirs}. "
                         + (f"To {mend}." if games and kind == "action_space" else "Leave one of them out, or wrap it.")
                     )
-        restarts = {task: type(env).reseed_due is not ShardEnv.reseed_due for task, (env, _) in self._named()}
+        restarts = {
+            task: type(env).reseed_due is not ShardEnv.reseed_due
+            for task, (env, _) in zip(self._tasks, self._parts, strict=True)
+        }
         if len(set(restarts.values())) > 1:
             together, alone = (next(str(t) for t, how in restarts.items() if how == wanted) for wanted in (True, False))
             raise SettingsError(
@@ -215,26 +226,17 @@ class MixedShard(ShardEnv):
                 "one by one. Name one adapter for all tasks, as in Breakout@envpool+Pong@envpool."
             )
 
-    def _named(self) -> Iterator[tuple[Task, _Part]]:
-        return zip(self._tasks, self._parts, strict=True)
-
     def _view(self, out: Observation, part: _Part) -> Observation:
         """A task's rows of an observation, without the entry `task`."""
-        if self._entry is not None:
-            out = out[self._entry]
-        if isinstance(out, dict):
-            return {key: out[key][part.rows] for key in out if key != TASK or not self._tells}
-        return out[part.rows]
-
-    @property
-    def _tells(self) -> bool:
-        """Whether observations tell the task."""
-        return isinstance(self.observation_space, spaces.Dict) and TASK in self.observation_space.spaces
+        seen = part.env.observation_space
+        if isinstance(seen, spaces.Dict):
+            return {key: out[key][part.rows] for key in seen.spaces}
+        return (out[_OBSERVATION] if self._tells else out)[part.rows]
 
     def _tell(self, out: Observation) -> None:
         """Write the entry `task`."""
         if self._tells:
-            out[TASK][:] = self._number[:, None] == np.arange(len(self._tasks))
+            out[TASK][:] = self._own
 
     def reset(self, out: Observation) -> None:
         self._score[:] = 0
@@ -252,8 +254,7 @@ class MixedShard(ShardEnv):
         step = StepResult(*(np.concatenate(each) for each in zip(*(step[:5] for step in steps), strict=True)))
         self._score += step.reward
         ended = step.terminated | step.truncated
-        own = self._number[:, None] == np.arange(len(self._tasks))
-        metrics = np.where(own & ended[:, None], self._score[:, None], np.nan)
+        metrics = np.where(self._own & ended[:, None], self._score[:, None], np.nan)
         self._score[ended] = 0
         return step._replace(metrics=metrics)
 
@@ -298,16 +299,17 @@ class MixedShard(ShardEnv):
             part.env.close()
 
 
-def _with_task(space: gymnasium.Space[Any], tasks: int, config: EnvConfig) -> tuple[gymnasium.Space[Any], str | None]:
-    """The observation space, with the entry `task` if the option asks for it; and the entry that holds a task's own
-    observation, if that has no entries."""
+def _tells(config: EnvConfig) -> bool:
+    """Whether observations are to tell the task."""
     asked = config.options.get(_INPUT, False)
     if asked not in (True, False):
         raise SettingsError(f"env.options.{_INPUT}={asked!r} must be true or false.")
-    if not asked:
-        return space, None
-    entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
+    return bool(asked)
+
+
+def _with_task(space: gymnasium.Space[Any], tasks: int, config: EnvConfig) -> spaces.Dict:
+    """The observation space with the entry `task`."""
+    entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {_OBSERVATION: space}
     if TASK in entries:
         raise SettingsError(f"env.options.{_INPUT}: observations of env.id={config.id} have an entry {TASK!r} already.")
-    told = spaces.Dict({**entries, TASK: spaces.Box(0.0, 1.0, (tasks,), np.float32)})
-    return told, None if isinstance(space, spaces.Dict) else "observation"
+    return spaces.Dict({**entries, TASK: spaces.Box(0.0, 1.0, (tasks,), np.float32)})

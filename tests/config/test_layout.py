@@ -164,7 +164,7 @@ def test_torchrun_and_srun_start_a_group_for_each_copy(monkeypatch: pytest.Monke
     assert [layout.device_of("learner", index) for index in (9, 10, 11)] == ["cuda:4", "cuda:5", "cuda:5"]
     assert layout.device_of("collector", 0) == "cuda:3", "collectors are counted in their group"
     assert [layout.learners_beside(index) for index in (9, 11)] == [1, 2]
-    assert not Layout.parse("a0-l1").launcher.started_externally, "as before: each starts a run of its own"
+    assert not Layout.parse("a0-l1").launcher.started_externally, "as before: each starts a separate run"
 
 
 @pytest.mark.parametrize(

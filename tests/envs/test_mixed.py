@@ -1,4 +1,4 @@
-"""Several tasks that one policy plays (mixed/A+B): each against environments of its own."""
+"""Several tasks that one policy plays (mixed/A+B): each compared with separate environments."""
 
 from __future__ import annotations
 
