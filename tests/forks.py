@@ -30,7 +30,7 @@ from typing import Any
 MARK = "LOCKSTEP_TEST_MARK"
 """The environment variable by which tests find a run's processes; its values have as many letters as NO_MARK."""
 NO_MARK = "0" * 32
-HIGH = 200
+HIGH = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, 4096)
 """Our files have larger numbers than those that a process asks for."""
 LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 KIND = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -121,6 +121,7 @@ class Forks:
         files = {0: read, 1: write, 2: error, **{number: number for number in keep if number != ready}}
         files = {number: number if file == -1 else file for number, file in files.items()}
         files = {number: file for number, file in files.items() if os.path.exists(f"/proc/self/fd/{file}")}
+        assert max(files, default=0) < HIGH, f"file {max(files)} of the new process would replace one of the server's"
         order = Order(
             parent=os.getpid(),
             arguments=arguments,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _posixsubprocess
+import fcntl
 import multiprocessing
 import os
 import resource
@@ -109,6 +110,20 @@ def test_a_fork_differs_from_a_process_that_begins_anew_in_nothing(
             assert found[name] == value, name
         assert expected["parent"] and expected["environment"]["LOCKSTEP_PECULIAR"] == "yes"
     assert len({number for _, number in forked}) == 2, "each has other random numbers"
+
+
+def tell_file(pipe: Connection) -> None:
+    pipe.send(pipe.fileno())
+
+
+def test_a_process_that_has_hundreds_of_open_files_starts_others(forks: Forks) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    high = Connection(fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, HIGH - 1))
+    theirs.close()
+    process = children.start(tell_file, (high,), "lockstep-test")
+    high.close()
+    process.join()
+    assert process.exitcode == 0 and ours.recv() == HIGH - 1
 
 
 ENDS = {"return": 0, "sys.exit(3)": 3, "sys.exit('why')": 1, "1 // 0": 1, "os._exit(4)": 4, "os.abort()": -6}
