@@ -50,7 +50,7 @@ class Child:
         self.mark = uuid.uuid4().hex
         self.temporary = Path(tempfile.mkdtemp(dir=folder))
         self._shared = _abandoned()
-        self._output = (folder / f"{self.mark}.txt").open("w+")
+        self._output = (folder / f"{self.mark}.txt").open("a+")  # so that reading it moves nothing that processes write
         self.process = subprocess.Popen(
             [sys.executable, *launcher, *arguments],
             stdout=self._output,

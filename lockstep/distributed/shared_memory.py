@@ -103,6 +103,9 @@ class SharedMemory:
         if descriptor >= 0:
             os.close(descriptor)
 
+    def __del__(self) -> None:
+        self.close()
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (reduction.DupFd(self._descriptor),)
 

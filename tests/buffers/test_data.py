@@ -154,6 +154,7 @@ def cartpole(path: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_layouts_and_resuming_change_nothing(tmp_path: Path) -> None:
     path = cartpole(tmp_path / "data.npz", 30)
     base = EXPERIMENTS["rainbow-lag-1"]().replace(**{"algorithm.replay.capacity": 4 * 30})

@@ -147,6 +147,7 @@ def test_every_rollout_is_a_sign_of_life() -> None:
     assert len(signs) == 2 * LAPS
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [
         "from lockstep.envs.classic import CartPole",

@@ -27,6 +27,7 @@ def raw(game: str, count: int, **options: Any) -> AtariVectorEnv:
     return env
 
 
+@pytest.mark.slow
 def test_episodes_equal_the_librarys_own_and_end_with_their_true_last_observation() -> None:
     env = make(protocol="machado", reseed_every=1, options={"max_num_frames_per_episode": 80})
     options = {

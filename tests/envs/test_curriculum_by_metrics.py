@@ -149,6 +149,7 @@ def test_what_does_not_go_with_it_is_refused() -> None:
     assert foreign_code(to_json(experiment)) == ["tiny:longer"], "is not pulled"
 
 
+@pytest.mark.slow
 def test_a_run_records_it_and_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = train(EXPERIMENTS["curriculum-lag-1"](), options=options(tmp_path / "run"))
     folder = RunFolder(result.run)

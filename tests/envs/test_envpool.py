@@ -65,6 +65,7 @@ def test_the_first_stack_repeats_the_frame() -> None:
     assert all(np.array_equal(obs[0, k], obs[0, 3]) for k in range(3)) and obs[0, 3].any()
 
 
+@pytest.mark.slow
 def test_atari_rewards_are_raw_and_lost_lives_are_flagged() -> None:
     env = make("MsPacman", protocol="machado")
     assert env.action_space.n == 18 and env.frames_per_step == 4  # type: ignore[attr-defined]

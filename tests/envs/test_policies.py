@@ -239,6 +239,7 @@ def test_an_actor_plays_one_of_several_policies(trained: Path) -> None:
         Actor(run.of("walker"), cast(Any, guide))
 
 
+@pytest.mark.slow
 def test_an_exported_file_plays_all_policies(trained: Path, tmp_path: Path) -> None:
     exported = export(trained, tmp_path / "policy.pt2", format="torch", observations=60)
     assert exported.check.equal == exported.check.observations

@@ -180,6 +180,7 @@ def test_video_ends_with_its_episodes(cartpole: Path, tmp_path: Path) -> None:
     assert 9 <= len(one) < len(two) and len(two) >= 18
 
 
+@pytest.mark.slow
 def test_atari_video_shows_the_color_screen_in_real_time(breakout: Path, tmp_path: Path) -> None:
     description, pictures = read(record_video(breakout, tmp_path / "a.mp4", max_steps=20))
     assert " 15 fps" in description and pictures.shape == (21, 630, 480, 3)

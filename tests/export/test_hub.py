@@ -241,6 +241,7 @@ def test_the_card_of_an_unfinished_run_says_how_far_it_came(run: Path, server: S
     assert "512 samples, seed" in server.repositories[REPO].files["README.md"].decode()
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_not_pulled(run: Path, server: StandIn, tmp_path: Path) -> None:
     hub.push(run, REPO, episodes=1, checkpoint="1")
     stored = server.repositories[REPO]

@@ -151,6 +151,7 @@ class Blind(gymnasium.ObservationWrapper[Any, Any, Any]):
         return {key: x for key, x in observation.items() if key != "vector"}
 
 
+@pytest.mark.slow
 def test_a_trained_policy_plays_without_it(tmp_path: Path) -> None:
     result = train(EXPERIMENTS["critic-only-lstm"](), options=options(tmp_path / "run"))
     assert len(evaluate(result.run, episodes=3).scores) == 3

@@ -110,6 +110,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_twenty_runs_in_one_light_page(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"{lag}-{s}", seed=s, lag=lag, iterations=400) for lag in range(4) for s in range(5)]
     page = report(runs, tmp_path / "new" / "report.html")
@@ -362,6 +363,7 @@ def test_a_run_that_went_on_otherwise_says_where(tmp_path: Path) -> None:
     assert ["mine.py, SHA-256", "12ab"] in rows(tmp_path / "r.html", "machines")
 
 
+@pytest.mark.slow
 def test_pairs_that_are_not_shown_are_counted(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"{lag}-{seed}", lag=lag, seed=seed) for lag in range(7) for seed in (1, 2)]
     assert "first 15 of 21 pairs" in read(report(runs, tmp_path / "r.html")).sections["aggregates"]
@@ -529,6 +531,7 @@ def test_settings_that_contradict_the_ledger_are_found(trained: Path, tmp_path: 
     assert "contradicts its own ledger" in row[4] and "clip" in row[4]
 
 
+@pytest.mark.slow
 def test_iterations_are_repeated_if_asked(trained: Path, tmp_path: Path) -> None:
     (_, row) = rows(report([trained], tmp_path / "r.html", verify=2), "proof")
     assert row[4].startswith("✓ Verified: 2 of 3 recorded iterations")

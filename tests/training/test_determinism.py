@@ -87,6 +87,7 @@ def test_a_run_ends_at_such_an_operation(
     assert says(capsys.readouterr().err, "error: put_ has no deterministic kernel", "own.py, line", "allow-nondetermin")
 
 
+@pytest.mark.slow
 def test_what_an_experiment_allows_is_in_its_identity_and_in_the_answers_about_its_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
