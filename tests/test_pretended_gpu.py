@@ -58,7 +58,7 @@ REPLAYING = ("td3", "sac-prioritized-lag-1", "r2d2-uniform-lag-1", "iqn")
 GRAPHS_MARKS = {
     "ppo-bf16": (pytest.mark.slow,),
     "ppo-lstm": (pytest.mark.slow, pytest.mark.full),  # ppo-bf16's convolutions, and a core as memory-gru-lag-2's
-    "transformer-lag-1": (pytest.mark.slow,),
+    "transformer-lag-1": (pytest.mark.slow, pytest.mark.full),  # a core, too
 }
 ELSEWHERE = {
     *ALIKE,

@@ -22,6 +22,7 @@ from lockstep.launchers.torchrun import check_shared
 HOSTS = load_file(ROOT / "benchmarks" / "hosts.py")
 
 
+@pytest.mark.full  # two hosts with a group each have all of it
 def test_two_hosts_compute_what_one_process_does(capsys: pytest.CaptureFixture[str]) -> None:
     """Digest and ledger are compared, over a network that takes a millisecond."""
     try:

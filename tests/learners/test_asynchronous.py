@@ -424,7 +424,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
     return ran
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name == "ppo-bf16-atari" else ()) for name in RUNS]
+)
 def test_a_run_is_repeated(name: str, recorded: Callable[[str], Ran]) -> None:
     run, experiment = recorded(name), RUNS[name][0]()
     decided = updates(run.run)
