@@ -306,10 +306,10 @@ def pqn_cartpole() -> Experiment:
 def pqn_minatar(game: str = "Breakout") -> Experiment:
     """PQN on MinAtar (settings of its authors' code; Gallici et al. 2024, arXiv:2407.04811)."""
     return Experiment(
-        env=EnvConfig(id=f"MinAtar/{game}-v1", num_envs=128),
+        env=EnvConfig(id=f"MinAtar/{game}-v1", num_envs=128, adapter="compiled"),
         model=QModelConfig(encoder="minatar", layer_norm=True),
         algorithm=PQNConfig(learning_rate=5e-4, anneal_learning_rate=True, epsilon_end=0.05),
-        scheme=Scheme(shards=4, acting_batch=128),
+        scheme=Scheme(shards=4, acting_batch=64),
         total_steps=10_000_000,
         precision="fp32",
     )
