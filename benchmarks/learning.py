@@ -90,7 +90,6 @@ PROOFS = {
     ),
     "minatar-rainbow": Proof(f"{_MINATAR} --model.returns categorical {_RAINBOW} --model.stream-size 128", 1),
     "minatar-pqn": Proof("pqn-minatar --total-steps 1M", 3),
-    "minatar-pqn-long": Proof("pqn-minatar", 1),
     "minatar-ppo": Proof("ppo-minatar --precision fp32 --total-steps 1M", 1),
     "memory-lstm": Proof("ppo-memory", 3),
     "memory-gru": Proof("ppo-memory --model.core gru", 3),
