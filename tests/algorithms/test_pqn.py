@@ -11,7 +11,7 @@ from gymnasium import spaces
 from linear_actor import LinearActor
 from tiny import EXPERIMENTS, options
 
-from lockstep import load_policy, recipes, train
+from lockstep import recipes, train
 from lockstep.algorithms import Batch, PQNConfig
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
@@ -155,11 +155,8 @@ def test_the_residual_network_is_refused() -> None:
         )
 
 
-def test_a_trained_policy_plays_and_is_exported(tmp_path: Path) -> None:
-    """After training, it is greedy but for one action in a thousand, and its exported form chooses the same."""
+def test_a_trained_policy_plays(tmp_path: Path) -> None:
+    """After training, with one random action in a thousand, and the same episodes each time."""
     run = train(EXPERIMENTS["pqn-gru-lag-1"](), options=options(tmp_path / "run")).run
     first = evaluate(run, episodes=4)
     assert first.scores == evaluate(run, episodes=4).scores and all(score >= 8 for score in first.scores)
-    policy = load_policy(run)
-    obs = torch.zeros(4).numpy()
-    assert policy(obs) in (0, 1)
