@@ -145,7 +145,7 @@ def test_it_warns_of_layers_without_normalization() -> None:
 
 def test_the_residual_network_is_refused() -> None:
     config = QModelConfig(encoder="impala", layer_norm=True)
-    with pytest.raises(SettingsError, match="impala.*--model.no-layer-norm"):
+    with pytest.raises(SettingsError, match=r"impala.*--model\.no-layer-norm"):
         config.build(
             spaces.Box(0, 255, (3, 64, 64), "uint8"),
             spaces.Discrete(2),
