@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -147,7 +148,7 @@ def test_the_residual_network_is_refused() -> None:
     config = QModelConfig(encoder="impala", layer_norm=True)
     with pytest.raises(SettingsError, match=r"impala.*--model\.no-layer-norm"):
         config.build(
-            spaces.Box(0, 255, (3, 64, 64), "uint8"),
+            spaces.Box(0, 255, (3, 64, 64), np.uint8),
             spaces.Discrete(2),
             precision="fp32",
             normalize_observations=False,
