@@ -314,6 +314,14 @@ def in_torch() -> Experiment:
 
 
 EXPERIMENTS["torch-env-gru-lag-1"] = in_torch
+EXPERIMENTS["pqn"] = lambda: cut(recipes.pqn_minatar)
+EXPERIMENTS["pqn-gru-lag-1"] = lambda: cut(
+    recipes.pqn_cartpole,
+    rollout=16,
+    env={"adapter": "gymnasium"},
+    model={"core": "gru", "previous_action_reward": True, "dueling": True},
+    scheme={"lag": 1},
+)
 
 ALIKE = {
     **dict.fromkeys(("ppo", "ppo-lag-1", "ppo-acting-batch-of-two-shards"), "ppo-bf16"),

@@ -12,6 +12,7 @@ from lockstep.algorithms.mpc import MPC, MPCConfig
 from lockstep.algorithms.mpo import MPO, MPOConfig
 from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
 from lockstep.algorithms.ppo import PPO, PPOConfig
+from lockstep.algorithms.pqn import PQN, PQNConfig
 from lockstep.algorithms.r2d2 import R2D2, R2D2Config
 from lockstep.algorithms.sac import SAC, SACConfig
 from lockstep.algorithms.td3 import TD3, TD3Config
@@ -25,6 +26,7 @@ __all__ = [
     "MPC",
     "MPO",
     "PPO",
+    "PQN",
     "R2D2",
     "SAC",
     "TD3",
@@ -47,6 +49,7 @@ __all__ = [
     "OnPolicyConfig",
     "OptimizerConfig",
     "PPOConfig",
+    "PQNConfig",
     "ParameterGroup",
     "R2D2Config",
     "SACConfig",

@@ -24,8 +24,9 @@ from lockstep.models.normalize import NormalizeConfig
 class OptimizerConfig:
     """Gradient descent on the reduced global gradient."""
 
-    name: Literal["adam", "adamw", "rmsprop"] = "adam"
-    """adam also keeps a mean of gradients, and suits most tasks; adamw is adam with weight decay; rmsprop only scales
+    name: Literal["adam", "adamw", "radam", "rmsprop"] = "adam"
+    """adam also keeps a mean of gradients, and suits most tasks; adamw is adam with weight decay; radam
+    rectifies adam's first steps instead of a warm-up (Liu et al. 2020, arXiv:1908.03265), like PQN; rmsprop only scales
     by the squares of gradients, like A3C and IMPALA."""
     eps: float = 1e-5
     """Added to the root of the second moment. Higher damps steps of parameters with small gradients."""

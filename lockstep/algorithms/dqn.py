@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.algorithms.base import LossOutput, Setup
+from lockstep.algorithms.epsilon import check_epsilon, falling_epsilon
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
@@ -56,9 +57,7 @@ class DQNConfig(OffPolicyConfig):
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
         super().validate(envs_per_shard, recurrent=recurrent)
-        for setting in ("epsilon_start", "epsilon_end", "epsilon_fraction"):
-            if not 0 <= getattr(self, setting) <= 1:
-                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be between 0 and 1.")
+        check_epsilon(self)
         if self.epsilon_spread < 0:
             raise SettingsError(f"algorithm.epsilon_spread={self.epsilon_spread} must not be negative.")
         for setting in ("samples", "target_samples"):
@@ -184,24 +183,15 @@ class DQN(OffPolicy[DQNConfigT]):
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """Those of the base class, and `epsilon`."""
-        return {**super().hyperparameters(progress), "epsilon": self._epsilon(progress)}
+        return {**super().hyperparameters(progress), "epsilon": falling_epsilon(self.config, progress)}
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
         annealed = self.courses.get("epsilon")
-        epsilon = self._epsilon(progress) if annealed is None else annealed(samples)
+        epsilon = falling_epsilon(self.config, progress) if annealed is None else annealed(samples)
         place = torch.tensor(list(environments), dtype=torch.float64) / max(1, num_envs - 1)
         spread = self.config.epsilon_spread if epsilon == self.config.epsilon_end else 0.0
         numbers = torch.as_tensor(epsilon, dtype=torch.float64) ** (1 + spread * place)
         return Exploration(samples < self.config.warmup, numbers.to(torch.float32).unsqueeze(-1))
-
-    def _epsilon(self, progress: float) -> float:
-        config = self.config
-        share = min(1.0, progress / config.epsilon_fraction) if config.epsilon_fraction else 1.0
-        return (
-            config.epsilon_end
-            if share == 1.0
-            else config.epsilon_start + share * (config.epsilon_end - config.epsilon_start)
-        )
 
 
 def disturb(online: QModel, target: QModel, noise: Tensor | None) -> None:

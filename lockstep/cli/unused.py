@@ -55,8 +55,8 @@ _NEEDS = (
     ),
     _Need(
         ("algorithm.optimizer.betas",),
-        "--algorithm.optimizer.name adam or adamw",
-        {"algorithm.optimizer.name": lambda name: name in ("adam", "adamw")},
+        "--algorithm.optimizer.name adam, adamw or radam",
+        {"algorithm.optimizer.name": lambda name: name != "rmsprop"},
     ),
     _Need(
         ("algorithm.optimizer.weight_decay",),

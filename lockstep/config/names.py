@@ -30,6 +30,7 @@ _CLASSES = {
     "MPC": "lockstep.algorithms.mpc:MPCConfig",
     "CrossQ": "lockstep.algorithms.crossq:CrossQConfig",
     "DrQ": "lockstep.algorithms.drq:DrQConfig",
+    "PQN": "lockstep.algorithms.pqn:PQNConfig",
 }
 """The current module of each class. Names are hashed into identities, so none may change."""
 FORMER = {

@@ -101,6 +101,42 @@ def adam(
 
 
 @compiled
+def radam(
+    x: np.ndarray,
+    gradient: np.ndarray,
+    largest: float,
+    first: np.ndarray,
+    second: np.ndarray,
+    steps: int,
+    rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> float:
+    """One step of rectified Adam (Liu et al. 2020, https://arxiv.org/abs/1908.03265, algorithm 2). While the variance
+    of the second moment is unknown, which is in the first steps, it moves by the mean gradient alone. As in torch, this
+    lasts as long as ρ is at most 5. Arguments and result as for adam."""
+    found = clip(gradient, largest)
+    decayed = power(beta2, steps)
+    longest = 2.0 / (1.0 - beta2) - 1.0
+    length = longest - 2.0 * steps * decayed / (1.0 - decayed)
+    rectified, factor = length > 5.0, 1.0
+    if rectified:
+        share = (length - 4.0) * (length - 2.0) * longest / ((longest - 4.0) * (longest - 2.0) * length)
+        factor = sqrt(share) * sqrt(1.0 - decayed)
+    step = np.float32(rate / (1.0 - power(beta1, steps)) * factor)
+    b1, b2, e = np.float32(beta1), np.float32(beta2), np.float32(eps)
+    c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
+    for i in range(len(x)):
+        g = gradient[i]
+        m = shrunk(b1, first[i]) + c1 * g
+        v = shrunk(b2, second[i]) + c2 * (g * g)
+        first[i], second[i] = m, v
+        x[i] -= step * (m / (root(v) + e)) if rectified else step * m
+    return found
+
+
+@compiled
 def adam_of_groups(
     x: np.ndarray,
     gradient: np.ndarray,

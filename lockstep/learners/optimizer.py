@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
+from torch.optim.radam import radam
 from torch.optim.rmsprop import rmsprop
 
 from lockstep.algorithms.base import ParameterGroup, PlainGroup
@@ -17,6 +18,7 @@ from lockstep.models.parameters import FlatParameters
 MOMENTS = {
     "adam": ("exp_avg", "exp_avg_sq"),
     "adamw": ("exp_avg", "exp_avg_sq"),
+    "radam": ("exp_avg", "exp_avg_sq"),
     "rmsprop": ("square_avg",),
 }
 """What optimizers remember of gradients."""
@@ -81,7 +83,23 @@ class Optimizer:
         """Scale a gradient down to the largest norm, move parameters and what is remembered of their gradients, all in
         place, and count the step. Returns the norm before."""
         config, norm = self._config, self._clip(gradient)
-        if config.name != "rmsprop":
+        if config.name == "radam":
+            first, second = moments
+            radam(
+                [vector],
+                [gradient],
+                [first],
+                [second],
+                [count],
+                foreach=False,
+                capturable=vector.device.type != "cpu",
+                beta1=config.betas[0],
+                beta2=config.betas[1],
+                lr=rate,
+                weight_decay=0.0,
+                eps=config.eps,
+            )
+        elif config.name != "rmsprop":
             first, second = moments
             adam(
                 [vector],
@@ -149,7 +167,7 @@ class Optimizer:
             self.counts.setdefault(name, self._counter()).fill_(number)
 
     def _counter(self) -> Tensor:
-        # Fused Adam counts where it computes.
+        # Fused Adam, and RAdam on a GPU, count where they compute.
         return torch.zeros((), device="cpu" if self._config.name == "rmsprop" else self._vector.device)
 
 
@@ -191,7 +209,8 @@ class PortableOptimizer(Optimizer):
         count += 1
         remembered = [moment.numpy() for moment in moments]
         if config.name != "rmsprop":
-            return self._kernels.adam(x, g, self._max_norm, *remembered, int(count), rate, *config.betas, config.eps)
+            step = self._kernels.radam if config.name == "radam" else self._kernels.adam
+            return step(x, g, self._max_norm, *remembered, int(count), rate, *config.betas, config.eps)
         return self._kernels.rmsprop(x, g, self._max_norm, *remembered, rate, config.decay, config.eps)
 
 

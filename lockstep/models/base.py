@@ -64,7 +64,7 @@ class ActionDistribution(Protocol):
 
 @runtime_checkable
 class Exploring(Protocol):
-    """Further methods that collectors need from a distribution when the algorithm replays."""
+    """Further methods that collectors need from a distribution if the algorithm says how environments explore."""
 
     def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
         """Like sample, but numbers [..., X] control exploration."""

@@ -18,7 +18,9 @@ from torch.nn import functional as F
 from lockstep.config.settings import SettingsError
 from lockstep.models.core import Core
 from lockstep.models.layers import (
+    ChannelNorm,
     Conv2d,
+    LayerNorm,
     Linear,
     PixelConv2d,
     initialize_lecun_normal,
@@ -47,12 +49,19 @@ _NATURE_MINIMUM = _smallest_image(_NATURE)
 
 
 class MLP(nn.Module):
-    """Fully connected layers, each followed by the activation."""
+    """Fully connected layers, each followed by the activation, and before it by normalization if layer_norm is on."""
 
-    def __init__(self, in_features: int, hidden_sizes: tuple[int, ...], activation: Literal["tanh", "relu", "elu"]):
+    def __init__(
+        self,
+        in_features: int,
+        hidden_sizes: tuple[int, ...],
+        activation: Literal["tanh", "relu", "elu"],
+        layer_norm: bool = False,
+    ):
         super().__init__()
         sizes = (in_features, *hidden_sizes)
         self.layers = nn.ModuleList(Linear(a, b) for a, b in pairwise(sizes))
+        self.norms = nn.ModuleList(map(LayerNorm, hidden_sizes)) if layer_norm else None
         self.activation_name = activation
         self.activation: Callable[[Tensor], Tensor] = {
             "tanh": torch.tanh,
@@ -65,13 +74,14 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., F]"""
-        for layer in self.layers:
-            x = self.activation(layer(x))
+        for index, layer in enumerate(self.layers):
+            x = layer(x)
+            x = self.activation(x if self.norms is None else self.norms[index](x))
         return x
 
 
 class ConvNet(nn.Module):
-    """Convolutions without padding, each followed by the activation, and a dense layer.
+    """Convolutions without padding and a dense layer, each followed by the activation.
 
     Args:
         shape: [C, H, W] of an image.
@@ -79,6 +89,8 @@ class ConvNet(nn.Module):
         dense_size: number of features; 0 leaves out the dense layer, and the last convolution's output is the features.
         activation: after every layer; it may overwrite its argument.
         initialization: for all layers.
+        layer_norm: whether every layer is normalized before its activation, a convolution over the channels at each
+            place.
     """
 
     def __init__(
@@ -88,6 +100,7 @@ class ConvNet(nn.Module):
         dense_size: int,
         activation: Callable[[Tensor], Tensor],
         initialization: Initialization = "orthogonal",
+        layer_norm: bool = False,
     ):
         super().__init__()
         channels, height, width = shape
@@ -105,50 +118,75 @@ class ConvNet(nn.Module):
         self.dense = Linear(channels * height * width, dense_size) if dense_size else None
         self.out_features = dense_size or channels * height * width
         self.activation = activation
+        norms: list[nn.Module] = [ChannelNorm(channels) for channels, _, _ in layers]
+        norms += [LayerNorm(dense_size)] if dense_size else []
+        self.norms = nn.ModuleList(norms) if layer_norm else None
         _initialize(self, initialization)
 
     def forward(self, image: Tensor, dtype: torch.dtype) -> Tensor:
         """[N, C, H, W] -> [N, F] in dtype"""
         first, *rest = self.convolutions
-        x = self.activation(first(image, dtype))
-        for convolution in rest:
-            x = self.activation(convolution(x))
-        return _flatten(x) if self.dense is None else self.activation(self.dense(_flatten(x)))
+        x = self._activate(0, first(image, dtype))
+        for index, convolution in enumerate(rest, start=1):
+            x = self._activate(index, convolution(x))
+        return _flatten(x) if self.dense is None else self._activate(-1, self.dense(_flatten(x)))
+
+    def _activate(self, layer: int, x: Tensor) -> Tensor:
+        """What follows a layer."""
+        return self.activation(x if self.norms is None else self.norms[layer](x))
 
 
 class NatureCNN(ConvNet):
     """The network of Mnih et al. 2015: three convolutions and a dense layer."""
 
     def __init__(
-        self, shape: tuple[int, int, int], dense_size: int = 512, initialization: Initialization = "orthogonal"
+        self,
+        shape: tuple[int, int, int],
+        dense_size: int = 512,
+        initialization: Initialization = "orthogonal",
+        layer_norm: bool = False,
     ):
-        super().__init__(shape, _NATURE, dense_size, partial(F.relu, inplace=True), initialization)
+        super().__init__(shape, _NATURE, dense_size, partial(F.relu, inplace=True), initialization, layer_norm)
 
 
 class SimpleConvNet(ConvNet):
     """The image network of Petrenko et al. 2020 (arXiv:2006.11751), which Sample Factory calls convnet_simple."""
 
     def __init__(
-        self, shape: tuple[int, int, int], dense_size: int = 512, initialization: Initialization = "orthogonal"
+        self,
+        shape: tuple[int, int, int],
+        dense_size: int = 512,
+        initialization: Initialization = "orthogonal",
+        layer_norm: bool = False,
     ):
-        super().__init__(shape, _SIMPLE, dense_size, partial(F.elu, inplace=True), initialization)
+        super().__init__(shape, _SIMPLE, dense_size, partial(F.elu, inplace=True), initialization, layer_norm)
 
 
 class MinAtarCNN(ConvNet):
     """The network of Young and Tian 2019 (arXiv:1903.03176) for grids of 10x10 cells: a convolution, a dense layer."""
 
     def __init__(
-        self, shape: tuple[int, int, int], dense_size: int = 128, initialization: Initialization = "orthogonal"
+        self,
+        shape: tuple[int, int, int],
+        dense_size: int = 128,
+        initialization: Initialization = "orthogonal",
+        layer_norm: bool = False,
     ):
-        super().__init__(shape, _MINATAR, dense_size, partial(F.relu, inplace=True), initialization)
+        super().__init__(shape, _MINATAR, dense_size, partial(F.relu, inplace=True), initialization, layer_norm)
 
 
 class DataEfficientCNN(ConvNet):
     """The network of van Hasselt et al. 2019 (arXiv:1906.05243, appendix) for few samples: two convolutions, which the
     streams of the head follow."""
 
-    def __init__(self, shape: tuple[int, int, int], dense_size: int = 0, initialization: Initialization = "orthogonal"):
-        super().__init__(shape, _DATA_EFFICIENT, dense_size, partial(F.relu, inplace=True), initialization)
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        dense_size: int = 0,
+        initialization: Initialization = "orthogonal",
+        layer_norm: bool = False,
+    ):
+        super().__init__(shape, _DATA_EFFICIENT, dense_size, partial(F.relu, inplace=True), initialization, layer_norm)
 
 
 class ResidualBlock(nn.Module):

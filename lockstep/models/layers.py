@@ -154,6 +154,24 @@ class PixelConv2d(nn.Conv2d):
         return F.conv2d(image, weight, self.bias.to(dtype), stride, padding)
 
 
+class LayerNorm(nn.LayerNorm):
+    """nn.LayerNorm of the last dimension in the precision of its input, with Flax's ε."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features, eps=1e-6)
+
+    def forward(self, input: Tensor) -> Tensor:
+        gain, shift = self.weight.to(input.dtype), self.bias.to(input.dtype)
+        return F.layer_norm(input, self.normalized_shape, gain, shift, self.eps)
+
+
+class ChannelNorm(LayerNorm):
+    """The same of the channels of images [N, C, H, W], at each place. It is fastest with channels last."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
 def channels_last(image: Tensor) -> Tensor:
     """uint8 [N, C, H, W] in the memory format channels_last. Interleaving bytes, and converting them afterwards, takes
     half as long as doing both at once."""

@@ -230,7 +230,7 @@ class QModelConfig(TrunkConfig):
     """A Q-network over discrete actions."""
 
     has_policy_and_value: ClassVar[bool] = False
-    later: ClassVar[frozenset[str]] = TrunkConfig.later | {"noisy_sigma"}
+    later: ClassVar[frozenset[str]] = TrunkConfig.later | {"noisy_sigma", "layer_norm"}
 
     dueling: bool = False
     """Estimate the state's value and each action's advantage in separate streams. On generalises over actions."""
@@ -255,12 +255,25 @@ class QModelConfig(TrunkConfig):
     noisy_sigma: float = 0.5
     """σ₀: the size of the noise of noisy layers before learning, as a multiple of 1 / √inputs. Higher explores more at
     first, and disturbs learning more."""
+    layer_norm: bool = False
+    """Normalize every layer of the encoder before its activation (Ba et al. 2016, arXiv:1607.06450), that of a
+    convolution over the channels at each place. On bounds how far values run away, which PQN needs, and costs time."""
+
+    @property
+    def normalizes_layers(self) -> bool:
+        return self.layer_norm
 
     @property
     def has_kernels(self) -> bool:
         plain = self.core == "none" and not self.previous_action_reward and self.encoder in KERNEL_ENCODERS
-        expected = self.returns == "expected" and not self.dueling and not self.noisy and not self.stream_size
-        return type(self) is QModelConfig and plain and expected
+        expected = (
+            self.returns == "expected"
+            and not self.dueling
+            and not self.noisy
+            and not self.stream_size
+            and not self.layer_norm
+        )
+        return type(self) is QModelConfig and plain and expected and not self.layer_norm
 
     def build(
         self,

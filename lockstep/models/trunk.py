@@ -107,6 +107,11 @@ class TrunkConfig(ModelConfig):
     def uses_previous(self) -> bool:
         return self.previous_action_reward
 
+    @property
+    def normalizes_layers(self) -> bool:
+        """Whether every layer of the encoder is normalized before its activation."""
+        return False
+
     def build_encoder(
         self, observation_space: gymnasium.Space[Any], *, dtype: torch.dtype, normalize: bool, clip: float
     ) -> nn.Module:
@@ -122,15 +127,21 @@ class TrunkConfig(ModelConfig):
             else:
                 initialization = self.initialization
             if name == "symbols":
-                return SymbolNet(shape, _SYMBOLS, lambda size: MLP(size, self.hidden_sizes, self.activation))
+                return SymbolNet(shape, _SYMBOLS, self._mlp)
             if name == "minatar":
-                return MinAtarCNN(shape, self.dense_size or 128, initialization)
+                return MinAtarCNN(shape, self.dense_size or 128, initialization, self.normalizes_layers)
             if name == "nature":
-                return NatureCNN(shape, self.dense_size or 512, initialization)
+                return NatureCNN(shape, self.dense_size or 512, initialization, self.normalizes_layers)
             if name == "der":
-                return DataEfficientCNN(shape, self.dense_size, initialization)
+                return DataEfficientCNN(shape, self.dense_size, initialization, self.normalizes_layers)
             if name == "convnet_simple":
-                return SimpleConvNet(shape, self.dense_size or 512, initialization)
+                return SimpleConvNet(shape, self.dense_size or 512, initialization, self.normalizes_layers)
+            if self.normalizes_layers:
+                raise SettingsError(
+                    f"model.encoder={self.encoder} is the residual network impala for images of {shape[1]}x{shape[2]} "
+                    "pixels, which model.layer_norm cannot normalize. Use another encoder, such as --model.encoder "
+                    "minatar, or --model.no-layer-norm."
+                )
             return ImpalaResNet(shape, self.channels, self.dense_size or 256, initialization)
 
         return ObservationEncoder(
@@ -174,7 +185,10 @@ class TrunkConfig(ModelConfig):
 
     def build_vector_encoder(self, size: int) -> nn.Module:
         """The encoder of all vectors, concatenated: fp32 [T, B, size] -> [T, B, out_features]."""
-        return MLP(size, self.hidden_sizes, self.activation)
+        return self._mlp(size)
+
+    def _mlp(self, size: int) -> MLP:
+        return MLP(size, self.hidden_sizes, self.activation, self.normalizes_layers)
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

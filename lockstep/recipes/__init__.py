@@ -47,6 +47,9 @@ from lockstep.recipes.on_policy import (
     ppo_procgen,
     ppo_rnd_minigrid,
     ppo_self_play,
+    pqn_atari,
+    pqn_cartpole,
+    pqn_minatar,
 )
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
@@ -63,6 +66,9 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "ppo-minatar": ppo_minatar,
     "ppo-self-play": ppo_self_play,
     "mappo-mpe": mappo_mpe,
+    "pqn-cartpole": pqn_cartpole,
+    "pqn-minatar": pqn_minatar,
+    "pqn-atari": pqn_atari,
     "mpc-pendulum": mpc_pendulum,
     "dqn-cartpole": dqn_cartpole,
     "dqn-minatar": dqn_minatar,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
+from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, PQNConfig
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.envs.base import EnvConfig
 from lockstep.experiment import Experiment
-from lockstep.models import StandardModelConfig
+from lockstep.models import QModelConfig, StandardModelConfig
 from lockstep.models.normalize import NormalizeConfig
 from lockstep.models.rnd import RNDConfig
 from lockstep.scheme import Scheme
@@ -278,4 +278,49 @@ def mappo_mpe(task: str = "simple_spread_v3") -> Experiment:
         normalize=NormalizeConfig(observations=True, returns=True),
         total_steps=3_000_000,
         precision="fp32",
+    )
+
+
+def pqn_cartpole() -> Experiment:
+    """PQN on CartPole (settings of its authors' code; Gallici et al. 2024, arXiv:2407.04811)."""
+    return Experiment(
+        env=EnvConfig(id="CartPole-v1", num_envs=32),
+        model=QModelConfig(encoder="mlp", hidden_sizes=(256, 256), activation="relu", layer_norm=True),
+        algorithm=PQNConfig(
+            rollout=64,
+            epochs=4,
+            minibatches=16,
+            learning_rate=1e-4,
+            anneal_learning_rate=True,
+            return_lambda=0.95,
+            reward_scale=0.1,
+            epsilon_end=0.2,
+            epsilon_fraction=0.2,
+        ),
+        scheme=Scheme(shards=4, acting_batch=32),
+        total_steps=500_000,
+        precision="fp32",
+    )
+
+
+def pqn_minatar(game: str = "Breakout") -> Experiment:
+    """PQN on MinAtar (settings of its authors' code; Gallici et al. 2024, arXiv:2407.04811)."""
+    return Experiment(
+        env=EnvConfig(id=f"MinAtar/{game}-v1", num_envs=128, adapter="compiled"),
+        model=QModelConfig(encoder="minatar", layer_norm=True),
+        algorithm=PQNConfig(learning_rate=5e-4, anneal_learning_rate=True, epsilon_end=0.05),
+        scheme=Scheme(shards=4, acting_batch=64),
+        total_steps=10_000_000,
+        precision="fp32",
+    )
+
+
+def pqn_atari(game: str = "Breakout") -> Experiment:
+    """PQN on Atari, classic protocol, Nature CNN (settings of its authors' code; Gallici et al. 2024)."""
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=128, protocol="classic"),
+        model=QModelConfig(encoder="nature", layer_norm=True),
+        algorithm=PQNConfig(),
+        scheme=Scheme(shards=8, acting_batch=32),
+        total_steps=50_000_000,
     )

@@ -73,6 +73,18 @@ def doors(recipe: Callable[[], Experiment], **algorithm: Any) -> Experiment:
     )
 
 
+def pqn() -> Experiment:
+    """A recipe without replay, in as many iterations."""
+    full = recipes.pqn_cartpole()
+    return full.replace(
+        env=EnvConfig(id=f"{__file__}:Doors", num_envs=4),
+        model=dataclasses.replace(full.model, hidden_sizes=(8,)),
+        algorithm=dataclasses.replace(full.algorithm, rollout=8, epochs=2, minibatches=2),
+        scheme=dataclasses.replace(full.scheme, shards=2, acting_batch=0),
+        total_steps=96,
+    )
+
+
 def sac() -> Experiment:
     return recipes.sac_mujoco().replace(model=ActorCriticConfig(hidden_sizes=(8,)))
 
@@ -83,6 +95,7 @@ CASES: dict[str, Experiment] = {
     "iqn": doors(recipes.iqn_atari, samples=4, target_samples=4),
     "r2d2": doors(recipes.r2d2_memory, burn_in=2, unroll=4, n_step=2),
     "sac": doors(sac),
+    "pqn": pqn(),
 }
 
 

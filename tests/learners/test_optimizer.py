@@ -55,6 +55,45 @@ def test_adamw_is_torch_s() -> None:
     assert float(flat.named()["variables.log_temperature"]) == 2.0
 
 
+def test_radam_is_torch_s() -> None:
+    """Ten steps with β₂ = 0.95, of which the first five have no estimate of the variance; gradients are clipped."""
+    torch.manual_seed(0)
+    start = nn.Linear(5, 4)
+    changes: dict[str, Any] = {"name": "radam", "eps": 1e-3, "betas": (0.8, 0.95)}
+    experiment = recipes.ppo_cartpole().replace(
+        **{f"algorithm.optimizer.{name}": value for name, value in changes.items()}, **{"algorithm.max_grad_norm": 4.0}
+    )
+    for kind in (PortableOptimizer, Optimizer):
+        mine, alone = copy.deepcopy(start), copy.deepcopy(start)
+        flat = FlatParameters(mine)
+        optimizer, draw = kind(experiment, flat), torch.Generator().manual_seed(1)
+        wanted = torch.optim.RAdam(alone.parameters(), lr=0.1, eps=1e-3, betas=(0.8, 0.95))
+        for step in range(1, 11):
+            for parameter in alone.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=draw)
+            gradient = torch.zeros_like(flat.vector)
+            for name, parameter in alone.named_parameters():
+                flat.named(gradient)[name].copy_(parameter.grad)  # type: ignore[arg-type]
+            norm = optimizer.step(gradient.detach(), (ParameterGroup("", 0.1),))
+            assert float(norm) == pytest.approx(float(nn.utils.clip_grad_norm_(alone.parameters(), 4.0)), rel=1e-5)
+            wanted.step()
+            assert float(optimizer.counts["step"]) == step
+            for name, parameter in alone.named_parameters():
+                torch.testing.assert_close(flat.named()[name], parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_radam_by_hand() -> None:
+    """β = (0, 0.5), so ρ_∞ = 3, and ρ_t never exceeds 5: each step is the learning rate times the gradient."""
+    for kind in (PortableOptimizer, Optimizer):
+        flat = FlatParameters(nn.Linear(1, 1))
+        flat.vector.detach().fill_(8.0)
+        changes: dict[str, Any] = {"algorithm.optimizer.name": "radam", "algorithm.optimizer.betas": (0.0, 0.5)}
+        optimizer = kind(recipes.ppo_cartpole().replace(**changes, **{"algorithm.max_grad_norm": 1e9}), flat)
+        for _ in range(3):
+            optimizer.step(torch.full_like(flat.vector, 2.0).detach(), (ParameterGroup("", 0.25),))
+        assert [float(x) for x in flat.named().values()] == [8 - 3 * 0.5] * 2
+
+
 def test_weights_decay_by_hand() -> None:
     """Without a gradient, a weight of 8 is 8 · (1 - 0.5 · 0.25) = 7 after a step."""
     flat = FlatParameters(nn.Linear(1, 1))

@@ -20,6 +20,7 @@ from lockstep.models import (
     NatureCNN,
     ObservationEncoder,
     ObservationLayout,
+    QModelConfig,
     SimpleConvNet,
     StandardModelConfig,
 )
@@ -200,6 +201,40 @@ def test_unsupported_observations_are_named() -> None:
         NatureCNN((3, 35, 84))
     with pytest.raises(SettingsError, match="at least 36x36"):
         SimpleConvNet((3, 84, 35))
+
+
+@pytest.mark.parametrize("encoder", ["mlp", "minatar", "nature"])
+def test_normalized_layers_by_an_independent_way(encoder: Any) -> None:
+    """Every layer before its activation; a convolution's channels at each place."""
+    size = 36 if encoder == "nature" else 10
+    space = spaces.Box(0, 255, (2, size, size), np.uint8)
+    config = QModelConfig(encoder=encoder, hidden_sizes=(6, 5), dense_size=7, activation="relu", layer_norm=True)
+    with reproducible_initialization(1):
+        built: Any = config.build_encoder(space, dtype=torch.float32, normalize=False, clip=10.0)
+    for parameter in built.parameters():
+        parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
+    image = pixels(1, 3, 2, size, size)
+    x = image[0] / 255
+
+    def normalized(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """[n, features, …] over features, then ReLU."""
+        centered = x - x.mean(1, keepdim=True)
+        unit = centered / (centered.square().mean(1, keepdim=True) + 1e-6).sqrt()
+        gain, shift = (each.view(-1, *[1] * (x.dim() - 2)) for each in (norm.weight, norm.bias))
+        return (gain * unit + shift).clamp(min=0)
+
+    network = built.vectors if encoder == "mlp" else built.images[0]
+    if encoder == "mlp":
+        x = x.flatten(1)
+        for layer, norm in zip(network.layers, network.norms, strict=True):
+            x = normalized(F.linear(x, layer.weight, layer.bias), norm)
+    else:
+        for layer, norm in zip(network.convolutions, network.norms, strict=False):
+            x = normalized(F.conv2d(x, layer.weight, layer.bias, layer.stride), norm)
+        x = x.permute(0, 2, 3, 1).flatten(1)
+        x = normalized(F.linear(x, network.dense.weight, network.dense.bias), network.norms[-1])
+    assert len(network.norms) == {"mlp": 2, "minatar": 2, "nature": 4}[encoder]
+    torch.testing.assert_close(built(image)[0], x, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("encoder", ["mlp", "nature", "impala", "minatar"])
