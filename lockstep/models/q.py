@@ -266,13 +266,7 @@ class QModelConfig(TrunkConfig):
     @property
     def has_kernels(self) -> bool:
         plain = self.core == "none" and not self.previous_action_reward and self.encoder in KERNEL_ENCODERS
-        expected = (
-            self.returns == "expected"
-            and not self.dueling
-            and not self.noisy
-            and not self.stream_size
-            and not self.layer_norm
-        )
+        expected = self.returns == "expected" and not self.dueling and not self.noisy and not self.stream_size
         return type(self) is QModelConfig and plain and expected and not self.layer_norm
 
     def build(
