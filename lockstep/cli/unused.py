@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -73,6 +72,7 @@ _NEEDS = (
         "--algorithm.replay.recency below 1",
         {"algorithm.replay.recency": lambda recency: recency < 1},
     ),
+    _Need(("algorithm.burn_in",), "--algorithm.unroll above 0", {"algorithm.unroll": lambda unroll: unroll > 0}),
     _Need(_replay("data_digest"), "--algorithm.replay.data", {"algorithm.replay.data": bool}),
     _Need(_replay("slack"), "--scheme.lag async", {"scheme.lag": lambda lag: lag == "async"}),
     _Need(
@@ -109,7 +109,7 @@ def unused(experiment: Experiment, base: Experiment) -> list[str]:
     changed = {name: what for name, what in idle(experiment).items() if before.get(name) != after[name]}
     told = [sentence(name, what) for name, what in changed.items()]
     rollout, learned = "algorithm.rollout", "algorithm.unroll"
-    if after.get(learned, math.inf) < after[rollout] and any(before.get(n) != after[n] for n in (rollout, learned)):
+    if 0 < after.get(learned, 0) < after[rollout] and any(before.get(n) != after[n] for n in (rollout, learned)):
         told.append(
             f"Sequences learn from {after[learned]} (--{learned}) of a rollout's {after[rollout]} steps "
             f"(--{rollout}), and never from the others."
