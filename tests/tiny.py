@@ -282,6 +282,7 @@ def portable(name: str) -> Experiment:
     experiment = squashed() if name == "squashed" else EXPERIMENTS[name]()
     env = experiment.env
     compiled = {"CartPole-v1": "CartPole-v1", "Pendulum-v1": "Pendulum-v1", "HalfCheetah-v4": "Pendulum-v1"}
+    compiled["lockstep/Hidden-v0"] = "Pendulum-v1"
     if env.id in compiled:
         env = dataclasses.replace(env, id=compiled[env.id], adapter="compiled")
     return experiment.replace(precision="portable", env=env)
@@ -314,6 +315,16 @@ def in_torch() -> Experiment:
 
 
 EXPERIMENTS["torch-env-gru-lag-1"] = in_torch
+
+EXPERIMENTS["sac-gru-lag-1"] = lambda: replaying(
+    recipes.sac_hidden, replay={"capacity": 4 * 24}, algorithm={"burn_in": 2, "unroll": 4}, scheme={"lag": 1}
+)
+EXPERIMENTS["td3-lstm-prioritized"] = lambda: replaying(
+    recipes.td3_hidden,
+    replay={"capacity": 4 * 24, "prioritized": True},
+    algorithm={"burn_in": 3, "unroll": 5, "n_step": 1},
+    core="lstm",
+)
 
 ALIKE = {
     **dict.fromkeys(("ppo", "ppo-lag-1", "ppo-acting-batch-of-two-shards"), "ppo-bf16"),

@@ -4,9 +4,9 @@ them.
 All losses of a gradient step use the parameters before it. So the policy uses the critics before their update, whereas
 sequential implementations use the updated critics. This makes a step a single sum over shards.
 
-With sequences (Ni et al. 2022, https://arxiv.org/abs/2110.05038), policy and critics have a core each. The policy's core
-begins with the state that it had when the sequence was collected, as in R2D2. The critics' core does not act, so that
-no state is known; it begins with zeros, and burn-in gives it a past.
+With sequences (Ni et al. 2022, https://arxiv.org/abs/2110.05038), policy and critics have a core each. The core of the
+policy begins with the state that it had when the sequence was collected, as in R2D2. That of the critics does not act,
+so that no state is known; it begins with zeros, and burn-in gives it a past.
 
 Shape legend: n items, C critics, D dimensions of an action, T time: 1, or the M steps of a sequence that are learned
 from, L steps of burn-in, N steps of a return, F inputs of layers.
