@@ -322,7 +322,7 @@ EXPERIMENTS["sac-gru-lag-1"] = lambda: replaying(
 EXPERIMENTS["td3-lstm-prioritized"] = lambda: replaying(
     recipes.td3_hidden,
     replay={"capacity": 4 * 24, "prioritized": True},
-    algorithm={"burn_in": 3, "unroll": 5, "n_step": 1},
+    algorithm={"burn_in": 2, "unroll": 4},
     core="lstm",
 )
 
