@@ -61,7 +61,7 @@ def _hidden(model: ActorCriticConfig, algorithm: QPGConfig) -> Experiment:
             actor_learning_rate=1e-3,
             replay=ReplayConfig(capacity=100_000),
         ),
-        scheme=Scheme(shards=1),
+        scheme=Scheme(shards=4, acting_batch=4),
         total_steps=20_000,
         precision="fp32",
     )
@@ -70,7 +70,7 @@ def _hidden(model: ActorCriticConfig, algorithm: QPGConfig) -> Experiment:
 def sac_hidden() -> Experiment:
     """Recurrent SAC on Pendulum without its velocity (tuned here; the networks of Ni et al. 2022, arXiv:2110.05038).
 
-    `--model.core none` shows what it is without memory.
+    `--model.core none --model.no-previous-action-reward` has no memory.
     """
     return _hidden(ActorCriticConfig(), SACConfig(temperature_learning_rate=1e-3))
 
@@ -78,7 +78,7 @@ def sac_hidden() -> Experiment:
 def td3_hidden() -> Experiment:
     """Recurrent TD3 on Pendulum without its velocity (tuned here; the networks of Ni et al. 2022, arXiv:2110.05038).
 
-    `--model.core none` shows what it is without memory.
+    `--model.core none --model.no-previous-action-reward` has no memory.
     """
     return _hidden(ActorCriticConfig(policy="deterministic"), TD3Config())
 
