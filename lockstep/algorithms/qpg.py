@@ -89,6 +89,11 @@ class QPGConfig(OffPolicyConfig):
         for setting in ("unroll", "burn_in"):
             if getattr(self, setting) < 0:
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must not be negative.")
+        if self.burn_in and not self.unroll:
+            raise SettingsError(
+                f"algorithm.burn_in={self.burn_in} is the beginning of sequences, but algorithm.unroll=0 learns from "
+                "single steps. Give the steps that are learned from, such as --algorithm.unroll 32, or leave it out."
+            )
         if (recurrent or self.unroll) and not self.can_remember:
             raise SettingsError(
                 f"algorithm={self.name} learns from single steps, which a recurrent core cannot use: use --model.core "

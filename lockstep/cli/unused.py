@@ -72,7 +72,6 @@ _NEEDS = (
         "--algorithm.replay.recency below 1",
         {"algorithm.replay.recency": lambda recency: recency < 1},
     ),
-    _Need(("algorithm.burn_in",), "--algorithm.unroll above 0", {"algorithm.unroll": lambda unroll: unroll > 0}),
     _Need(_replay("data_digest"), "--algorithm.replay.data", {"algorithm.replay.data": bool}),
     _Need(_replay("slack"), "--scheme.lag async", {"scheme.lag": lambda lag: lag == "async"}),
     _Need(

@@ -277,6 +277,7 @@ REFUSED = [
     ("mpo-mujoco", {"model.core": "gru"}, "algorithm=mpo learns from single steps"),
     ("crossq-mujoco", {"algorithm.unroll": 8}, "algorithm=crossq learns from single steps"),
     ("ddpg-mujoco", {"algorithm.burn_in": -1}, "burn_in=-1"),
+    ("sac-mujoco", {"algorithm.burn_in": 4}, "burn_in=4 is the beginning of sequences, but algorithm.unroll=0"),
     ("sac-hidden", {"algorithm.replay.recency": 0.99}, "sequences"),
 ]
 
