@@ -102,8 +102,11 @@ class Actor(Remembering):
         self.mask = distribution.mask if masked else None
 
     def forward(self, obs: Any) -> Tensor:
-        """[T, B, ...], or Recalled -> fp32 [T, B, P]"""
-        return self.parameters_of(obs.policy if isinstance(obs, Recalled) else self.encoder(obs), obs)
+        """[T, B, ...], or with a core Recalled -> fp32 [T, B, P]"""
+        if isinstance(obs, Recalled):
+            return self.parameters_of(obs.policy, obs)
+        assert self.core is None, "a core needs what came before"
+        return self.parameters_of(self.encoder(obs), obs)
 
     def parameters_of(self, features: Tensor, obs: Any) -> Tensor:
         """The result of features, and what has the action mask -> fp32 [T, B, P]"""
@@ -119,7 +122,7 @@ class Critics(Remembering):
 
     def forward(self, obs: Any, action: Tensor | None, *, frozen: bool = False) -> Tensor:
         """Args:
-            obs: [T, B, ...], or Recalled.
+            obs: [T, B, ...], or with a core Recalled.
             action: the output of distribution.encode, [T, B, D]; with T = 1 also [N, B, D] for N actions in each state.
             None to value every action.
             frozen: let no gradient reach the critics' parameters, only the action.
@@ -130,6 +133,7 @@ class Critics(Remembering):
         if isinstance(obs, Recalled):
             features = obs.critics.detach() if frozen else obs.critics
         else:
+            assert self.core is None, "a core needs what came before"
             with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
                 features = self.encoder(obs)
         if action is not None:
