@@ -140,11 +140,11 @@ PROOFS = {
         "--algorithm.actor-learning-rate 1e-3 --total-steps 20k",
         1,
     ),
-    "hidden-sac": Proof(f"sac-hidden {_ALONE}", 3, greedy=True),
+    "hidden-sac": Proof(f"sac-hidden {_ALONE}", 1, greedy=True),
     "hidden-sac-none": Proof(
-        f"sac-hidden {_ALONE} --model.core none --model.no-previous-action-reward", 3, greedy=True
+        f"sac-hidden {_ALONE} --model.core none --model.no-previous-action-reward", 1, greedy=True
     ),
-    "hidden-td3": Proof(f"td3-hidden {_ALONE}", 3),
+    "hidden-td3": Proof(f"td3-hidden {_ALONE}", 1),
     "halfcheetah-sac": Proof(
         f"sac-mujoco --precision fp32 {_HALFCHEETAH} {_BOTH_RATES} --algorithm.no-learn-temperature "
         "--algorithm.initial-temperature 0.2",
