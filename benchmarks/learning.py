@@ -64,6 +64,8 @@ _PONG = (
 _HALFCHEETAH = "--env.id HalfCheetah-v4 --scheme.shards 1 --total-steps 300k"
 _REPEAT = "ppo-memory --env.id popgym.envs.repeat_previous:RepeatPreviousEasy --total-steps 1M"
 """POPGym's task to name the suit of the card four steps ago; needs `pip install popgym`."""
+_ALONE = "--scheme.shards 1 --scheme.acting-batch 0"
+"""Small networks are computed fastest in one piece."""
 _BOTH_RATES = "--algorithm.learning-rate 1e-3 --algorithm.actor-learning-rate 1e-3"
 _SHORT = "ppo-rnd-minigrid --env.options max_episode_steps=50"
 _DOORKEY = "ppo-rnd-minigrid --env.id MiniGrid-DoorKey-8x8-v0 --total-steps 1.5M"
@@ -140,6 +142,11 @@ PROOFS = {
         "--algorithm.actor-learning-rate 1e-3 --total-steps 20k",
         1,
     ),
+    "hidden-sac": Proof(f"sac-hidden {_ALONE}", 1, greedy=True),
+    "hidden-sac-none": Proof(
+        f"sac-hidden {_ALONE} --model.core none --model.no-previous-action-reward", 1, greedy=True
+    ),
+    "hidden-td3": Proof(f"td3-hidden {_ALONE}", 1),
     "halfcheetah-sac": Proof(
         f"sac-mujoco --precision fp32 {_HALFCHEETAH} {_BOTH_RATES} --algorithm.no-learn-temperature "
         "--algorithm.initial-temperature 0.2",

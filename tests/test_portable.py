@@ -42,7 +42,7 @@ NAMES = [
     *("squashed", "ppo-lstm", "memory-gru-lag-2"),
     *("tuple-dict-mask", "cartpole-gradient-lag-3", "dqn-prioritized-frames", "rainbow-lag-1", "iqn"),
     *("r2d2-uniform-lag-1", "sac-prioritized-lag-1", "sac-discrete", "td3", "ddpg-drifting-noise", "mpo", "mpc-lag-1"),
-    "pqn",
+    *("pqn", "sac-gru-lag-1"),
 ]
 """PPO and DQN on vectors and MinAtar, SAC, TD3 and DDPG learn with kernels. In the others, torch's operations are
 replaced."""

@@ -282,6 +282,7 @@ def portable(name: str) -> Experiment:
     experiment = squashed() if name == "squashed" else EXPERIMENTS[name]()
     env = experiment.env
     compiled = {"CartPole-v1": "CartPole-v1", "Pendulum-v1": "Pendulum-v1", "HalfCheetah-v4": "Pendulum-v1"}
+    compiled["lockstep/Hidden-v0"] = "Pendulum-v1"
     if env.id in compiled:
         env = dataclasses.replace(env, id=compiled[env.id], adapter="compiled")
     return experiment.replace(precision="portable", env=env)
@@ -321,6 +322,16 @@ EXPERIMENTS["pqn-gru-lag-1"] = lambda: cut(
     env={"adapter": "gymnasium"},
     model={"core": "gru", "previous_action_reward": True, "dueling": True},
     scheme={"lag": 1},
+)
+
+EXPERIMENTS["sac-gru-lag-1"] = lambda: replaying(
+    recipes.sac_hidden, replay={"capacity": 4 * 24}, algorithm={"burn_in": 2, "unroll": 4}, scheme={"lag": 1}
+)
+EXPERIMENTS["td3-lstm-prioritized"] = lambda: replaying(
+    recipes.td3_hidden,
+    replay={"capacity": 4 * 24, "prioritized": True},
+    algorithm={"burn_in": 2, "unroll": 4},
+    core="lstm",
 )
 
 ALIKE = {

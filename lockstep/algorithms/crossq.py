@@ -34,6 +34,7 @@ class CrossQConfig(SACConfig):
 
     name = "crossq"
     batch_renorm: ClassVar[bool] = True
+    can_remember: ClassVar[bool] = False
 
     learning_rate: float = 1e-3
     actor_learning_rate: float = 1e-3
@@ -111,9 +112,9 @@ class CrossQ(SAC):
         values, seen_by_critics = critic_layers.learn(both, renormalize)  # [C, 2n, 1]
         q_tm1, q_t = values.transpose(1, 2).chunk(2, -1)  # [C, 1, n] each
         target_tm1 = batch.reward + batch.discount * (q_t.detach().amin(0) - alpha * next_log_prob)
-        error, priority = critic_error(q_tm1, target_tm1)
+        error, size = critic_error(q_tm1, target_tm1)
         critic = error.sum()
-        total = critic + _follow(critic_layers, seen_by_critics, priority.numel())
+        total = critic + _follow(critic_layers, seen_by_critics, size.numel())
 
         actor = temperature = torch.zeros_like(critic)
         entropy = -next_log_prob
@@ -123,7 +124,7 @@ class CrossQ(SAC):
             action, log_prob = distribution.sample_with_log_prob(distribution.bound(outputs), noise)
             actor = (alpha * log_prob - model.q(batch.obs, action, frozen=True).amin(0)).sum()
             temperature = log_alpha.exp() * (-log_prob.detach() - self.target_entropy(model)).sum()
-            total = total + actor + temperature + _follow(actor_layers, seen_by_policy, priority.numel())
+            total = total + actor + temperature + _follow(actor_layers, seen_by_policy, size.numel())
         with torch.no_grad():
             metrics = {
                 "loss/critic": critic.detach(),
@@ -131,11 +132,11 @@ class CrossQ(SAC):
                 "loss/temperature": config.policy_period * temperature.detach(),
                 "value/mean": q_tm1.mean(0).sum(),
                 "value/target": target_tm1.sum(),
-                "value/error": priority.sum(),
+                "value/error": size.sum(),
                 "policy/entropy": entropy.sum(),
                 "policy/temperature": alpha * entropy.numel(),
             }
-        return LossOutput(total, metrics, priority)
+        return LossOutput(total, metrics, size[0])
 
     def _inputs(self, model: ActorCritic, obs: object, action: Tensor) -> Tensor:
         """[1, n, ...], actions [1, n, D] -> the critics' inputs [n, F + D]"""

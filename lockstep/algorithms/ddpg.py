@@ -1,6 +1,6 @@
 """Deep deterministic policy gradient (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971).
 
-Shape legend: n items, D dimensions of an action.
+Shape legend: T time: 1, or the steps of a sequence, n items, D dimensions of an action.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from lockstep.algorithms.base import LossOutput
 from lockstep.algorithms.offpolicy import Exploration
-from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error
+from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error, priorities
 from lockstep.config.settings import SettingsError
-from lockstep.core.transitions import Transitions
+from lockstep.core.transitions import Sequences, Transitions
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import Networks
 
@@ -26,6 +26,7 @@ class DDPGConfig(QPGConfig):
 
     name = "ddpg"
     policies: ClassVar[tuple[str, ...]] = ("deterministic",)
+    can_remember: ClassVar[bool] = True
 
     noise_std: float = 0.1
     """Standard deviation of the normal noise on actions, where the bounds are -1 and 1. Higher explores more."""
@@ -45,7 +46,7 @@ class DDPGConfig(QPGConfig):
 
     @property
     def has_kernels(self) -> bool:
-        return type(self) is DDPGConfig
+        return type(self) is DDPGConfig and not self.unroll
 
     def build(self) -> DDPG[Any]:
         return DDPG(self)
@@ -57,6 +58,7 @@ DDPGConfigT = TypeVar("DDPGConfigT", bound=DDPGConfig)
 class DDPG(QPG[DDPGConfigT]):
     """Critics learn the return of the target policy, and the policy maximizes the first critic."""
 
+    target_acts = True
     metric_names = ("loss/critic", "loss/actor", "value/mean", "value/target", "value/error")
 
     def __init__(self, config: DDPGConfigT) -> None:
@@ -69,14 +71,15 @@ class DDPG(QPG[DDPGConfigT]):
     def update_period(self) -> int:
         return self.policy_period
 
-    def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
+    def loss(self, model: Networks, batch: Transitions | Sequences, hyper: dict[str, float]) -> LossOutput:
         """Squared errors of the critics, and the negative value of the policy's actions, summed over items."""
         online, target = actor_critics(model)
+        batch = self.recalled(online, target, batch)
         with torch.no_grad():
             action = self.next_action(target, batch)
             target_tm1 = batch.reward + batch.discount * target.q(batch.next_obs, action).amin(0)
         q_tm1 = online.q(batch.obs, batch.action)
-        error, priority = critic_error(q_tm1, target_tm1)
+        error, size = critic_error(q_tm1, target_tm1)
         total = critic = (batch.weight * error).sum()
         actor = torch.zeros_like(critic)
         if self.policy_period == 1 or hyper["update"] % self.policy_period == 0:
@@ -84,17 +87,18 @@ class DDPG(QPG[DDPGConfigT]):
             actor = -(batch.weight * q_of_policy).sum()
             total = critic + actor
         with torch.no_grad():
+            valid = batch.valid.to(size.dtype)
             metrics = {
                 "loss/critic": critic.detach(),
                 "loss/actor": self.policy_period * actor.detach(),
-                "value/mean": q_tm1.mean(0).sum(),
-                "value/target": target_tm1.sum(),
-                "value/error": priority.sum(),
+                "value/mean": (q_tm1.mean(0) * valid).sum(),
+                "value/target": (target_tm1 * valid).sum(),
+                "value/error": (size * valid).sum(),
             }
-        return LossOutput(total, metrics, priority)
+        return LossOutput(total, metrics, priorities(size, batch.valid))
 
     def next_action(self, target: ActorCritic, batch: Transitions) -> Tensor:
-        """The action at which next_obs is valued: [1, n, D]."""
+        """The action at which next_obs is valued: [T, n, D]."""
         return target.actor(batch.next_obs)
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:

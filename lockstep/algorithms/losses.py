@@ -57,3 +57,18 @@ def explained_variance(metrics: dict[str, float]) -> dict[str, float]:
     variance = target_squared - target**2
     explained = 1.0 - (error_squared - error**2) / variance if variance > 1e-6 * target_squared else 0.0
     return {**rest, "value/target": target, "value/explained_variance": explained}
+
+
+def mixed_priority(error: Tensor, valid: Tensor, share: float) -> Tensor:
+    """Priorities of sequences (Kapturowski et al. 2019, section 2.3): share times the largest error plus 1 - share
+    times the mean error, over valid steps.
+
+    Args:
+        error: [M, n], not negative, 0 for invalid steps.
+        valid: bool [M, n].
+        share: η.
+
+    Returns:
+        [n]
+    """
+    return share * error.amax(0) + (1 - share) * error.sum(0) / valid.sum(0).clamp(min=1)

@@ -101,7 +101,7 @@ class MPO(QPG[MPOConfig]):
             sampled = target.q(batch.next_obs, action).amin(0)  # [N, n]
             target_tm1 = batch.reward + batch.discount * sampled.mean(0)
         q_tm1 = online.q(batch.obs, batch.action)
-        error, priority = critic_error(q_tm1, target_tm1)
+        error, size = critic_error(q_tm1, target_tm1)
 
         duals = online.variables
         temperature = F.softplus(duals["temperature"]) + _LEAST
@@ -126,14 +126,14 @@ class MPO(QPG[MPOConfig]):
                 "loss/actor": actor.detach(),
                 "value/mean": q_tm1.mean(0).sum(),
                 "value/target": target_tm1.sum(),
-                "value/error": priority.sum(),
+                "value/error": size.sum(),
                 "policy/entropy": distribution.entropy(new_policy).sum(),
-                "policy/temperature": temperature.detach() * len(priority),
+                "policy/temperature": temperature.detach() * size.numel(),
                 "policy/kl_weights": gain.sum(),
                 "policy/kl_mean": kl_mean.mean(-1).sum(),
                 "policy/kl_std": kl_std.mean(-1).sum(),
             }
-        return LossOutput(critic + actor, metrics, priority)
+        return LossOutput(critic + actor, metrics, size[0])
 
     def variables(self, model: PolicyModel) -> dict[str, Tensor]:
         """Temperature and multipliers, before softplus makes them positive."""

@@ -4,7 +4,12 @@ them.
 All losses of a gradient step use the parameters before it. So the policy uses the critics before their update, whereas
 sequential implementations use the updated critics. This makes a step a single sum over shards.
 
-Shape legend: n items, C critics, D dimensions of an action.
+With sequences (Ni et al. 2022, https://arxiv.org/abs/2110.05038), policy and critics have a core each. The core of the
+policy begins with the state that it had when the sequence was collected, as in R2D2. That of the critics does not act,
+so that no state is known; it begins with zeros, and burn-in gives it a past.
+
+Shape legend: n items, C critics, D dimensions of an action, T time: 1, or the M steps of a sequence that are learned
+from, L steps of burn-in, N steps of a return, F inputs of layers.
 """
 
 from __future__ import annotations
@@ -17,13 +22,19 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.base import OptimizerConfig, ParameterGroup, Setup
+from lockstep.algorithms.losses import mixed_priority
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
 from lockstep.config.settings import SettingsError
-from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig
+from lockstep.core.arrays import map_structure
+from lockstep.core.transitions import Sequences, Transitions
+from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig, Recalled, Remembering
 from lockstep.models.base import Networks
+from lockstep.models.observations import allowed_actions
 
 _OPTIMIZER = OptimizerConfig(eps=1e-8)
 """Torch's default Adam, which the papers use."""
+_LARGEST_ERROR = 0.9
+"""η of a sequence's priority (Kapturowski et al. 2019, section 2.3)."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +45,9 @@ class QPGConfig(OffPolicyConfig):
     """Values of model.policy that the algorithm supports."""
     batch_renorm: ClassVar[bool] = False
     """Whether the model's model.batch_renorm must be on. Other algorithms would never learn the statistics."""
+    can_remember: ClassVar[bool] = False
+    """Whether its losses take sequences."""
+    later: ClassVar[frozenset[str]] = OffPolicyConfig.later | {"unroll", "burn_in"}
 
     rollout: int = 16
     batch_size: int = 256
@@ -48,15 +62,48 @@ class QPGConfig(OffPolicyConfig):
     max_grad_norm: float = 1e9
     """Scale gradients of the critics and of the policy whose norm exceeds this. Lower is safer and slower."""
     target_rate: float = 0.005
+    unroll: int = 0
+    """M: steps of each item that are learned from, through which gradients flow back, for models with a core; then
+    batch_size counts sequences. One begins at the first step of every rollout. More learn longer dependencies, and cost
+    time. 0 learns from single steps."""
+    burn_in: int = 0
+    """L: steps before these that only update the states of cores. More give the critics' cores, which begin with zeros,
+    a longer past, remove more of the policy's stale stored state, and cost time."""
+
+    @property
+    def sequence_steps(self) -> tuple[int, int] | None:
+        return (self.burn_in, self.unroll) if self.unroll else None
+
+    @property
+    def item_steps(self) -> int:
+        return self.burn_in + self.unroll + self.n_step - 1 if self.unroll else self.n_step
+
+    def gradient_steps(self, samples: int) -> tuple[int, int]:
+        return self.updates, self.batch_size * max(1, self.unroll)
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
         super().validate(envs_per_shard, recurrent=recurrent)
         if not self.actor_learning_rate > 0:
             raise SettingsError(f"algorithm.actor_learning_rate={self.actor_learning_rate} must be positive.")
-        if recurrent:
+        for setting in ("unroll", "burn_in"):
+            if getattr(self, setting) < 0:
+                raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must not be negative.")
+        if self.burn_in and not self.unroll:
             raise SettingsError(
-                f"algorithm={self.name} learns from single steps, which a recurrent core cannot use: --model.core none."
+                f"algorithm.burn_in={self.burn_in} is the beginning of sequences, but algorithm.unroll=0 learns from "
+                "single steps. Give the steps that are learned from, such as --algorithm.unroll 32, or leave it out."
+            )
+        if (recurrent or self.unroll) and not self.can_remember:
+            raise SettingsError(
+                f"algorithm={self.name} learns from single steps, which a recurrent core cannot use: use --model.core "
+                "none and --algorithm.unroll 0, or SAC, TD3 or DDPG."
+            )
+        if recurrent and not self.unroll:
+            raise SettingsError(
+                "A recurrent core learns from sequences, but algorithm.unroll=0. Give their length and number, for "
+                "example --algorithm.unroll 32 --algorithm.burn-in 16 --algorithm.batch-size 32, or use the recipes "
+                "sac-hidden and td3-hidden. For single steps: --model.core none."
             )
 
     def validate_with(self, setup: Setup) -> None:
@@ -68,7 +115,11 @@ class QPGConfig(OffPolicyConfig):
                 f"algorithm={self.name} needs lockstep.models.ActorCriticConfig with policy "
                 f"{' or '.join(map(repr, self.policies))}, but the model is {model}."
             )
-
+        if model.uses_previous and not self.sequences:
+            raise SettingsError(
+                "model.previous_action_reward needs sequences, which have previous steps. Use "
+                "--model.no-previous-action-reward, or --algorithm.unroll with their length."
+            )
         if model.batch_renorm != self.batch_renorm:
             raise SettingsError(
                 f"algorithm={self.name} needs model.batch_renorm {'on' if self.batch_renorm else 'off'}: use --model."
@@ -86,11 +137,18 @@ QPGConfigT = TypeVar("QPGConfigT", bound=QPGConfig)
 class QPG(OffPolicy[QPGConfigT]):
     """Critics and policy, each with its own loss and learning rate."""
 
+    target_acts: ClassVar[bool] = False
+    """Whether the target policy values what follows a step, instead of the present one."""
+
     def hyperparameters(self, progress: float) -> dict[str, float]:
         """Those of the base class, and `actor_learning_rate`."""
         hyper = super().hyperparameters(progress)
         rate = self.config.actor_learning_rate / self.config.learning_rate * hyper["learning_rate"]
         return {**hyper, "actor_learning_rate": rate}
+
+    def steps_of(self, items: int) -> int:
+        """How many steps are learned from in so many items."""
+        return items * max(1, self.config.unroll)
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
         """The policy and the critics, at every step."""
@@ -103,6 +161,36 @@ class QPG(OffPolicy[QPGConfigT]):
         """Uniform in the warm-up, then sampled from the policy."""
         return Exploration(samples < self.config.warmup, torch.zeros(len(environments), 0))
 
+    def recalled(self, online: ActorCritic, target: ActorCritic, batch: Transitions | Sequences) -> Transitions:
+        """Transitions as they are. Of sequences, the M steps that are learned from, as transitions between what cores
+        make of observations; steps that are not valid weigh 0."""
+        if isinstance(batch, Transitions):
+            return batch
+        burn_in, steps = self.config.burn_in, len(batch.action)
+        extra = online.previous(batch.start, batch.prev_action, batch.prev_reward)
+        begun = batch.state.new_zeros(len(batch.weight), online.critics.state_size)
+        policy = _unroll(online.actor, batch, extra, batch.state, burn_in)
+        values = _unroll(online.critics, batch, extra, begun, burn_in)
+        allowed = None if online.actor.mask is None else allowed_actions(batch.obs)[burn_in:]
+        with torch.no_grad():
+            follows = _unroll(target.actor, batch, extra, batch.state, burn_in) if self.target_acts else policy
+            valued = _unroll(target.critics, batch, extra, begun, burn_in)
+            then = torch.arange(steps, device=policy.device).unsqueeze(1) + batch.ahead
+            columns = torch.arange(len(batch.weight), device=policy.device)
+            after = Recalled(
+                follows[then, columns], valued[then, columns], None if allowed is None else allowed[then, columns]
+            )
+        return Transitions(
+            obs=Recalled(policy[:steps], values[:steps], None if allowed is None else allowed[:steps]),
+            action=batch.action,
+            reward=batch.reward,
+            discount=batch.discount,
+            next_obs=after,
+            weight=batch.weight * batch.valid,
+            valid=batch.valid,
+            noise=batch.noise,
+        )
+
 
 def actor_critics(model: Networks) -> tuple[ActorCritic, ActorCritic]:
     """The online model and the target model."""
@@ -112,7 +200,30 @@ def actor_critics(model: Networks) -> tuple[ActorCritic, ActorCritic]:
 
 
 def critic_error(q_tm1: Tensor, target_tm1: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared errors of critics, [C, 1, n] against [1, n]: their sum over critics [1, n], and the mean absolute error
-    [n], as a priority."""
+    """Squared errors of critics, [C, T, n] against [T, n]: their sum over critics, and the mean absolute error,
+    [T, n] each."""
     error = target_tm1 - q_tm1
-    return error.square().sum(0), error.detach().abs().mean(0).flatten()
+    return error.square().sum(0), error.detach().abs().mean(0)
+
+
+def priorities(size: Tensor, valid: Tensor) -> Tensor:
+    """Absolute errors [T, n] -> the items' priorities [n]; those of sequences are R2D2's."""
+    return size[0] if len(size) == 1 else mixed_priority(size * valid, valid, _LARGEST_ERROR)
+
+
+def _unroll(part: Remembering, batch: Sequences, extra: Tensor | None, state: Tensor, burn_in: int) -> Tensor:
+    """Inputs of layers [M+N, n, F] after the burn-in, through which no gradient flows.
+
+    Args:
+        extra: what they see in addition to observations, [L+M+N, n, E].
+        state: of the core before the first step, [n, K].
+    """
+
+    def inputs(steps: slice, state: Tensor) -> tuple[Any, ...]:
+        obs = map_structure(lambda leaf: leaf[steps], batch.obs)
+        return obs, batch.start[steps], state, None if extra is None else extra[steps]
+
+    if burn_in and part.core is not None:
+        with torch.no_grad():
+            _, state = part.features(*inputs(slice(0, burn_in), state))
+    return part.features(*inputs(slice(burn_in, None), state))[0]

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from lockstep.algorithms.base import LossOutput, Setup
 from lockstep.algorithms.dqn import DQN, DQNConfig, disturb
+from lockstep.algorithms.losses import mixed_priority
 from lockstep.config.settings import SettingsError, Steps
 from lockstep.core.arrays import map_structure
 from lockstep.core.transitions import Sequences
@@ -139,21 +140,6 @@ def unscale(y: Tensor, epsilon: float) -> Tensor:
     y64 = y.double()
     root = (1 + 4 * epsilon * (y64.abs() + 1 + epsilon)).sqrt()
     return (y64.sign() * (((root - 1) / (2 * epsilon)).square() - 1)).to(y.dtype)
-
-
-def mixed_priority(error: Tensor, valid: Tensor, share: float) -> Tensor:
-    """Priorities of sequences (Kapturowski et al. 2019, section 2.3): share times the largest error plus 1 - share
-    times the mean error, over valid steps.
-
-    Args:
-        error: [M, n], not negative, 0 for invalid steps.
-        valid: bool [M, n].
-        share: η.
-
-    Returns:
-        [n]
-    """
-    return share * error.amax(0) + (1 - share) * error.sum(0) / valid.sum(0).clamp(min=1)
 
 
 def _unroll(model: QModel, batch: Sequences, burn_in: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Soft actor-critic with a learned temperature (Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905), and its
 version for discrete actions (Christodoulou 2019, https://arxiv.org/abs/1910.07207).
 
-Shape legend: n items, C critics, D dimensions of an action, A discrete actions.
+Shape legend: T time: 1, or the steps of a sequence, n items, C critics, D dimensions of an action, A discrete actions.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.base import LossOutput, ParameterGroup
-from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error
+from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error, priorities
 from lockstep.config.settings import SettingsError
-from lockstep.core.transitions import Transitions
-from lockstep.models.actor_critic import ActorCritic
+from lockstep.core.transitions import Sequences, Transitions
+from lockstep.models.actor_critic import ActorCritic, mask_of
 from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.continuous import SquashedGaussian
 from lockstep.models.distributions import Categorical
-from lockstep.models.observations import allowed_actions
 from lockstep.models.selection import of_action
 
 _SHARE_OF_ENTROPY = 0.98
@@ -34,6 +33,7 @@ class SACConfig(QPGConfig):
 
     name = "sac"
     policies: ClassVar[tuple[str, ...]] = ("squashed",)
+    can_remember: ClassVar[bool] = True
 
     initial_temperature: float = 1.0
     """Initial α: the weight of entropy against reward. Higher explores more."""
@@ -54,7 +54,7 @@ class SACConfig(QPGConfig):
 
     @property
     def has_kernels(self) -> bool:
-        return type(self) is SACConfig
+        return type(self) is SACConfig and not self.unroll
 
     def build(self) -> SAC:
         return SAC(self)
@@ -75,36 +75,38 @@ class SAC(QPG[SACConfig]):
         "policy/temperature",
     )
 
-    def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
+    def loss(self, model: Networks, batch: Transitions | Sequences, hyper: dict[str, float]) -> LossOutput:
         """Equations 5, 7 and 18 of the paper, summed over items; the losses of policy and temperature use fixed
         critics."""
         online, target = actor_critics(model)
+        batch = self.recalled(online, target, batch)
         log_alpha = online.variables["log_temperature"]
         alpha = log_alpha.detach().exp()
         terms = self._discrete if isinstance(online.distribution, Categorical) else self._continuous
         q_tm1, v_t, climb, entropy = terms(online, target, batch, alpha)
         target_tm1 = batch.reward + batch.discount * v_t
-        error, priority = critic_error(q_tm1, target_tm1)
+        error, size = critic_error(q_tm1, target_tm1)
         critic, actor = (batch.weight * error).sum(), (batch.weight * climb).sum()
         gap = entropy.detach() - self._target_entropy(online, batch)
         temperature = log_alpha.exp() * (batch.weight * gap).sum()
         with torch.no_grad():
+            valid = batch.valid.to(size.dtype)
             metrics = {
                 "loss/critic": critic.detach(),
                 "loss/actor": actor.detach(),
                 "loss/temperature": temperature.detach(),
-                "value/mean": q_tm1.mean(0).sum(),
-                "value/target": target_tm1.sum(),
-                "value/error": priority.sum(),
-                "policy/entropy": entropy.sum(),
-                "policy/temperature": alpha * entropy.numel(),
+                "value/mean": (q_tm1.mean(0) * valid).sum(),
+                "value/target": (target_tm1 * valid).sum(),
+                "value/error": (size * valid).sum(),
+                "policy/entropy": (entropy * valid).sum(),
+                "policy/temperature": alpha * valid.sum(),
             }
-        return LossOutput(critic + actor + temperature, metrics, priority)
+        return LossOutput(critic + actor + temperature, metrics, priorities(size, batch.valid))
 
     def _continuous(
         self, online: ActorCritic, target: ActorCritic, batch: Transitions, alpha: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Critics' values [C, 1, n], soft value of the next state, loss of the policy and its entropy, [1, n] each."""
+        """Critics' values [C, T, n], soft value of the next state, loss of the policy and its entropy, [T, n] each."""
         distribution = online.distribution
         assert batch.noise is not None and isinstance(distribution, SquashedGaussian)
         noise, next_noise = batch.noise.view(2, *batch.action.shape)
@@ -129,10 +131,10 @@ class SAC(QPG[SACConfig]):
         return of_action(all_values, batch.action), v_t, climb, -(log_p.exp() * log_p).sum(-1)
 
     def _target_entropy(self, online: ActorCritic, batch: Transitions) -> float | Tensor:
-        """That of target_entropy or, with action masks, of the allowed actions of each item: [1, n]."""
+        """That of target_entropy or, with action masks, of the allowed actions of each item: [T, n]."""
         if online.actor.mask is None or self.config.target_entropy is not None:
             return self.target_entropy(online)
-        return _SHARE_OF_ENTROPY * allowed_actions(batch.obs).sum(-1).clamp(min=1).float().log()
+        return _SHARE_OF_ENTROPY * mask_of(batch.obs).sum(-1).clamp(min=1).float().log()
 
     def target_entropy(self, model: PolicyModel) -> float:
         """The entropy in nats that the temperature is learned for."""
@@ -170,4 +172,8 @@ class SAC(QPG[SACConfig]):
         return (*super().groups(updates, hyper), *([temperature] if self.config.learn_temperature else []))
 
     def noise_numbers(self, model: PolicyModel, items: int) -> int:
-        return 0 if isinstance(model.distribution, Categorical) else 2 * items * model.distribution.noise_size
+        return (
+            0
+            if isinstance(model.distribution, Categorical)
+            else 2 * self.steps_of(items) * model.distribution.noise_size
+        )

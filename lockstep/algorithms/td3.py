@@ -3,7 +3,7 @@
 Three additions: the smaller of two critics gives the target, the policy moves less often than the critics, and noise
 smooths the target policy's action.
 
-Shape legend: n items, D dimensions of an action.
+Shape legend: T time: 1, or the steps of a sequence, n items, D dimensions of an action.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TD3Config(DDPGConfig):
 
     @property
     def has_kernels(self) -> bool:
-        return type(self) is TD3Config
+        return type(self) is TD3Config and not self.unroll
 
     def build(self) -> TD3:
         return TD3(self)
@@ -68,11 +68,11 @@ class TD3(DDPG[TD3Config]):
         return (critics,) if updates % self.policy_period else (actor, critics)
 
     def next_action(self, target: ActorCritic, batch: Transitions) -> Tensor:
-        """The target policy's action with clipped noise, within bounds: [1, n, D]."""
+        """The target policy's action with clipped noise, within bounds: [T, n, D]."""
         assert batch.noise is not None
         config, action = self.config, target.actor(batch.next_obs)
         noise = config.smoothing_std * standard_normal(batch.noise).view_as(action)
         return (action + noise.clamp(-config.smoothing_clip, config.smoothing_clip)).clamp(-1.0, 1.0)
 
     def noise_numbers(self, model: PolicyModel, items: int) -> int:
-        return items * model.distribution.noise_size
+        return self.steps_of(items) * model.distribution.noise_size

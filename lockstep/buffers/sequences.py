@@ -60,7 +60,8 @@ class SequenceReplay(Replay):
         assert not self._ready[place]
         self._start[(self.count - steps + torch.arange(steps + 1)) % self.steps] = rollout.start
         self._first[place], self._state[place] = self.count - steps, rollout.core_state
-        if self._previous and not self._rollouts:  # a run resumed without replay has no earlier steps
+        if self._previous and (not self._rollouts or self.count - steps > before):
+            # The step before is not stored: there was none, or environments went on elsewhere in between.
             place_before = (self.count - steps - 1) % self.steps
             self._action[place_before], self._reward[place_before] = rollout.prev_action[0], rollout.prev_reward[0]  # type: ignore[index]
         self._rollouts += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -109,7 +108,7 @@ def unused(experiment: Experiment, base: Experiment) -> list[str]:
     changed = {name: what for name, what in idle(experiment).items() if before.get(name) != after[name]}
     told = [sentence(name, what) for name, what in changed.items()]
     rollout, learned = "algorithm.rollout", "algorithm.unroll"
-    if after.get(learned, math.inf) < after[rollout] and any(before.get(n) != after[n] for n in (rollout, learned)):
+    if 0 < after.get(learned, 0) < after[rollout] and any(before.get(n) != after[n] for n in (rollout, learned)):
         told.append(
             f"Sequences learn from {after[learned]} (--{learned}) of a rollout's {after[rollout]} steps "
             f"(--{rollout}), and never from the others."

@@ -36,7 +36,10 @@ class Drawn(ArrayTuple):
 
 
 class Transitions(ArrayTuple):
-    """n items with a leading time axis of length 1. Each leads from a step to the step that it is bootstrapped from."""
+    """n items with a leading time axis of length 1. Each leads from a step to the step that it is bootstrapped from.
+
+    Losses may treat the steps of sequences as such, behind cores: then that axis is longer, and `weight` has it, too.
+    """
 
     obs: Any
     action: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -113,6 +114,31 @@ class TupleBandit(gymnasium.Env[Any, Any]):
         return self._draw(), reward, False, self._time >= self.steps, {}
 
 
+class Hidden(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
+    """A task of gymnasium's of which only some numbers can be seen, so that a policy needs memory: Pendulum without its
+    velocity, unless other ones are asked for.
+
+    Args:
+        task: the id of one that observes a vector.
+        seen: places of the numbers that remain, from 0.
+        options: of the task.
+    """
+
+    def __init__(self, task: str = "Pendulum-v1", seen: Sequence[int] = (0, 1), **options: Any) -> None:
+        super().__init__(gymnasium.make(task, **options))
+        space = self.env.observation_space
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            raise ValueError(f"task={task} observes {space}, but only numbers of a vector, Box [N], can be hidden")
+        size = space.shape[0]
+        if not seen or len(set(seen)) < len(seen) or not all(0 <= place < size for place in seen):
+            raise ValueError(f"seen={list(seen)} must name some of the places 0 to {size - 1} of {task}, each once")
+        self._seen = list(seen)
+        self.observation_space = spaces.Box(space.low[self._seen], space.high[self._seen], dtype=space.dtype.type)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return observation[self._seen]
+
+
 class BitFlip(gymnasium.Env[Any, np.int64]):
     """Flip one bit at a time until all equal the goal (Andrychowicz et al. 2017, section 3.1).
 
@@ -163,4 +189,5 @@ class BitFlip(gymnasium.Env[Any, np.int64]):
 
 gymnasium.register("lockstep/BitFlip-v0", entry_point="lockstep.envs.tasks:BitFlip")
 gymnasium.register("lockstep/Memory-v0", entry_point="lockstep.envs.tasks:Memory")
+gymnasium.register("lockstep/Hidden-v0", entry_point="lockstep.envs.tasks:Hidden")
 gymnasium.register("lockstep/TupleBandit-v0", entry_point="lockstep.envs.tasks:TupleBandit")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import torch_type
 from lockstep.models.action_spaces import Joint, composite
+from lockstep.models.actor_critic import Remembering
 from lockstep.models.base import PolicyModel
 from lockstep.models.continuous import Scaled
 from lockstep.models.core import Core
@@ -202,7 +203,7 @@ def _plain(model: PolicyModel) -> PolicyModel:
             module.block = 1
         elif isinstance(module, Linear):
             module.__class__ = nn.Linear  # type: ignore[assignment]
-        elif isinstance(module, Trunk) and module.core is not None:
+        elif isinstance(module, (Trunk, Remembering)) and module.core is not None:
             module.core = _OneStep(module.core)  # type: ignore[assignment]
     return model
 

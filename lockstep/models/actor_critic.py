@@ -7,7 +7,7 @@ P distribution parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import gymnasium
 import torch
@@ -18,6 +18,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.models.asymmetric import AsymmetricConfig
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, Scaled, SquashedGaussian
+from lockstep.models.core import Core
 from lockstep.models.distributions import Categorical
 from lockstep.models.encoders import take_observation_statistics
 from lockstep.models.gaussian import check_initial_std
@@ -25,7 +26,7 @@ from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import ObservationLayout, allowed_actions
 from lockstep.models.renorm import RenormMLPs
-from lockstep.models.trunk import PRECISIONS, TrunkConfig, acting_copy
+from lockstep.models.trunk import PRECISIONS, TrunkConfig, acting_copy, previous_features
 
 
 class Unchanged(nn.Module):
@@ -39,7 +40,48 @@ class Unchanged(nn.Module):
         return x
 
 
-class Actor(nn.Module):
+class Recalled(NamedTuple):
+    """What cores made of observations [T, B]: it takes their place where sequences are learned from."""
+
+    policy: Tensor
+    """[T, B, F]: the inputs of the policy's layers."""
+    critics: Tensor
+    """[T, B, F]: those of the critics' layers, but for the action."""
+    allowed: Tensor | None
+    """bool [T, B, A]: the action mask, if there is one."""
+
+
+def mask_of(obs: Any) -> Tensor:
+    """The action mask of observations, or of what cores made of them: bool [T, B, A]."""
+    if not isinstance(obs, Recalled):
+        return allowed_actions(obs)
+    assert obs.allowed is not None
+    return obs.allowed
+
+
+class Remembering(nn.Module):
+    """An encoder, a core if there is one, and layers, which see the core's input, too (the shortcut of Ni et al. 2022,
+    https://arxiv.org/abs/2110.05038, in its authors' code)."""
+
+    def __init__(self, encoder: nn.Module, core: Core | None, layers: MLPs | RenormMLPs):
+        super().__init__()
+        self.encoder, self.core, self.layers = encoder, core, layers
+        self.state_size = 0 if core is None else core.state_size
+        """K"""
+
+    def features(self, obs: Any, start: Tensor, state: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Observations [T, B, ...], starts [T, B], the core's state [B, K] and further inputs [T, B, E] -> inputs of
+        the layers [T, B, F], and the state after the last step."""
+        x = self.encoder(obs)
+        if extra is not None:
+            x = torch.cat([x, extra.to(x.dtype)], -1)
+        if self.core is None:
+            return x, state
+        y, state = self.core(x, start, state)
+        return torch.cat([y.to(x.dtype), x], -1), state
+
+
+class Actor(Remembering):
     """Maps observations to the parameters of the action distribution.
 
     Args:
@@ -49,36 +91,38 @@ class Actor(nn.Module):
     def __init__(
         self,
         encoder: nn.Module,
+        core: Core | None,
         layers: MLPs | RenormMLPs,
         distribution: Scaled | Categorical,
         *,
         masked: bool = False,
     ):
-        super().__init__()
-        self.encoder, self.layers = encoder, layers
+        super().__init__(encoder, core, layers)
         self.bound = distribution.bound if isinstance(distribution, Scaled) else None
         self.mask = distribution.mask if masked else None
 
     def forward(self, obs: Any) -> Tensor:
-        """[T, B, ...] -> fp32 [T, B, P]"""
-        features = self.encoder(obs)
+        """[T, B, ...], or with a core Recalled -> fp32 [T, B, P]"""
+        if isinstance(obs, Recalled):
+            return self.parameters_of(obs.policy, obs)
+        assert self.core is None, "a core needs what came before"
+        return self.parameters_of(self.encoder(obs), obs)
+
+    def parameters_of(self, features: Tensor, obs: Any) -> Tensor:
+        """The result of features, and what has the action mask -> fp32 [T, B, P]"""
         outputs = self.layers(features.flatten(0, 1))[0].unflatten(0, features.shape[:2])
         if self.mask is not None:
-            return self.mask(outputs, allowed_actions(obs))
+            return self.mask(outputs, mask_of(obs))
         return outputs if self.bound is None else self.bound(outputs)
 
 
-class Critics(nn.Module):
+class Critics(Remembering):
     """C estimates of the return: of one action or, if actions are discrete, of every action. They only share the
-    encoder of images, if there is one."""
-
-    def __init__(self, encoder: nn.Module, layers: MLPs | RenormMLPs):
-        super().__init__()
-        self.encoder, self.layers = encoder, layers
+    encoder of images, and the core, if there are these."""
 
     def forward(self, obs: Any, action: Tensor | None, *, frozen: bool = False) -> Tensor:
         """Args:
-            obs: [T, B, ...].
+            obs: [T, B, ...], or with a core Recalled.
             action: the output of distribution.encode, [T, B, D]; with T = 1 also [N, B, D] for N actions in each state.
             None to value every action.
             frozen: let no gradient reach the critics' parameters, only the action.
@@ -86,8 +130,12 @@ class Critics(nn.Module):
         Returns:
             fp32 [C, T, B], or [C, T, B, A].
         """
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            features = self.encoder(obs)
+        if isinstance(obs, Recalled):
+            features = obs.critics.detach() if frozen else obs.critics
+        else:
+            assert self.core is None, "a core needs what came before"
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+                features = self.encoder(obs)
         if action is not None:
             features = torch.cat([features.expand(*action.shape[:2], -1), action.to(features.dtype)], -1)
         values = self.layers(features.flatten(0, 1), frozen=frozen).unflatten(1, features.shape[:2])
@@ -99,6 +147,7 @@ class ActorCritic(PolicyModel):
 
     Args:
         policy_columns: which numbers of vectors the policy observes, if the critics observe more.
+        uses_previous: whether policy and critics see the previous action and reward.
     """
 
     has_value = False
@@ -109,15 +158,17 @@ class ActorCritic(PolicyModel):
         critics: Critics,
         distribution: Scaled | Categorical,
         policy_columns: list[int] | None = None,
+        *,
+        uses_previous: bool = False,
     ):
         super().__init__()
         self.actor, self.critics, self.distribution = actor, critics, distribution
-        self.policy_columns = policy_columns
+        self.policy_columns, self.uses_previous = policy_columns, uses_previous
         if isinstance(actor.layers, RenormMLPs) and isinstance(critics.layers, RenormMLPs):
             of_parts = {"actor": actor.layers.statistics, "critics": critics.layers.statistics}
             self.statistics = nn.ModuleDict({name: nn.ParameterList(each) for name, each in of_parts.items()})
         self._encode = distribution.encode
-        self.state_size = 0
+        self.state_size = actor.state_size
 
     def forward(
         self,
@@ -127,9 +178,14 @@ class ActorCritic(PolicyModel):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
-        """The policy's parameters. The value, which is not used, is 0."""
-        params = self.actor(obs)
+        """The policy's parameters, and the state of its core. The value, which is not used, is 0."""
+        features, state = self.actor.features(obs, start, state, self.previous(start, prev_action, prev_reward))
+        params = self.actor.parameters_of(features, obs)
         return ModelOutput(params, params.new_zeros(params.shape[:2])), state
+
+    def previous(self, start: Tensor, prev_action: Tensor | None, prev_reward: Tensor | None) -> Tensor | None:
+        """What policy and critics see in addition to observations, [T, B, E], if anything."""
+        return previous_features(self._encode, prev_action, prev_reward, start) if self.uses_previous else None
 
     def q(self, obs: Any, action: Tensor, *, frozen: bool = False) -> Tensor:
         """Values of actions of the distribution: see Critics.forward."""
@@ -182,6 +238,7 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
     @property
     def has_kernels(self) -> bool:
         changed = self.layer_norm or self.critic_only or self.batch_renorm or self.critic_sizes
+        changed = changed or self.recurrent or self.previous_action_reward
         return type(self) is ActorCriticConfig and not changed
 
     def build_vector_encoder(self, size: int) -> nn.Module:
@@ -213,17 +270,27 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
                 return RenormMLPs(count, (into, *hidden, out), self.activation)
             return MLPs(count, (into, *hidden, out), self.activation, self.layer_norm)
 
+        more = distribution.encoded_size + 1 if self.previous_action_reward else 0
+
+        def remembers(encoder: nn.Module) -> tuple[Core | None, int]:
+            """A core, and the number of inputs of the layers behind it."""
+            size = int(encoder.out_features) + more  # type: ignore[arg-type]
+            core = self.build_core(size)
+            return core, size + (core.out_features if core else 0)
+
         with reproducible_initialization(seed):
             of_actor, of_critics = encoder(self.policy_space(observation_space)), encoder(observation_space)
-            seen = int(of_actor.out_features)  # type: ignore[arg-type]
+            core, seen = remembers(of_actor)
             of_policy = layers(1, seen, self.hidden_sizes, distribution.num_params)
-            actor = Actor(of_actor, of_policy, distribution, masked=layout.mask_size > 0)
+            actor = Actor(of_actor, core, of_policy, distribution, masked=layout.mask_size > 0)
             if isinstance(of_policy, MLPs) and self.policy == "gaussian":
                 of_policy.scale_outputs(0.01)  # otherwise deviations begin between half and twice initial_std
-            features = int(of_critics.out_features)  # type: ignore[arg-type]
+            core, features = remembers(of_critics)
             into, out = (features, distribution.n) if discrete else (features + distribution.encoded_size, 1)
-            critics = Critics(of_critics, layers(self.critics, into, self.critic_sizes or self.hidden_sizes, out))
-            return ActorCritic(actor, critics, distribution, self.policy_columns(observation_space))
+            of_values = layers(self.critics, into, self.critic_sizes or self.hidden_sizes, out)
+            critics = Critics(of_critics, core, of_values)
+            columns = self.policy_columns(observation_space)
+            return ActorCritic(actor, critics, distribution, columns, uses_previous=self.previous_action_reward)
 
     def _distribution(self, space: gymnasium.Space[Any]) -> Scaled | Categorical:
         if isinstance(space, spaces.Box):
@@ -250,8 +317,4 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
                 f"model.batch_renorm normalizes all layers of a squashed policy and its critics, but "
                 f"model.layer_norm={self.layer_norm} and model.policy={self.policy}. Use --model.no-layer-norm and "
                 "--model.policy squashed."
-            )
-        if self.recurrent or self.previous_action_reward:
-            raise SettingsError(
-                "This model has no memory: use --model.core none and --model.no-previous-action-reward."
             )

@@ -16,8 +16,10 @@ from lockstep.recipes.continuous import (
     her_fetch,
     mpc_pendulum,
     mpo_mujoco,
+    sac_hidden,
     sac_mujoco,
     sac_pybullet_style,
+    td3_hidden,
     td3_mujoco,
 )
 from lockstep.recipes.deep_q import (
@@ -87,6 +89,8 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "ddpg-mujoco": ddpg_mujoco,
     "td3-mujoco": td3_mujoco,
     "sac-mujoco": sac_mujoco,
+    "sac-hidden": sac_hidden,
+    "td3-hidden": td3_hidden,
     "sac-pybullet-style": sac_pybullet_style,
     "mpo-mujoco": mpo_mujoco,
     "crossq-mujoco": crossq_mujoco,

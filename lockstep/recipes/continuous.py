@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lockstep.algorithms import CrossQConfig, DDPGConfig, MPOConfig, SACConfig, TD3Config
 from lockstep.algorithms.mpc import MPCConfig
 from lockstep.algorithms.offpolicy import ReplayConfig
@@ -39,6 +41,46 @@ def td3_mujoco() -> Experiment:
 def sac_mujoco() -> Experiment:
     """SAC on MuJoCo, its temperature learned (Haarnoja et al. 2018, arXiv:1812.05905, table 1)."""
     return _replayed_mujoco(ActorCriticConfig(), SACConfig(warmup=10_000))
+
+
+def _hidden(model: ActorCriticConfig, algorithm: QPGConfig) -> Experiment:
+    """Pendulum whose velocity nobody sees."""
+    return Experiment(
+        env=EnvConfig(id="lockstep/Hidden-v0", num_envs=4),
+        model=replace(model, core="gru", core_size=64, hidden_sizes=(128, 128), previous_action_reward=True),
+        algorithm=replace(
+            algorithm,
+            updates=16,
+            batch_size=32,
+            unroll=16,
+            burn_in=8,
+            warmup=1_000,
+            discount=0.9,
+            target_rate=0.02,
+            learning_rate=1e-3,
+            actor_learning_rate=1e-3,
+            replay=ReplayConfig(capacity=100_000),
+        ),
+        scheme=Scheme(shards=4, acting_batch=4),
+        total_steps=20_000,
+        precision="fp32",
+    )
+
+
+def sac_hidden() -> Experiment:
+    """Recurrent SAC on Pendulum without its velocity (tuned here; the networks of Ni et al. 2022, arXiv:2110.05038).
+
+    `--model.core none --model.no-previous-action-reward` has no memory.
+    """
+    return _hidden(ActorCriticConfig(), SACConfig(temperature_learning_rate=1e-3))
+
+
+def td3_hidden() -> Experiment:
+    """Recurrent TD3 on Pendulum without its velocity (tuned here; the networks of Ni et al. 2022, arXiv:2110.05038).
+
+    `--model.core none --model.no-previous-action-reward` has no memory.
+    """
+    return _hidden(ActorCriticConfig(policy="deterministic"), TD3Config())
 
 
 def crossq_mujoco() -> Experiment:

@@ -148,6 +148,21 @@ def test_a_memory_that_begins_late_is_told_what_came_before() -> None:
     assert torch.equal(batch.prev_reward[0], first.prev_reward[0]) and first.prev_reward[0].any()
 
 
+def test_a_memory_that_missed_rollouts_is_told_what_came_before_the_next() -> None:
+    """As after a run was resumed without its memory, which data filled."""
+    kept = Remembered(0, 4, 1, 60, 5, 10**9, True)
+    rollouts = list(kept.rollouts(8))
+    memory = kept.memory(rollouts[0])
+    for each in (*rollouts[:2], *rollouts[5:]):
+        memory.insert(each)
+    batch, first = memory.batch(np.full(3, 2), np.arange(3), np.ones(3)), rollouts[5]
+    assert batch.prev_action is not None and batch.prev_reward is not None
+    assert first.prev_action is not None and first.prev_reward is not None
+    assert torch.equal(batch.obs[0], first.obs[0]), "the sequence begins after the gap"
+    assert torch.equal(batch.prev_action[0], first.prev_action[0]) and first.prev_action[0].any()
+    assert torch.equal(batch.prev_reward[0], first.prev_reward[0]) and first.prev_reward[0].any()
+
+
 def test_a_sequence_is_drawn_as_often_as_its_priority_says() -> None:
     kept = Remembered(2, 4, 1, 60, 5, 10**9, True)
     rollouts = list(kept.rollouts(8))

@@ -404,6 +404,8 @@ def test_options_may_be_named_again(capsys: Captured) -> None:
         (("ppo-cartpole", "--algorithm.rnd.share", "0.5"), "--algorithm.rnd.share has no effect without"),
         (("ppo-cartpole", "--model.initial-std", "0.5"), ""),
         (("r2d2-memory", "--algorithm.rollout", "20"), "of a rollout's 20 steps (--algorithm.rollout)"),
+        (("sac-hidden", "--algorithm.rollout", "20"), "of a rollout's 20 steps (--algorithm.rollout)"),
+        (("sac-mujoco", "--algorithm.rollout", "32"), ""),
     ],
 )
 def test_settings_that_do_nothing_are_told(arguments: tuple[str, ...], told: str, capsys: Captured) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from lockstep.envs.tasks import BitFlip, Memory, TupleBandit
+from lockstep.envs.tasks import BitFlip, Hidden, Memory, TupleBandit
 
 
 @pytest.mark.parametrize("env_id", ["lockstep/Memory-v0", "lockstep/TupleBandit-v0", "lockstep/BitFlip-v0"])
@@ -88,3 +88,21 @@ def test_episodes_without_the_goal_are_cut() -> None:
     other = np.int64((wrong + 1) % 4)
     ends = [env.step(other)[2:4] for _ in range(4)]
     assert ends == [(False, False)] * 3 + [(False, True)]
+
+
+def test_only_the_numbers_asked_for_are_seen() -> None:
+    whole, env = gymnasium.make("Pendulum-v1", g=5.0), Hidden(seen=(2, 0), g=5.0)
+    assert np.array_equal(env.observation_space.high, np.array([8.0, 1.0], np.float32))  # type: ignore[attr-defined]
+    (obs, _), (seen, _) = whole.reset(seed=3), env.reset(seed=3)
+    truncated = False
+    while not truncated:
+        assert np.array_equal(seen, obs[[2, 0]]) and seen.dtype == np.float32
+        obs, reward, _, truncated, _ = whole.step(np.ones(1, np.float32))
+        seen, *same = env.step(np.ones(1, np.float32))
+        assert same[:3] == [reward, False, truncated]
+
+
+@pytest.mark.parametrize("options", [{"seen": []}, {"seen": (0, 0)}, {"seen": (3,)}, {"task": "FrozenLake-v1"}])
+def test_what_cannot_be_hidden_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"places 0 to 2|only numbers of a vector"):
+        Hidden(**options)  # type: ignore[arg-type]

@@ -115,7 +115,9 @@ def test_evaluating_during_training_changes_no_bit_of_it(tmp_path: Path) -> None
     assert scores[-1] == evaluate_policy(final.model, final.experiment, 3).mean
 
 
-@pytest.mark.parametrize("name", ["td3", "sac-discrete", "iqn", "r2d2-uniform-lag-1", "mpc-lag-1", "ppo-rnd"])
+@pytest.mark.parametrize(
+    "name", ["td3-lstm-prioritized", "sac-discrete", "iqn", "r2d2-uniform-lag-1", "mpc-lag-1", "ppo-rnd"]
+)
 def test_every_kind_of_agent_is_evaluated_during_training(name: str, tmp_path: Path) -> None:
     settings = EXPERIMENTS[name]()
     often = settings.iterations

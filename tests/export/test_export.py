@@ -41,6 +41,7 @@ RUNS: dict[str, Callable[[], Experiment]] = {
     **{name: EXPERIMENTS[name] for name in ("cartpole-lag-1", "memory-gru-lag-2", "tuple-dict-mask", "mpc-lag-1")},
     **{name: EXPERIMENTS[name] for name in ("mujoco-normalized", "sac-prioritized-lag-1", "rainbow-lag-1", "iqn")},
     "pqn-gru-lag-1": EXPERIMENTS["pqn-gru-lag-1"],
+    "sac-gru": EXPERIMENTS["sac-gru-lag-1"],
 }
 IN_ONNX = ("transformer", "tuple-dict-mask", "mujoco-normalized")
 """Their ONNX begins with torch's own export, which would be the same again; others show that its file can be read."""
