@@ -31,7 +31,7 @@ from lockstep.cli.doctor import examine
 from lockstep.cli.train import load_recipe
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
 from lockstep.scheme import Scheme

@@ -17,7 +17,7 @@ from lockstep.config.serialization import from_json, identities_of, to_json
 from lockstep.config.settings import SettingsError, Steps, changed, check_values
 from lockstep.core.rng import derive_seed
 from lockstep.core.schedule import Schedule
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.base import ModelConfig, PolicyModel, Precision
 from lockstep.models.normalize import NormalizeConfig

@@ -26,8 +26,8 @@ from lockstep.config.options import RunOptions
 from lockstep.config.serialization import flat, from_json, to_json
 from lockstep.config.settings import SettingsError, check_values, parse_count, parse_options, write_option
 from lockstep.config.user_code import load_object
-from lockstep.envs.base import EnvConfig
 from lockstep.envs.checking.check import check_env
+from lockstep.envs.settings import EnvConfig
 from lockstep.launchers.launch import resume, train
 from lockstep.recipes import RECIPES
 from lockstep.training.prepare import _check_layout, prepare, shards_here

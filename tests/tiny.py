@@ -16,7 +16,7 @@ from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.config.options import RunOptions
 from lockstep.core.rollout import Rollout, RolloutInfo
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
 from lockstep.models.normalize import NormalizeConfig, Normalizers

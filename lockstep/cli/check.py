@@ -12,7 +12,7 @@ from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_j
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError, Steps
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 
 
 @dataclass(frozen=True)

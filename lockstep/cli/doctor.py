@@ -18,7 +18,7 @@ import torch
 from lockstep.cli.common import parse, say, say_json
 from lockstep.config.extras import EXTRAS, install_command
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.run.folder import version
 from lockstep.system.machine import cores, cpu, emulates_bf16
 

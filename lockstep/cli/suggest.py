@@ -106,7 +106,7 @@ def _for_environment(name: str) -> str:
     import gymnasium
 
     from lockstep import envs
-    from lockstep.envs.base import EnvConfig
+    from lockstep.envs.settings import EnvConfig
     from lockstep.recipes import RECIPES
 
     game, other = envs.atari_game(name), ""

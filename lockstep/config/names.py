@@ -9,7 +9,7 @@ _CLASSES = {
     "Normalize": "lockstep.models.normalize:NormalizeConfig",
     "WarmStart": "lockstep.experiment:WarmStart",
     "Scheme": "lockstep.scheme:Scheme",
-    "Env": "lockstep.envs.base:EnvConfig",
+    "Env": "lockstep.envs.settings:EnvConfig",
     "StandardModel": "lockstep.models.policy:StandardModelConfig",
     "QModel": "lockstep.models.q:QModelConfig",
     "ActorCritic": "lockstep.models.actor_critic:ActorCriticConfig",

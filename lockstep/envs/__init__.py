@@ -1,14 +1,7 @@
 """Environments: one protocol (ShardEnv), the adapters of libraries behind it, and the choice between them."""
 
 from lockstep.envs.adapters import register_adapter
-from lockstep.envs.base import (
-    Adapter,
-    EnvConfig,
-    Observation,
-    ShardEnv,
-    StepResult,
-    allocate_observation,
-)
+from lockstep.envs.base import Adapter, Observation, ShardEnv, StepResult, allocate_observation
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.registry import (
     adapter_of,
@@ -21,6 +14,7 @@ from lockstep.envs.registry import (
     spaces,
     whole_matches,
 )
+from lockstep.envs.settings import EnvConfig
 
 __all__ = [
     "Adapter",

@@ -15,9 +15,10 @@ from ale_py.vector_env import AtariVectorEnv
 
 from lockstep.config.settings import SettingsError
 from lockstep.envs.atari import LIFE_LOSS, atari_name, atari_protocol, check_numbers, fire_after_life
-from lockstep.envs.base import Adapter, EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.base import Adapter, Observation, ShardEnv, StepResult
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import ActionLog, Seeds
+from lockstep.envs.settings import EnvConfig
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -1,4 +1,4 @@
-"""The settings of environments, and the protocol of one shard's environments."""
+"""The protocol of one shard's environments, and of the libraries that make them."""
 
 from __future__ import annotations
 
@@ -6,173 +6,23 @@ import functools
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import numpy as np
-import tyro
 
-from lockstep.config.settings import Names, Options, SettingsError, check_free
-from lockstep.config.user_code import checked_reference_to, load_object
+from lockstep.config.settings import Names, SettingsError
+from lockstep.config.user_code import load_object
 from lockstep.core.arrays import torch_type
 from lockstep.distributed.shared_memory import Arena, PrivateArena
-from lockstep.envs.adapters import AUTO, CHOICES, check_adapter, entry_of
+from lockstep.envs.adapters import entry_of
 from lockstep.envs.device_steps import DeviceSteps
 from lockstep.envs.episodes import Seeds
-from lockstep.envs.info import labels
+from lockstep.envs.settings import EnvConfig
 from lockstep.kernels.bound import Bound
 
 Observation = Any
 """A numpy array [B, ...], or a dict of such arrays for a Dict space."""
-MAX_LEVELS = 2**31 - 1
-"""Levels are numbered from 0 to MAX_LEVELS - 1."""
-
-SHARED, SEPARATE = "shared", "separate"
-"""Values of EnvConfig.policies: one policy plays all agents, or each agent has its own."""
-
-AdapterName = Annotated[
-    str,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="|".join((*CHOICES, "FILE.py:CLASS")),
-        instance_from_str=lambda args: args[0],
-        is_instance=lambda instance: isinstance(instance, str),
-        str_from_instance=lambda instance: [instance],
-    ),
-]
-"""The name of an adapter, or the reference of a user's own. The command line's help lists the names."""
-
-
-@dataclass(frozen=True)
-class EnvConfig:
-    """Which environments, and under which protocol."""
-
-    id: str = "CartPole-v1"
-    """A game ("Breakout"), a gymnasium or EnvPool id ("HalfCheetah-v4"), or a callable ("file.py:make")."""
-    num_envs: int = 8
-    """Environments in all shards together. More of them collect faster, but make batches larger, so that each sample
-    counts for less."""
-    adapter: AdapterName = AUTO
-    """Library that steps them; auto takes the fastest installed one that can serve the id. For a library that is not
-    listed, give an adapter of your own ("file.py:Class")."""
-    protocol: Literal["none", "machado", "classic", "baselines"] = "none"
-    """Atari protocol. machado: sticky actions with probability 0.25, the full action set, no life-loss signal, at most
-    108,000 frames. classic: 0 to 29 no-ops at the start, and a lost life ends the episode for the agent. baselines:
-    as classic, and FIRE is pressed after a lost life, as CleanRL and Stable-Baselines3 do. All clip training
-    rewards."""
-    reward_clip: bool = False
-    """Clip training rewards to [-1, 1]. Scores are always raw. Atari protocols switch it on."""
-    reseed_every: int = 4096
-    """Steps per environment after which it starts from a new seed. EnvPool cannot reseed single environments: it
-    restarts all of them, and truncates and bootstraps the episodes in progress. gymnasium truncates an episode that
-    lasts this long. ALE reseeds at the end of an episode, after 4,096 steps at most. A lower number makes resuming
-    faster; a higher one disturbs long episodes less."""
-    decorrelate: int = 0
-    """Cut the first episode of each environment at a random length up to this, so that episodes of equal length
-    do not stay in phase. 0 switches it off."""
-    random_actions: bool = False
-    """Send uniformly random actions to the training environments in place of the policy's. The policy runs and trains
-    as usual, but learns nothing. Use it to measure throughput without the policy's influence on the environments."""
-    options: Options = field(default_factory=dict)
-    """Further keyword arguments for the environment's constructor, as in repeat_action_probability=0.1. Values are
-    numbers, true, false, None, and lists, tuples, dicts and quoted texts as Python writes them, as in 'sizes=[1,2]'.
-    Anything else is a text."""
-    curriculum: Options = field(default_factory=dict)
-    """Options that only training environments get, such as easier starts. They take precedence over `options`.
-    Evaluations and videos play the task without them."""
-    num_levels: int = 0
-    """Number of levels from which training episodes are drawn, so that the other levels can test what was learned; 0
-    sets no limit. Fewer levels are learned sooner, but generalize less. A level is a Procgen level, or with gymnasium
-    the episode that reset(seed=level) begins."""
-    start_level: int = 0
-    """The first of these levels; the others follow it."""
-    opponents: tuple[str, ...] = ()
-    """Who plays the other agents of a match: random, another run (RUN or RUN@ITERATION), or a function of your own
-    (file.py:play). By default the policy plays all agents. With several opponents, each match draws one of them, which
-    makes them harder to exploit."""
-    policies: str = SHARED
-    """Which policy plays which agent of a match: shared (one policy plays all), separate (each agent has its own), or a
-    function of yours (file.py:NAME) from an agent's name to the name of its policy. More policies suit agents with
-    different tasks or spaces, and each learns only from its own agents' samples."""
-    central_state: Literal["none", "observations", "state"] = "none"
-    """What critics see of the whole match, in the observation's entry `state`: the observations of all agents, or the
-    environment's state(). Hide it from the policy with --model.critic-only state. More lets critics estimate returns
-    better that depend on other agents."""
-    metrics: Names = ()
-    """Numbers in the environment's info that become metrics (env/…), as in success,height:mean: of each episode the
-    last one, or with :mean, :sum, :max or :min that of its steps. They change nothing that is learned."""
-
-    later: ClassVar[frozenset[str]] = frozenset(
-        {"curriculum", "num_levels", "start_level", "opponents", "metrics", "policies", "central_state"}
-    )
-    free: ClassVar[frozenset[str]] = frozenset({"options", "curriculum"})
-
-    @staticmethod
-    def of(make: Callable[..., Any], **settings: Any) -> EnvConfig:
-        """Environments that a class or a function of yours makes, with further settings: EnvConfig.of(MyEnv,
-        num_envs=16). They are referred to by name, as in id="my_env.py:MyEnv".
-
-        Raises:
-            SettingsError: other processes cannot import it.
-        """
-        return EnvConfig(id=checked_reference_to(make), **settings)
-
-    @property
-    def several_policies(self) -> bool:
-        """Whether the agents of a match may have different policies."""
-        return self.policies != SHARED
-
-    def validate(self) -> None:
-        """Raise SettingsError for values out of range."""
-        check_adapter(self.adapter)
-        for name, least in (("num_envs", 1), ("reseed_every", 1), ("decorrelate", 0)):
-            if getattr(self, name) < least:
-                raise SettingsError(f"env.{name}={getattr(self, name)} must be at least {least}.")
-            if getattr(self, name) >= 2**31:
-                raise SettingsError(f"env.{name}={getattr(self, name)} must be below {2**31:,}.")
-        if min(self.start_level, self.num_levels) < 0 or self.start_level + self.num_levels >= MAX_LEVELS:
-            raise SettingsError(
-                f"env.num_levels={self.num_levels} and env.start_level={self.start_level} must be at least 0, and "
-                f"their sum below {MAX_LEVELS:,}, the number of all levels."
-            )
-        if self.start_level and not self.num_levels:
-            raise SettingsError(
-                f"env.start_level={self.start_level} is the first of a set of levels, but env.num_levels=0 sets no "
-                "limit. Give their number, as in --env.num-levels 200."
-            )
-        self.check_opponents(self.opponents)
-        labels(self.metrics)
-        for kind in ("options", "curriculum"):
-            for name, value in getattr(self, kind).items():
-                check_free(value, f"env.{kind}.{name}")
-
-    def check_opponents(self, names: tuple[str, ...]) -> None:
-        """Raise SettingsError if opponents cannot play some of the agents."""
-        for setting, default in (("policies", SHARED), ("central_state", "none")):
-            if names and getattr(self, setting) != default:
-                raise SettingsError(
-                    f"env.{setting}={getattr(self, setting)} is for policies that play all agents of a match, but "
-                    f"opponents ({', '.join(names)}) would play some of them. Leave one of the two out."
-                )
-
-    def training(self) -> EnvConfig:
-        """The settings of training environments, with the curriculum applied."""
-        return replace(self, options={**self.options, **self.curriculum}, curriculum={})
-
-    def held_out(self) -> EnvConfig:
-        """The same environments, on all levels above the training levels.
-
-        Raises:
-            SettingsError: training was not limited to a set of levels.
-        """
-        if not self.num_levels:
-            raise SettingsError(
-                "This run was trained on an unlimited number of levels (env.num_levels=0), so none is left to test on. "
-                "Train on a set of levels, as in --env.num-levels 200, or evaluate without --levels test."
-            )
-        end = self.start_level + self.num_levels
-        return replace(self, start_level=end, num_levels=MAX_LEVELS - end)
 
 
 class StepResult(NamedTuple):

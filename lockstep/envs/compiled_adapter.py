@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from lockstep.config.user_code import load_object
-from lockstep.envs.base import Adapter, EnvConfig, ShardEnv
+from lockstep.envs.base import Adapter, ShardEnv
 from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.construct import PREFIX, is_callable
 from lockstep.envs.episodes import Seeds
+from lockstep.envs.settings import EnvConfig
 
 _BUILT_IN = {
     "Acrobot-v1": "lockstep.envs.classic:Acrobot",

@@ -14,10 +14,11 @@ import numpy as np
 from numba.core.errors import NumbaError, NumbaExperimentalFeatureWarning
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.base import Observation, ShardEnv, StepResult
 from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import Seeds
+from lockstep.envs.settings import EnvConfig
 from lockstep.kernels.bound import Bound
 from lockstep.kernels.cache import compiled, part
 from lockstep.kernels.random import derive, mix

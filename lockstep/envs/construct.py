@@ -22,7 +22,7 @@ from lockstep.config.extras import install_command
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
 from lockstep.envs.adapters import MIXED
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.envs.torch_env import TorchEnv
 
 _REGISTERED_BY = {"ALE/": "ale_py", "lockstep/": "lockstep.envs.tasks", "MinAtar/": "lockstep.envs.minatar"}

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig
 from lockstep.envs.registry import adapter_of
+from lockstep.envs.settings import EnvConfig
 
 
 def first_options(config: EnvConfig) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from envpool.registration import registry
 
 from lockstep.envs import vizdoom
 from lockstep.envs.atari import atari_name
-from lockstep.envs.base import Adapter, EnvConfig
+from lockstep.envs.base import Adapter
 from lockstep.envs.envpool_shard import EnvPoolShard
 from lockstep.envs.episodes import Seeds
+from lockstep.envs.settings import EnvConfig
 
 _ATARI, _PROCGEN = "envpool.atari", "envpool.procgen"
 

@@ -14,11 +14,12 @@ from envpool.registration import registry as _registry
 
 from lockstep.config.settings import SettingsError
 from lockstep.envs.atari import LIFE_LOSS, atari_protocol, check_numbers, fire_after_life
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.base import Observation, ShardEnv, StepResult
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import ActionLog, Seeds, restart_state
 from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
+from lockstep.envs.settings import EnvConfig
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -15,10 +15,10 @@ import numpy as np
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.registry import adapter_of
+from lockstep.envs.settings import EnvConfig
 
 _TRIALS = 8
 """Steps at which compute_reward is called with the step's info and without it."""

@@ -12,13 +12,14 @@ import lockstep.envs.minatar
 import lockstep.envs.tasks  # noqa: F401 - like minatar, it registers environments
 from lockstep.config.settings import Names
 from lockstep.config.user_code import import_module, load_object
-from lockstep.envs.base import Adapter, EnvConfig
+from lockstep.envs.base import Adapter
 from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.construct import PREFIX, construct, is_callable, needs_library
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.gymnasium_shard import GymShard
 from lockstep.envs.multiagent.pettingzoo import MatchShard, agents_of, names_of
 from lockstep.envs.multiagent.policies import score_names
+from lockstep.envs.settings import EnvConfig
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.system.output import reserve_streams
 

@@ -16,7 +16,7 @@ from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, form_of, number, register, unregister
 from lockstep.envs.atari import atari_protocol
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.base import Observation, ShardEnv, StepResult
 from lockstep.envs.closing import close_all
 from lockstep.envs.construct import construct
 from lockstep.envs.convert import ObservationWriter, single_action
@@ -24,6 +24,7 @@ from lockstep.envs.curriculum import pack, typed
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
 from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
+from lockstep.envs.settings import EnvConfig
 from lockstep.system.output import reserve_streams, tell
 
 

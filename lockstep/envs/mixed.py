@@ -19,9 +19,10 @@ from gymnasium import spaces
 
 from lockstep.config.settings import Names, SettingsError
 from lockstep.envs.adapters import AUTO, MIXED
-from lockstep.envs.base import Adapter, EnvConfig, Observation, ShardEnv, StepResult, load_adapter
+from lockstep.envs.base import Adapter, Observation, ShardEnv, StepResult, load_adapter
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.registry import resolve
+from lockstep.envs.settings import EnvConfig
 
 TASK = "task"
 """The entry of an observation that tells the task, one-hot; and the option task_input that asks for it."""

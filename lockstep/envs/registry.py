@@ -15,12 +15,13 @@ from lockstep.config.extras import install_command
 from lockstep.config.settings import SettingsError
 from lockstep.envs.adapters import ADAPTERS, AUTO, entry_of, not_installed, settled_name
 from lockstep.envs.atari import atari_name
-from lockstep.envs.base import SHARED, Adapter, EnvConfig, ShardEnv, load_adapter
+from lockstep.envs.base import Adapter, ShardEnv, load_adapter
 from lockstep.envs.construct import PREFIX, is_callable, makes_batch
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.pool.pool import SteppingPool
 from lockstep.envs.pool.shard import PooledShard
 from lockstep.envs.random_actions import RandomActions
+from lockstep.envs.settings import SHARED, EnvConfig
 
 
 def make(

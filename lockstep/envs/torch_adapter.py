@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from lockstep.config.user_code import load_object
-from lockstep.envs.base import Adapter, EnvConfig, ShardEnv
+from lockstep.envs.base import Adapter, ShardEnv
 from lockstep.envs.construct import PREFIX, construct_batch, is_callable
 from lockstep.envs.episodes import Seeds
+from lockstep.envs.settings import EnvConfig
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.envs.torch_shard import TorchShard
 from lockstep.system.output import reserve_streams

@@ -18,12 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import map_structure, torch_type
 from lockstep.envs.answers import form_of
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.base import Observation, ShardEnv, StepResult
 from lockstep.envs.batches import batch_action
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.device_steps import DeviceStep
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.pictures import as_picture
+from lockstep.envs.settings import EnvConfig
 from lockstep.envs.torch_env import State, TorchEnv, episode_seeds
 from lockstep.models.action_spaces import composite
 

@@ -9,10 +9,11 @@ from gymnasium.vector import VectorEnv
 
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
-from lockstep.envs.base import Adapter, EnvConfig, ShardEnv, load_adapter
+from lockstep.envs.base import Adapter, ShardEnv, load_adapter
 from lockstep.envs.batch_shard import BatchShard
 from lockstep.envs.construct import PREFIX, construct_batch, is_callable
 from lockstep.envs.episodes import Seeds
+from lockstep.envs.settings import EnvConfig
 from lockstep.envs.torch_adapter import is_torch
 from lockstep.envs.vector_shard import VectorShard
 from lockstep.system.output import reserve_streams

@@ -17,13 +17,14 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import form_of, register, unregister
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult
+from lockstep.envs.base import Observation, ShardEnv, StepResult
 from lockstep.envs.batches import batch_action, refuse_mask, returned_flags, returned_numbers, telling, with_rows
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import ActionLog, Seeds, restart_state
 from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
+from lockstep.envs.settings import EnvConfig
 
 _MODES = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
 

@@ -18,9 +18,10 @@ from gymnasium import spaces
 
 from lockstep.config.settings import SettingsError
 from lockstep.envs import vizdoom_engine
-from lockstep.envs.base import EnvConfig, Observation
+from lockstep.envs.base import Observation
 from lockstep.envs.envpool_shard import EnvPoolShard
 from lockstep.envs.episodes import Seeds
+from lockstep.envs.settings import EnvConfig
 
 PREFIX = "vizdoom/"
 _LIBRARY_ID = "Basic-v1"

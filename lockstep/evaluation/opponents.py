@@ -20,11 +20,12 @@ from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
 from lockstep.core.arrays import map_structure
 from lockstep.core.digests import state_digest
-from lockstep.envs.base import EnvConfig, allocate_observation
+from lockstep.envs.base import allocate_observation
 from lockstep.envs.construct import is_callable
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.multiagent.opponents import RANDOM, single_actions
 from lockstep.envs.multiagent.pettingzoo import agents_of
+from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.policy import Policy, find_checkpoint, load_policy
 from lockstep.models.capture import Inference
 from lockstep.run.checkpoint import Checkpoint

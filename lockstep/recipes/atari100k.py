@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep.algorithms import DQNConfig, DrQConfig
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.algorithms.offpolicy import OffPolicyConfig, ReplayConfig
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig
 from lockstep.scheme import Scheme

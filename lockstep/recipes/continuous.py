@@ -8,7 +8,7 @@ from lockstep.algorithms import CrossQConfig, DDPGConfig, MPOConfig, SACConfig, 
 from lockstep.algorithms.mpc import MPCConfig
 from lockstep.algorithms.offpolicy import ReplayConfig
 from lockstep.algorithms.qpg import QPGConfig
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import ActorCriticConfig
 from lockstep.models.dynamics import DynamicsConfig

@@ -7,7 +7,7 @@ import dataclasses
 from lockstep.algorithms import DQNConfig, R2D2Config
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.algorithms.offpolicy import ReplayConfig
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig
 from lockstep.scheme import Scheme

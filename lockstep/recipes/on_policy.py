@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, PQNConfig
 from lockstep.algorithms.base import OptimizerConfig
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig, StandardModelConfig
 from lockstep.models.normalize import NormalizeConfig

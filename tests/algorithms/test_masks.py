@@ -21,7 +21,7 @@ from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.algorithms.sac import SAC, SACConfig
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Sequences, Transitions
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.scores import evaluate
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig

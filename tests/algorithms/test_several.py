@@ -22,7 +22,7 @@ from lockstep.core.rollout import Rollout
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.distributed.tree import TreeSum
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.learners.learner import Learner
 from lockstep.models import StandardModelConfig

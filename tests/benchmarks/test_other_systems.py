@@ -24,7 +24,7 @@ from peers import main
 from lockstep import Layout, recipes
 from lockstep.algorithms import PPOConfig
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
 from lockstep.scheme import Scheme

@@ -21,8 +21,8 @@ from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.core.transitions import Transitions
-from lockstep.envs.base import EnvConfig
 from lockstep.envs.goals import Goals
+from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.training.prepare import prepare_run
 

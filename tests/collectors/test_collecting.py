@@ -20,8 +20,9 @@ from lockstep.config.layout import Layout
 from lockstep.config.settings import NotFinite
 from lockstep.core.rollout import Episode, Rollout
 from lockstep.distributed.shared_memory import PrivateArena
-from lockstep.envs.base import EnvConfig, ShardEnv, StepResult
+from lockstep.envs.base import ShardEnv, StepResult
 from lockstep.envs.finite import FiniteCheck, wrong_numbers
+from lockstep.envs.settings import EnvConfig
 from lockstep.models.normalize import NormalizeConfig
 from lockstep.scheme import Scheme
 from lockstep.transport.rollouts import buffers_of

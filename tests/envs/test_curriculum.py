@@ -11,8 +11,9 @@ from lockstep import envs
 from lockstep.cli.main import main
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig, ShardEnv
+from lockstep.envs.base import ShardEnv
 from lockstep.envs.goals import Goals
+from lockstep.envs.settings import EnvConfig
 
 ROOT = Path(__file__).parents[2]
 TASK = "lockstep/Memory-v0"

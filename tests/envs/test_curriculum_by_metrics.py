@@ -16,8 +16,9 @@ from lockstep.cli.main import main
 from lockstep.config.layout import Layout
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig, ShardEnv
+from lockstep.envs.base import ShardEnv
 from lockstep.envs.curriculum import check_curriculum, first_options, pack, unpack
+from lockstep.envs.settings import EnvConfig
 from lockstep.export.hub import foreign_code
 from lockstep.launchers.launch import train
 from lockstep.reproducibility.verify import verify

@@ -22,9 +22,9 @@ from lockstep import envs, recipes
 from lockstep.cli.main import main
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.info import EpisodeNumbers, labels, number_of, numbers_of
+from lockstep.envs.settings import EnvConfig
 from lockstep.launchers.launch import resume
 from lockstep.reproducibility.verify import verify
 

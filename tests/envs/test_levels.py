@@ -15,7 +15,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import MAX_LEVELS, EnvConfig
+from lockstep.envs.settings import MAX_LEVELS, EnvConfig
 from lockstep.evaluation.scores import evaluate, evaluate_policy
 
 SHOWS_ITS_SEED = """

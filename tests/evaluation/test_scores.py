@@ -18,7 +18,7 @@ from lockstep.algorithms import PPOConfig
 from lockstep.cli.main import main
 from lockstep.config.settings import SettingsError
 from lockstep.core.rng import derive_seed
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.policy import Player
 from lockstep.evaluation.scores import Evaluation, evaluate_policy
 from lockstep.experiment import Experiment

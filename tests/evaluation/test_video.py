@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.video import fit, prepare_graphics, write_mp4
 
 

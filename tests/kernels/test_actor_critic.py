@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.core.transitions import Transitions
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.learners.portable_replay import ActorCriticLearner, learner_with_kernels
 from lockstep.models.portable_inference import kernel_inference

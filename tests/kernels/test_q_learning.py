@@ -14,7 +14,7 @@ from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.core.transitions import Transitions
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.learners.portable_replay import QLearner, learner_with_kernels
 from lockstep.models import QModelConfig
 from lockstep.models.portable_inference import kernel_inference

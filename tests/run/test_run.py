@@ -24,7 +24,7 @@ from lockstep.config.options import RunOptions
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import digests_of, load_object
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.launchers.launch import resume, train
 from lockstep.models import StandardModelConfig
 from lockstep.recipes import RECIPES, ppo_cartpole

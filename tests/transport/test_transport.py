@@ -11,7 +11,7 @@ from workers import Workers
 
 from lockstep import recipes
 from lockstep.config.layout import Layout
-from lockstep.envs.base import EnvConfig
+from lockstep.envs.settings import EnvConfig
 from lockstep.launchers.launch import train
 from lockstep.models.normalize import NormalizeConfig
 

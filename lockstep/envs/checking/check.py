@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.settings import SettingsError, check_values
-from lockstep.envs.base import EnvConfig
 from lockstep.envs.checking.facts import facts_of
 from lockstep.envs.checking.games import Game, Played, Trace, columns, difference, in_child
 from lockstep.envs.registry import resolve, whole_matches
+from lockstep.envs.settings import EnvConfig
 
 WAYS = {
     "finite": "observations and rewards are finite numbers",

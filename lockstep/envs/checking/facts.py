@@ -9,9 +9,9 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.base import EnvConfig
 from lockstep.envs.checking.games import Game, Played, Trace
 from lockstep.envs.goals import ACHIEVED, DESIRED, check_goals
+from lockstep.envs.settings import EnvConfig
 from lockstep.models.action_spaces import make_distribution
 from lockstep.models.observations import ObservationLayout, precision_warning, unused_mask
 

@@ -17,8 +17,9 @@ import xxhash
 
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
-from lockstep.envs.base import EnvConfig, ShardEnv, allocate_observation
+from lockstep.envs.base import ShardEnv, allocate_observation
 from lockstep.envs.registry import make
+from lockstep.envs.settings import EnvConfig
 from lockstep.models.action_spaces import make_distribution
 from lockstep.models.observations import ACTION_MASK, ObservationLayout
 from lockstep.system import children

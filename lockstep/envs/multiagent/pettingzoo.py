@@ -14,7 +14,7 @@ from gymnasium import spaces
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, number
-from lockstep.envs.base import EnvConfig, Observation, StepResult
+from lockstep.envs.base import Observation, StepResult
 from lockstep.envs.closing import close_all
 from lockstep.envs.construct import PREFIX, construct
 from lockstep.envs.convert import single_action
@@ -22,6 +22,7 @@ from lockstep.envs.episodes import Seeds
 from lockstep.envs.gymnasium_shard import GymShard
 from lockstep.envs.multiagent.opponents import Opponents
 from lockstep.envs.multiagent.policies import Views
+from lockstep.envs.settings import EnvConfig
 from lockstep.models.observations import ACTION_MASK
 
 TURN = "turn"

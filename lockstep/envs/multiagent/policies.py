@@ -15,7 +15,7 @@ from torch import nn
 
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
-from lockstep.envs.base import SEPARATE, SHARED, EnvConfig
+from lockstep.envs.settings import SEPARATE, SHARED, EnvConfig
 from lockstep.models.policies import POLICY, Part, PoliciesSpace
 
 STATE = "state"

@@ -12,9 +12,10 @@ import numpy as np
 
 from lockstep.config.settings import SettingsError
 from lockstep.distributed.shared_memory import SharedMemory
-from lockstep.envs.base import EnvConfig, load_adapter
+from lockstep.envs.base import load_adapter
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.pool.exchange import exchange_of
+from lockstep.envs.settings import EnvConfig
 from lockstep.system.numerics import settle
 
 

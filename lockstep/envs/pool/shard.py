@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.envs.base import EnvConfig, Observation, ShardEnv, StepResult, load_adapter
+from lockstep.envs.base import Observation, ShardEnv, StepResult, load_adapter
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
 from lockstep.envs.pool.exchange import exchange_of
 from lockstep.envs.pool.pool import SteppingPool
+from lockstep.envs.settings import EnvConfig
 from lockstep.system.output import tell
 
 
