@@ -11,8 +11,9 @@ vectors; the columns behind M are 0.
 from __future__ import annotations
 
 import numpy as np
+from numba import boolean, float32, intp
 
-from lockstep.kernels.cache import compiled
+from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.tiles import WIDTH, address, load, narrow_tile, store, tile_rows
 
 
@@ -67,7 +68,7 @@ def _tiles(
         i += height
 
 
-@compiled
+@apart(float32[:, :], *[intp] * 6, boolean, float32[:, ::1])
 def convolve(
     x: np.ndarray,
     channels: int,
@@ -103,7 +104,7 @@ def convolve(
             out[:] = filled[:, :m]
 
 
-@compiled
+@apart(float32[:, :], *[intp] * 4, float32[:, ::1], boolean, intp)
 def convolve_back(
     x: np.ndarray, channels: int, height: int, width: int, kernel: int, by_y: np.ndarray, fresh: bool, by_weight: int
 ) -> None:

@@ -9,8 +9,9 @@ Shape legend: P parameters, L layers, n samples, S equal slices of them, K input
 from __future__ import annotations
 
 import numpy as np
+from numba import boolean, float32, int64
 
-from lockstep.kernels.cache import compiled
+from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.convolution import convolve, convolve_back, places
 from lockstep.kernels.math import expm1, tanh
 from lockstep.kernels.products import product
@@ -124,7 +125,7 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
             activate(y, layers[layer, ACTIVATION])
 
 
-@compiled
+@apart(int64[:, :], float32[:], float32[:, :])
 def evaluate(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Evaluate all layers for x, in new memory: what activations reads outputs from. Arguments as for forward."""
     scratch = np.empty(len(x) * layers[:, OUTPUTS].sum(), np.float32)
@@ -184,7 +185,17 @@ def clear(layers: np.ndarray, gradient: np.ndarray) -> None:
         gradient[bias : bias + outputs] = 0
 
 
-@compiled
+@apart(
+    float32[:],
+    int64[:, :],
+    float32[:, :],
+    float32[::1],
+    float32[::1],
+    float32[:, ::1],
+    boolean,
+    boolean,
+    float32[:, :],
+)
 def backward(
     parameters: np.ndarray,
     layers: np.ndarray,
