@@ -68,6 +68,14 @@ def _tiles(
         i += height
 
 
+@compiled
+def _take_columns(of: np.ndarray, count: int, to: np.ndarray) -> None:
+    """Copy the first columns of a matrix to those of another one with as many rows."""
+    for i in range(len(of)):
+        for j in range(count):
+            to[i, j] = of[i, j]
+
+
 @apart(float32[:, :], *[intp] * 6, boolean, float32[:, ::1])
 def convolve(
     x: np.ndarray,
@@ -101,7 +109,7 @@ def convolve(
         out = y[i].reshape((len(first), m))
         _tiles(address(x[i]), first, of_patch, turned, start, 0, filled if m < v else out, rectify)
         if m < v:
-            out[:] = filled[:, :m]
+            _take_columns(filled, m, out)
 
 
 @apart(float32[:, :], *[intp] * 4, float32[:, ::1], boolean, intp)
@@ -122,7 +130,7 @@ def convolve_back(
     for i in range(len(x)):
         given = by_y[i].reshape((len(first), m))
         if m < v:
-            filled[:, :m] = given
+            _take_columns(given, m, filled)
         _tiles(address(x[i]), of_patch, first, filled if m < v else given, turned, v, turned, False)
     for j in range(m):
         for i in range(k):
