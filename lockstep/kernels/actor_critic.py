@@ -92,6 +92,16 @@ def _sample(
 
 
 @compiled
+def _of_critic(layers: np.ndarray, critics: int, critic: int) -> np.ndarray:
+    """The table of one critic's layers."""
+    size = len(layers) // critics
+    table = layers[critic * size : (critic + 1) * size].copy()
+    for layer in range(1, size):
+        table[layer, SOURCE] -= critic * size
+    return table
+
+
+@compiled
 def _learn_critics(
     layers: np.ndarray,
     critics: int,
@@ -109,47 +119,37 @@ def _learn_critics(
     """Write the gradients of the critics' squared errors, [S, P or more], or their sum if joined, set priorities [N],
     and add up each slice's losses in the first column of sums [S, ...], and its values, targets and errors from column
     `place` on."""
-    n, last, size = len(obs), len(layers) // critics, len(obs) // len(gradient)
+    n, last, size = len(obs), len(layers) // critics - 1, len(obs) // len(gradient)
     x = _joined(obs, action)
-    scratch = evaluate(layers, parameters, x)
-    gradients = np.empty_like(scratch)
     priority[:] = 0
-    for c in range(critics):
-        q = activations(scratch, layers, n, (c + 1) * last - 1)
-        by_q = activations(gradients, layers, n, (c + 1) * last - 1)
+    for c in range(critics):  # one after the other, so that what they remember stays in the cache
+        table = _of_critic(layers, critics, c)
+        scratch = evaluate(table, parameters, x)
+        gradients = np.empty_like(scratch)
+        q, by_q = activations(scratch, table, n, last), activations(gradients, table, n, last)
         for i in range(n):
             error = q[i, 0] - target[i]
             by_q[i, 0] = _TWO * weight[i] * error
             priority[i] += abs(error) / np.float32(critics)
             sums[i // size, 0] += weight[i] * (error * error)
             sums[i // size, place] += q[i, 0] / np.float32(critics)
+        backward(parameters, table, x, scratch, gradients, gradient, True, joined, x[:0])
     for i in range(n):
         sums[i // size, place + 1] += target[i]
         sums[i // size, place + 2] += priority[i]
-    backward(parameters, layers, x, scratch, gradients, gradient, True, joined, x[:0])
 
 
 @compiled
 def _smallest(layers: np.ndarray, critics: int, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The smallest of the critics' values, [N]."""
-    n, last = len(x), len(layers) // critics
-    scratch = evaluate(layers, parameters, x)
+    n, last = len(x), len(layers) // critics - 1
     smallest = np.empty(n, np.float32)
     for c in range(critics):
-        q = activations(scratch, layers, n, (c + 1) * last - 1)
+        table = _of_critic(layers, critics, c)
+        q = activations(evaluate(table, parameters, x), table, n, last)
         for i in range(n):
             smallest[i] = min(smallest[i], q[i, 0]) if c else q[i, 0]
     return smallest
-
-
-@compiled
-def _of_critic(layers: np.ndarray, critics: int, critic: int) -> np.ndarray:
-    """The table of one critic's layers."""
-    size = len(layers) // critics
-    table = layers[critic * size : (critic + 1) * size].copy()
-    for layer in range(1, size):
-        table[layer, SOURCE] -= critic * size
-    return table
 
 
 @compiled
