@@ -92,6 +92,16 @@ def _sample(
 
 
 @compiled
+def _of_critic(layers: np.ndarray, critics: int, critic: int) -> np.ndarray:
+    """The table of one critic's layers."""
+    size = len(layers) // critics
+    table = layers[critic * size : (critic + 1) * size].copy()
+    for layer in range(1, size):
+        table[layer, SOURCE] -= critic * size
+    return table
+
+
+@compiled
 def _learn_critics(
     layers: np.ndarray,
     critics: int,
@@ -104,49 +114,42 @@ def _learn_critics(
     gradient: np.ndarray,
     priority: np.ndarray,
     sums: np.ndarray,
+    place: int,
 ) -> None:
-    """Write the gradients of the critics' squared errors, [S, P or more], or their sum if joined, and set priorities
-    [N] and each slice's sums of loss, value, target and error, [S, 4]."""
-    n, last, size = len(obs), len(layers) // critics, len(obs) // len(gradient)
+    """Write the gradients of the critics' squared errors, [S, P or more], or their sum if joined, set priorities [N],
+    and add up each slice's losses in the first column of sums [S, ...], and its values, targets and errors from column
+    `place` on."""
+    n, last, size = len(obs), len(layers) // critics - 1, len(obs) // len(gradient)
     x = _joined(obs, action)
-    scratch = evaluate(layers, parameters, x)
-    gradients = np.empty_like(scratch)
-    priority[:], sums[:] = 0, 0
-    for c in range(critics):
-        q = activations(scratch, layers, n, (c + 1) * last - 1)
-        by_q = activations(gradients, layers, n, (c + 1) * last - 1)
+    priority[:] = 0
+    for c in range(critics):  # one after the other, so that what they remember stays in the cache
+        table = _of_critic(layers, critics, c)
+        scratch = evaluate(table, parameters, x)
+        gradients = np.empty_like(scratch)
+        q, by_q = activations(scratch, table, n, last), activations(gradients, table, n, last)
         for i in range(n):
             error = q[i, 0] - target[i]
             by_q[i, 0] = _TWO * weight[i] * error
             priority[i] += abs(error) / np.float32(critics)
             sums[i // size, 0] += weight[i] * (error * error)
-            sums[i // size, 1] += q[i, 0] / np.float32(critics)
+            sums[i // size, place] += q[i, 0] / np.float32(critics)
+        backward(parameters, table, x, scratch, gradients, gradient, True, joined, x[:0])
     for i in range(n):
-        sums[i // size, 2] += target[i]
-        sums[i // size, 3] += priority[i]
-    backward(parameters, layers, x, scratch, gradients, gradient, True, joined, x[:0])
+        sums[i // size, place + 1] += target[i]
+        sums[i // size, place + 2] += priority[i]
 
 
 @compiled
 def _smallest(layers: np.ndarray, critics: int, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The smallest of the critics' values, [N]."""
-    n, last = len(x), len(layers) // critics
-    scratch = evaluate(layers, parameters, x)
-    smallest = activations(scratch, layers, n, last - 1)[:, 0].copy()
-    for c in range(1, critics):
-        q = activations(scratch, layers, n, (c + 1) * last - 1)
+    n, last = len(x), len(layers) // critics - 1
+    smallest = np.empty(n, np.float32)
+    for c in range(critics):
+        table = _of_critic(layers, critics, c)
+        q = activations(evaluate(table, parameters, x), table, n, last)
         for i in range(n):
-            smallest[i] = min(smallest[i], q[i, 0])
+            smallest[i] = min(smallest[i], q[i, 0]) if c else q[i, 0]
     return smallest
-
-
-@compiled
-def _of_critic(layers: np.ndarray, critics: int, critic: int) -> np.ndarray:
-    """The table of one critic's layers."""
-    size = len(layers) // critics
-    table = layers[critic * size : (critic + 1) * size].copy()
-    table[1:, SOURCE] -= critic * size
-    return table
 
 
 @compiled
@@ -175,26 +178,30 @@ def _climb(
     x = _joined(obs, action)
     scratch = evaluate(layers, parameters, x)
     best = np.zeros(n, np.int64)
-    values[:] = activations(scratch, layers, n, last - 1)[:, 0]
-    for c in range(1, critics):
+    for c in range(critics):
         q = activations(scratch, layers, n, (c + 1) * last - 1)
         for i in range(n):
-            if q[i, 0] < values[i]:
+            if c == 0 or q[i, 0] < values[i]:
                 best[i], values[i] = c, q[i, 0]
     for c in range(critics):
         chosen, table = np.flatnonzero(best == c), _of_critic(layers, critics, c)
-        numbers = np.empty(len(chosen) * (len(scratch) // n // critics), np.float32)
-        for layer in range(last):
-            every = activations(scratch, layers, n, c * last + layer)
-            _take(every, chosen, activations(numbers, table, len(chosen), layer))
-        gradients = np.empty_like(numbers)
-        activations(gradients, table, len(chosen), last - 1)[:, 0] = -weight[chosen]
-        by_x = np.empty((len(chosen), x.shape[1]), np.float32)
-        seen = np.empty_like(by_x)
-        _take(x, chosen, seen)
+        part = len(scratch) // critics
+        numbers, seen = scratch[c * part : (c + 1) * part], x
+        if len(chosen) < n:
+            numbers = np.empty(len(chosen) * (part // n), np.float32)
+            for layer in range(last):
+                every = activations(scratch, layers, n, c * last + layer)
+                _take(every, chosen, activations(numbers, table, len(chosen), layer))
+            seen = np.empty((len(chosen), x.shape[1]), np.float32)
+            _take(x, chosen, seen)
+        gradients, by_x = np.empty_like(numbers), np.empty_like(seen)
+        by_q = activations(gradients, table, len(chosen), last - 1)
+        for i in range(len(chosen)):
+            by_q[i, 0] = -weight[chosen[i]]
         backward(parameters, table, seen, numbers, gradients, x[:0], False, False, by_x)
         for i in range(len(chosen)):
-            by_action[chosen[i]] = by_x[i, size:]
+            for d in range(by_action.shape[1]):
+                by_action[chosen[i], d] = by_x[i, size + d]
 
 
 @compiled
@@ -273,9 +280,7 @@ def sac_gradients(
         sums[s, 7] = alpha * np.float32(each)
     backward(parameters, policy, obs, scratch, gradients, out, True, joined, obs[:0])
 
-    of_critics = np.empty((slices, 4))
-    _learn_critics(layers, critics, parameters, obs, action, wanted, weight, joined, out, priority, of_critics)
-    sums[:, 0], sums[:, 3:6] = of_critics[:, 0], of_critics[:, 1:]
+    _learn_critics(layers, critics, parameters, obs, action, wanted, weight, joined, out, priority, sums, 3)
     write_sums(each, sums, out, len(parameters))
     if joined:
         add_up(out, log_temperature, log_temperature + 1)
@@ -342,9 +347,7 @@ def td3_gradients(
         for s in range(1 if joined else slices):
             clear(policy, out[s])
 
-    of_critics = np.empty((slices, 4))
-    _learn_critics(layers, critics, parameters, obs, action, wanted, weight, joined, out, priority, of_critics)
-    sums[:, 0], sums[:, 2:5] = of_critics[:, 0], of_critics[:, 1:]
+    _learn_critics(layers, critics, parameters, obs, action, wanted, weight, joined, out, priority, sums, 2)
     write_sums(each, sums, out, len(parameters))
     if joined:
         add_up(out, len(parameters), len(parameters) + 1 + TD3_SUMS)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import fcntl
 import functools
 import hashlib
 import inspect
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+from llvmlite import binding
 from numba import njit, types
 from numba.core import event
 from numba.core.compiler_lock import global_compiler_lock
@@ -70,12 +72,45 @@ def compiled(function: Any, **names: Any) -> Any:
     """
     names = {**function.__globals__, **names}
     found: dict[str, str] = {}
-    _collect(function, names, found)
+    needed: list[Any] = []
+    _collect(function, names, found, needed)
     text = "\n".join(f"{name} {found[name]}" for name in sorted(found))
     digest = hashlib.sha256(f"{inspect.getsource(function)}\n{text}".encode()).hexdigest()[:16]
-    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    copy.__module__, copy.__qualname__ = function.__module__, f"{function.__qualname__}_{digest}"
-    return _compiled_once(_without_literals(njit(error_model="numpy", nogil=True, cache=True)(copy)))
+    named = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    named.__module__, named.__qualname__ = function.__module__, f"{function.__qualname__}_{digest}"
+    made = njit(error_model="numpy", nogil=True, cache=True)(named)
+    return _compiled_once(_without_literals(made), [each.load for each in needed])
+
+
+def apart(*arguments: types.Type) -> Callable[[Any], Any]:
+    """Compile a function as `compiled` does, once, for these types of arguments, and let compiled functions jump to it.
+    Otherwise each of them contains its code, and everything that calls them compiles it again.
+
+    The jump goes to a name that each process gives to the function's address, since caches outlive addresses.
+    """
+
+    def decorate(function: Any) -> Any:
+        made = compiled(function)
+        template_of = made.get_call_template
+
+        @functools.cache
+        def load() -> None:
+            made.compile(arguments)
+            result = made.overloads[arguments]
+            there = copy.copy(result.fndesc)
+            there.mangled_name = f"lockstep.{made.py_func.__module__}.{made.py_func.__qualname__}"
+            binding.add_symbol(there.mangled_name, result.library.get_pointer_to_function(result.fndesc.mangled_name))
+            made.targetctx.remove_user_function(result.entry_point)
+            made.targetctx.insert_user_function(result.entry_point, there)  # without the library that holds the code
+
+        def get_call_template(args: Any, kws: Any) -> Any:
+            load()
+            return template_of(arguments, {})
+
+        made.load, made.get_call_template = load, get_call_template
+        return made
+
+    return decorate
 
 
 def _without_literals(function: Any) -> Any:
@@ -90,15 +125,22 @@ def _without_literals(function: Any) -> Any:
     return function
 
 
-def _compiled_once(function: Any) -> Any:
+def _compiled_once(function: Any, before: list[Callable[[], None]]) -> Any:
     """Let one process compile a function while the others wait, and then load it. If they all compiled it, each would
-    take longer than the one does."""
+    take longer than the one does.
+
+    Args:
+        before: load what the function jumps to.
+    """
     compile_it, lock = function.compile, Path(function._cache.cache_path, f"{function.py_func.__qualname__}.lock")
 
     def compile_once(signature: Any) -> Any:
         # Numba's lock comes first: a thread that has it, and compiles what this function calls, would wait forever.
-        with global_compiler_lock, _locked(lock):
-            return compile_it(signature)
+        with global_compiler_lock:
+            for load in before:
+                load()
+            with _locked(lock):
+                return compile_it(signature)
 
     function.compile = compile_once
     return function
@@ -126,8 +168,9 @@ def _names(code: CodeType) -> tuple[str, ...]:
     return (*code.co_names, *(name for names in inner for name in names))
 
 
-def _collect(function: FunctionType, names: Mapping[str, Any], found: dict[str, str]) -> None:
-    """Add the digest of everything that a function refers to by name: of the files of functions, and of constants."""
+def _collect(function: FunctionType, names: Mapping[str, Any], found: dict[str, str], needed: list[Any]) -> None:
+    """Add the digest of everything that a function refers to by name: of the files of functions, and of constants.
+    Those that were compiled apart are also needed."""
     code = function.__code__
     cells = (cell.cell_contents for cell in function.__closure__ or ())
     names = {**names, **dict(zip(code.co_freevars, cells, strict=True))}
@@ -143,7 +186,9 @@ def _collect(function: FunctionType, names: Mapping[str, Any], found: dict[str, 
                 key = f"{inspect.getfile(called)}:{called.__qualname__}"
                 if key not in found:
                     found[key] = _digest(inspect.getfile(called))
-                    _collect(called, called.__globals__, found)
+                    if hasattr(each, "load"):
+                        needed.append(each)
+                    _collect(called, called.__globals__, found, needed)
             elif isinstance(each, np.ndarray):
                 found[f"{code.co_filename}:{name}"] = hashlib.sha256(each.tobytes()).hexdigest()
             elif isinstance(each, (bool, int, float, tuple, np.generic)):

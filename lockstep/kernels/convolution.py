@@ -11,8 +11,9 @@ vectors; the columns behind M are 0.
 from __future__ import annotations
 
 import numpy as np
+from numba import boolean, float32, intp
 
-from lockstep.kernels.cache import compiled
+from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.tiles import WIDTH, address, load, narrow_tile, store, tile_rows
 
 
@@ -68,6 +69,14 @@ def _tiles(
 
 
 @compiled
+def _take_columns(of: np.ndarray, count: int, to: np.ndarray) -> None:
+    """Copy the first columns of a matrix to those of another one with as many rows."""
+    for i in range(len(of)):
+        for j in range(count):
+            to[i, j] = of[i, j]
+
+
+@apart(float32[:, :], *[intp] * 6, boolean, float32[:, ::1])
 def convolve(
     x: np.ndarray,
     channels: int,
@@ -100,10 +109,10 @@ def convolve(
         out = y[i].reshape((len(first), m))
         _tiles(address(x[i]), first, of_patch, turned, start, 0, filled if m < v else out, rectify)
         if m < v:
-            out[:] = filled[:, :m]
+            _take_columns(filled, m, out)
 
 
-@compiled
+@apart(float32[:, :], *[intp] * 4, float32[:, ::1], boolean, intp)
 def convolve_back(
     x: np.ndarray, channels: int, height: int, width: int, kernel: int, by_y: np.ndarray, fresh: bool, by_weight: int
 ) -> None:
@@ -121,7 +130,7 @@ def convolve_back(
     for i in range(len(x)):
         given = by_y[i].reshape((len(first), m))
         if m < v:
-            filled[:, :m] = given
+            _take_columns(given, m, filled)
         _tiles(address(x[i]), of_patch, first, filled if m < v else given, turned, v, turned, False)
     for j in range(m):
         for i in range(k):

@@ -9,8 +9,9 @@ Shape legend: P parameters, L layers, n samples, S equal slices of them, K input
 from __future__ import annotations
 
 import numpy as np
+from numba import boolean, float32, int64
 
-from lockstep.kernels.cache import compiled
+from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.convolution import convolve, convolve_back, places
 from lockstep.kernels.math import expm1, tanh
 from lockstep.kernels.products import product
@@ -124,10 +125,13 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
             activate(y, layers[layer, ACTIVATION])
 
 
-@compiled
+@apart(int64[:, :], float32[:], float32[:, :])
 def evaluate(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Evaluate all layers for x, in new memory: what activations reads outputs from. Arguments as for forward."""
-    scratch = np.empty(len(x) * layers[:, OUTPUTS].sum(), np.float32)
+    outputs = 0
+    for layer in range(len(layers)):
+        outputs += layers[layer, OUTPUTS]
+    scratch = np.empty(len(x) * outputs, np.float32)
     forward(parameters, layers, x, scratch)
     return scratch
 
@@ -184,7 +188,17 @@ def clear(layers: np.ndarray, gradient: np.ndarray) -> None:
         gradient[bias : bias + outputs] = 0
 
 
-@compiled
+@apart(
+    float32[:],
+    int64[:, :],
+    float32[:, :],
+    float32[::1],
+    float32[::1],
+    float32[:, ::1],
+    boolean,
+    boolean,
+    float32[:, :],
+)
 def backward(
     parameters: np.ndarray,
     layers: np.ndarray,
@@ -211,8 +225,10 @@ def backward(
             needs fresh.
         by_x: float32 [n, K], to which the gradient by x is written; [0, K] to leave it out.
     """
-    samples = len(x)
-    zeros = np.zeros(max(layers[:, INPUTS].max(), layers[:, OUTPUTS].max()), np.float32)
+    samples, widest = len(x), 0
+    for layer in range(len(layers)):
+        widest = max(widest, layers[layer, INPUTS], layers[layer, OUTPUTS])
+    zeros = np.zeros(widest, np.float32)
     none = zeros if fresh else zeros[:0]
     for layer in range(len(layers) - 1, -1, -1):
         source = layers[layer, SOURCE]
@@ -231,5 +247,7 @@ def backward(
         if len(of_below):
             assert not layers[layer, KERNEL]
             weight, between_inputs, between_outputs = weights(parameters, layers, layer)
-            added = np.any(layers[layer + 1 :, SOURCE] == source)
+            added = False  # whether a later layer has added to it
+            for later in range(layer + 1, len(layers)):
+                added = added or layers[later, SOURCE] == source
             _back(grad, weight, between_outputs, between_inputs, zeros[: 0 if added else below.shape[1]], of_below)

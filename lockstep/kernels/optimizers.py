@@ -166,11 +166,9 @@ def adam_of_groups(
 @compiled
 def follow(target: np.ndarray, x: np.ndarray, weight: np.float32) -> None:
     """Move the parameters of a target network, float32 [P], towards others [P] by a share of the distance."""
-    if weight == _ONE:
-        target[:] = x
-    else:
-        for i in range(len(x)):
-            target[i] += (x[i] - target[i]) * weight
+    copied = weight == _ONE  # since the sum below is rounded
+    for i in range(len(x)):
+        target[i] = x[i] if copied else target[i] + (x[i] - target[i]) * weight
 
 
 @compiled

@@ -12,8 +12,9 @@ Shape legend: n rows and m columns of a product, k terms of each of its numbers.
 from __future__ import annotations
 
 import numpy as np
+from numba import boolean, intp
 
-from lockstep.kernels.cache import compiled
+from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.tiles import (
     EDGE,
     WIDTH,
@@ -122,7 +123,7 @@ def _fetch_panel(b: int, b_term: int, b_column: int, k: int, columns: int) -> No
                 fetch(b + 4 * (j * b_column + p * b_term))
 
 
-@compiled
+@apart(*[intp] * 14, boolean)
 def product(
     slices: int,
     a: int,

@@ -5,6 +5,7 @@ Shape legend: T time, B environments of a shard, n items of a shard's slice of a
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -254,7 +255,7 @@ class Learner:
                 if name.startswith("loss/"):
                     tail[place] /= largest
         if isinstance(scale, Tensor) or scale != 1.0:
-            gradient /= scale
+            _divide(gradient, scale)
         return gradient, tail[:count]
 
     def _means(self, sums: Tensor) -> dict[str, float]:
@@ -358,6 +359,14 @@ class Learner:
 def _number(x: Tensor) -> Any:
     """A number of Python's. On a GPU, for which nothing should wait, it stays a tensor."""
     return float(x) if x.device.type == "cpu" else x
+
+
+def _divide(x: Tensor, by: Any) -> None:
+    """Divide in place. By a power of two, the product with its inverse has the same bits and is cheaper."""
+    if isinstance(by, float) and math.frexp(by)[0] == 0.5:
+        x *= 1 / by
+    else:
+        x /= by
 
 
 def _at_least_one(x: Tensor) -> Any:

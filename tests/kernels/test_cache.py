@@ -24,6 +24,21 @@ function = compiled(plain, change=helper.change)
 print(function(1), function(100), sum(function.stats.cache_hits.values()))
 """
 
+APART = """
+from numba import intp
+from lockstep.kernels.cache import apart, compiled
+
+@apart(intp)
+def inner(x):
+    return x + 1
+
+@compiled
+def outer(x):
+    return 10 * inner(x)
+
+print(outer(1), sum(outer.stats.cache_hits.values()), sum(inner.stats.cache_hits.values()))
+"""
+
 TOGETHER = """
 import sys, time
 from pathlib import Path
@@ -76,6 +91,15 @@ def test_a_second_process_waits_for_the_one_that_compiles(tmp_path: Path) -> Non
     first, second = start(tmp_path, "first"), start(tmp_path, "second")
     assert ended(first) == [2, 0]
     assert ended(second) == [2, 1], "loaded"
+
+
+def test_a_function_from_the_cache_jumps_to_what_was_compiled_apart(tmp_path: Path) -> None:
+    main = tmp_path / "main.py"
+    main.write_text(APART)
+    assert run(tmp_path) == [20, 0, 0]
+    assert run(tmp_path) == [20, 1, 1], "loaded"
+    main.write_text(APART.replace("x + 1", "x + 3"))
+    assert run(tmp_path) == [40, 0, 0]
 
 
 def test_a_change_of_what_a_function_calls_or_reads_is_noticed(tmp_path: Path) -> None:
