@@ -179,24 +179,24 @@ class PortableOptimizer(Optimizer):
         from lockstep.kernels import optimizers  # which need Numba
 
         self._kernels = optimizers
-        self._arrays = [x.numpy() for x in (self._vector, *self.moments.values())]
 
     def step(self, gradient: Tensor, groups: tuple[ParameterGroup, ...]) -> float | Tensor:
         """As Optimizer.step, for Adam in one call."""
         config = self._config
         if config.name != "adam" or any(isinstance(group, PlainGroup) for group in groups):
             return super().step(gradient, groups)
-        places, norms = [], np.empty(len(groups))
-        for group in groups:
-            span, count = self._flat.span(group.prefix), self._count(group).add_(1)
-            places.append((span.start, span.stop, int(count)))
-        x, *moments = self._arrays
+        moments = [moment.numpy() for moment in self.moments.values()]
+        places, norms = np.empty((len(groups), 3), np.int64), np.empty(len(groups))
+        for place, group in zip(places, groups, strict=True):
+            span, count = self._flat.span(group.prefix), self._count(group).numpy()
+            count += 1
+            place[:] = span.start, span.stop, count
         self._kernels.adam_of_groups(
-            x,
+            self._vector.numpy(),
             gradient.numpy(),
             self._max_norm,
             *moments,
-            np.array(places),
+            places,
             np.array([float(group.learning_rate) for group in groups]),
             *config.betas,
             config.eps,
