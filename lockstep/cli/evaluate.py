@@ -10,6 +10,7 @@ import tyro
 
 from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json
 from lockstep.config.settings import Names
+from lockstep.envs.adapters import OF_TASK
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ def evaluate(arguments: list[str]) -> int:
     """Run `lockstep eval`."""
     given = parse(EvalArguments, "eval", arguments)
     from lockstep.evaluation.scores import evaluate as play
+    from lockstep.evaluation.statistics import readable
+    from lockstep.reports.scales import capped_mean
     from lockstep.run.folder import RunFolder
 
     with progress_to_stderr(given.json), clean_end():
@@ -100,10 +103,17 @@ def evaluate(arguments: list[str]) -> int:
             opponents=given.opponents,
             metrics=given.metrics,
         )
+    scores = {name.removeprefix(OF_TASK): x for name, x in result.metrics.items() if name.startswith(OF_TASK)}
+    capped = (
+        capped_mean({task: x.mean for task, x in scores.items()}) if all(x.known for x in scores.values()) else None
+    )
     if given.json:
-        say_json({"run": given.run, **result.to_json()})
+        of_tasks = {} if capped is None else {"capped_mean": {"scale": capped[0], "value": capped[1]}}
+        say_json({"run": given.run, **result.to_json(), **of_tasks})
     else:
         say(str(result))
+        if capped is not None:
+            say(f"The mean of {len(scores)} tasks is {readable(capped[1])} ({capped[0]}, each at most 1).")
         if result.acting not in ("greedy", "deterministic"):
             say(f"These actions were {result.acting}; --greedy takes the most likely ones, as an exported policy does.")
     return 0

@@ -12,6 +12,8 @@ AUTO = "auto"
 """The value of env.adapter that leaves the choice to lockstep."""
 MIXED = "mixed/"
 """Ids of several tasks that one policy plays begin with it; the ids of the tasks follow."""
+OF_TASK = "score_"
+"""The names of the metrics that hold their scores begin with it; the task follows."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.config.settings import Names, SettingsError
-from lockstep.envs.adapters import AUTO, MIXED
+from lockstep.envs.adapters import AUTO, MIXED, OF_TASK
 from lockstep.envs.base import Adapter, Observation, ShardEnv, StepResult, load_adapter
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.registry import resolve
@@ -136,7 +136,7 @@ class Mixed(Adapter):
         return any(load_adapter(task.adapter).needs_egl(task.id) for task in tasks_of(env_id))
 
     def own_metrics(self, config: EnvConfig) -> Names:
-        return tuple(f"score_{task.name}" for task in tasks_of(config.id))
+        return tuple(f"{OF_TASK}{task.name}" for task in tasks_of(config.id))
 
     def group_size(self, config: EnvConfig) -> int:
         return sum(task.copies for task in tasks_of(config.id))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,3 +45,15 @@ def on_one_scale(tasks: Sequence[str], metric: str) -> dict[str, list[str]]:
         if scale := scale_of(task, metric):
             found.setdefault(scale.name, []).append(task)
     return found
+
+
+def capped_mean(scores: Mapping[str, float]) -> tuple[str, float] | None:
+    """The mean of one policy's scores, by task, on the tasks' common scale, each at most 1, so that no task outweighs
+    the others (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561). Returns the scale's name and the mean; None if
+    tasks have no common scale."""
+    scales = {task: scale_of(task, "score/mean") for task in scores}
+    names = {None if scale is None else scale.name for scale in scales.values()}
+    if len(names) != 1 or None in names:
+        return None
+    found = [min(1.0, float(scale.of(np.asarray(scores[task])))) for task, scale in scales.items() if scale is not None]
+    return names.pop() or "", float(np.mean(found))

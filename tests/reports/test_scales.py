@@ -93,6 +93,16 @@ def test_tasks_of_one_scale_are_found() -> None:
     assert on_one_scale(tasks, "loss/value") == {}
 
 
+def test_the_mean_of_one_policy_over_games_lets_none_outweigh_the_others() -> None:
+    found = capped_mean(
+        {"Breakout": 1.7 + 28.8 / 4, "Pong": 21.0}
+    )  # a quarter of the way to a human, and more than all
+    assert found is not None and found[0] == "human-normalized" and found[1] == pytest.approx((0.25 + 1) / 2)
+    assert capped_mean({"Breakout": 1.7, "CartPole-v1": 500.0}) is None
+    assert capped_mean({"Breakout": 1.7, "StarpilotEasy-v0": 2.5}) is None
+    assert capped_mean({}) is None
+
+
 @pytest.mark.envpool
 def test_every_easy_and_hard_game_of_procgen_has_a_scale() -> None:
     from lockstep.envs.base import load_adapter
