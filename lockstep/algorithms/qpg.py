@@ -89,21 +89,22 @@ class QPGConfig(OffPolicyConfig):
         for setting in ("unroll", "burn_in"):
             if getattr(self, setting) < 0:
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must not be negative.")
+        if (recurrent or self.unroll or self.burn_in) and not self.can_remember:
+            raise SettingsError(
+                f"algorithm={self.name} learns from single steps, which a recurrent core cannot use: use --model.core "
+                "none, --algorithm.unroll 0 and --algorithm.burn-in 0, or SAC, TD3 or DDPG."
+            )
         if self.burn_in and not self.unroll:
             raise SettingsError(
                 f"algorithm.burn_in={self.burn_in} is the beginning of sequences, but algorithm.unroll=0 learns from "
                 "single steps. Give the steps that are learned from, such as --algorithm.unroll 32, or leave it out."
             )
-        if (recurrent or self.unroll) and not self.can_remember:
-            raise SettingsError(
-                f"algorithm={self.name} learns from single steps, which a recurrent core cannot use: use --model.core "
-                "none and --algorithm.unroll 0, or SAC, TD3 or DDPG."
-            )
         if recurrent and not self.unroll:
             raise SettingsError(
-                "A recurrent core learns from sequences, but algorithm.unroll=0. Give their length and number, for "
-                "example --algorithm.unroll 32 --algorithm.burn-in 16 --algorithm.batch-size 32, or use the recipes "
-                "sac-hidden and td3-hidden. For single steps: --model.core none."
+                "A recurrent core learns from sequences, but algorithm.unroll=0. Say how long sequences are and how "
+                "many a gradient step takes, for example --algorithm.unroll 32 --algorithm.burn-in 16 "
+                "--algorithm.batch-size 32, or use the recipes sac-hidden and td3-hidden. For single steps: "
+                "--model.core none."
             )
 
     def validate_with(self, setup: Setup) -> None:
@@ -208,7 +209,7 @@ def critic_error(q_tm1: Tensor, target_tm1: Tensor) -> tuple[Tensor, Tensor]:
 
 def priorities(size: Tensor, valid: Tensor) -> Tensor:
     """Absolute errors [T, n] -> the items' priorities [n]; those of sequences are R2D2's."""
-    return size[0] if len(size) == 1 else mixed_priority(size * valid, valid, _LARGEST_ERROR)
+    return size[0] * valid[0] if len(size) == 1 else mixed_priority(size * valid, valid, _LARGEST_ERROR)
 
 
 def _unroll(part: Remembering, batch: Sequences, extra: Tensor | None, state: Tensor, burn_in: int) -> Tensor:

@@ -50,6 +50,9 @@ class SequenceReplay(Replay):
         """Rollouts inserted so far."""
         self._ready = np.zeros(self._beginnings, bool)
         """Which of them begin a complete sequence."""
+        self._gap = 0
+        """The first step after environments went on elsewhere, which a core that saw the steps before it cannot learn
+        from. Checkpoints need not hold it: there is none in a memory that they hold."""
 
     def _places(self) -> int:
         return self._beginnings
@@ -64,6 +67,8 @@ class SequenceReplay(Replay):
             # The step before is not stored: there was none, or environments went on elsewhere in between.
             place_before = (self.count - steps - 1) % self.steps
             self._action[place_before], self._reward[place_before] = rollout.prev_action[0], rollout.prev_reward[0]  # type: ignore[index]
+        if self.count - steps > before and not rollout.start[0].all():
+            self._gap = self.count - steps
         self._rollouts += 1
         known, self._ready = self._ready, self._complete()
         if self._tree is not None:
@@ -74,7 +79,8 @@ class SequenceReplay(Replay):
     def _complete(self) -> np.ndarray:
         """bool [J]: whether the sequences that begin with these rollouts are complete."""
         first = self._first.numpy()
-        return (first >= self._oldest()) & (first + self._length - 1 <= self.count)
+        last = first + self._length - 1
+        return (first >= self._oldest()) & (last <= self.count) & ((first >= self._gap) | (last < self._gap))
 
     def _present(self, times: np.ndarray) -> np.ndarray:
         return (times >= self._rollouts - self._beginnings) & self._ready[times % self._beginnings]

@@ -10,7 +10,6 @@ import tyro
 
 from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json
 from lockstep.config.settings import Names
-from lockstep.envs.adapters import OF_TASK
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,7 @@ class PlotArguments:
 def evaluate(arguments: list[str]) -> int:
     """Run `lockstep eval`."""
     given = parse(EvalArguments, "eval", arguments)
+    from lockstep.envs.adapters import OF_TASK
     from lockstep.evaluation.scores import evaluate as play
     from lockstep.evaluation.statistics import readable
     from lockstep.reports.scales import capped_mean
@@ -104,9 +104,8 @@ def evaluate(arguments: list[str]) -> int:
             metrics=given.metrics,
         )
     scores = {name.removeprefix(OF_TASK): x for name, x in result.metrics.items() if name.startswith(OF_TASK)}
-    capped = (
-        capped_mean({task: x.mean for task, x in scores.items()}) if all(x.known for x in scores.values()) else None
-    )
+    every = all(x.known for x in scores.values())
+    capped = capped_mean({task: x.mean for task, x in scores.items()}) if every else None
     if given.json:
         of_tasks = {} if capped is None else {"capped_mean": {"scale": capped[0], "value": capped[1]}}
         say_json({"run": given.run, **result.to_json(), **of_tasks})

@@ -61,6 +61,8 @@ class SharedMemory:
     The process that starts them need not know its size: each process maps as much as it needs, and the file grows.
     """
 
+    _descriptor = -1
+
     def __init__(self, descriptor: int | None = None) -> None:
         if descriptor is None:
             descriptor = _anonymous_file()

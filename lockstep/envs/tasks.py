@@ -124,12 +124,12 @@ class Hidden(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
         options: of the task.
     """
 
-    def __init__(self, task: str = "Pendulum-v1", seen: Sequence[int] = (0, 1), **options: Any) -> None:
+    def __init__(self, task: str = "Pendulum-v1", seen: Sequence[int] | int = (0, 1), **options: Any) -> None:
         super().__init__(gymnasium.make(task, **options))
         space = self.env.observation_space
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
             raise ValueError(f"task={task} observes {space}, but only numbers of a vector, Box [N], can be hidden")
-        size = space.shape[0]
+        size, seen = space.shape[0], (seen,) if isinstance(seen, int) else seen
         if not seen or len(set(seen)) < len(seen) or not all(0 <= place < size for place in seen):
             raise ValueError(f"seen={list(seen)} must name some of the places 0 to {size - 1} of {task}, each once")
         self._seen = list(seen)

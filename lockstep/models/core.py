@@ -41,7 +41,7 @@ class Core(nn.Module):
             state: fp32 [B, K], before the first step. No gradient flows into it.
 
         Returns:
-            fp32 outputs [T, B, H], and the state [B, K] after the last step.
+            fp32 outputs [T, B, H], and the state [B, K] after the last step. No gradient flows into a transformer's.
         """
 
     @abstractmethod

@@ -45,6 +45,16 @@ class Transformer(Core):
         initialize_orthogonal(self.embed, 1.0)
 
     def forward(self, x: Tensor, start: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, after = self._attend(x, start, state)
+        return outputs, after.detach()
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        start = torch.zeros(1, x.shape[0], dtype=torch.bool, device=x.device)
+        outputs, after = self._attend(x.unsqueeze(0), start, state)
+        return outputs[0], after
+
+    def _attend(self, x: Tensor, start: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """As forward, but gradients flow into the state."""
         count = state[:, -1]
         kept = state[:, :-1].unflatten(1, (len(self.layers), self.memory, -1)).transpose(0, 2)  # [M, L, B, 2 H]
         visible, count = _visible(start, count, self.memory)
@@ -53,11 +63,7 @@ class Transformer(Core):
             h, keys_values = layer(h, kept[:, number], visible, x.dtype)
             cached.append(keys_values[-self.memory :])
         after = torch.stack(cached, 1).transpose(0, 2).flatten(1)
-        return h, torch.cat([after, count.unsqueeze(-1)], -1).detach()
-
-    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        h, state = self(x.unsqueeze(0), torch.zeros(1, x.shape[0], dtype=torch.bool, device=x.device), state)
-        return h[0], state
+        return h, torch.cat([after, count.unsqueeze(-1)], -1)
 
 
 class _Layer(nn.Module):

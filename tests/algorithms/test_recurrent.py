@@ -33,7 +33,14 @@ SEEN = spaces.Dict({"action_mask": spaces.MultiBinary(3), "seen": spaces.Box(-1,
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
 LENGTHS: dict[str, Any] = {"burn_in": BURN_IN, "unroll": UNROLL, "n_step": N_STEP}
 KINDS = {"sac": SACConfig, "sac-discrete": SACConfig, "td3": TD3Config, "ddpg": DDPGConfig}
-CORES = [("sac", "gru"), ("sac", "none"), ("sac-discrete", "mingru"), ("td3", "lstm"), ("ddpg", "gru")]
+CORES = [
+    ("sac", "gru"),
+    ("sac", "none"),
+    ("sac-discrete", "mingru"),
+    ("td3", "lstm"),
+    ("ddpg", "gru"),
+    ("ddpg", "transformer"),
+]
 
 
 class Case:
@@ -60,7 +67,7 @@ class Case:
         self.batch = Sequences(
             obs={"action_mask": allowed.to(torch.int8), "seen": obs} if self.discrete else obs,
             start=torch.rand(LENGTH, ITEMS) < 0.2,
-            prev_action=actions(LENGTH, ITEMS),
+            prev_action=torch.randint(0, 3, (LENGTH, ITEMS)) if self.discrete else actions(LENGTH, ITEMS),
             prev_reward=torch.randn(LENGTH, ITEMS),
             state=torch.randn(ITEMS, self.online.state_size),
             action=actions(UNROLL, ITEMS),
@@ -71,6 +78,8 @@ class Case:
             valid=torch.rand(UNROLL, ITEMS) < 0.8,
             noise=torch.rand(numbers) if numbers else None,
         )
+        if core == "transformer":  # how many earlier steps its state knows
+            self.batch.state[:, -1] = torch.arange(ITEMS)
         assert self.batch.start[BURN_IN + 1 :].any() and not self.batch.valid.all()
 
     def _model(self, core: Any, seed: int) -> ActorCritic:
@@ -78,7 +87,8 @@ class Case:
             policy=self.config.policies[0],
             hidden_sizes=(8, 7),
             core=core,
-            core_size=SIZE,
+            core_size=8 if core == "transformer" else SIZE,  # two numbers for each of its heads
+            core_memory=4,
             previous_action_reward=True,
         )
         seen: gymnasium.Space[Any] = SEEN if self.discrete else spaces.Box(-1, 1, (2,))
@@ -271,6 +281,16 @@ def test_acting_step_by_step_is_what_the_loss_sees(core: str) -> None:
     assert torch.allclose(torch.cat(found), whole.policy, atol=1e-6) and torch.allclose(state, after, atol=1e-6)
 
 
+def test_a_sequence_of_one_step_that_is_not_valid_has_no_priority() -> None:
+    case = Case("td3", "none")
+    algorithm = TD3Config(**{**LENGTHS, "unroll": 1, "burn_in": BURN_IN + UNROLL - 1}).build()
+    last = {name: getattr(case.batch, name)[-1:] for name in ("action", "reward", "discount", "ahead")}
+    batch = case.batch.replace(**last, valid=torch.tensor([[True, False, True, False]]), noise=torch.rand(ITEMS * 2))
+    networks = Networks(case.online, case.target)
+    found = algorithm.loss(networks, batch, {**algorithm.hyperparameters(0.0), "update": 2}).priorities
+    assert found is not None and (found > 0).tolist() == [True, False, True, False]
+
+
 REFUSED = [
     ("sac-mujoco", {"model.core": "gru"}, r"algorithm.unroll=0.*--algorithm.unroll 32 .*sac-hidden"),
     ("td3-mujoco", {"model.previous_action_reward": True}, "previous_action_reward needs sequences"),
@@ -278,6 +298,7 @@ REFUSED = [
     ("crossq-mujoco", {"algorithm.unroll": 8}, "algorithm=crossq learns from single steps"),
     ("ddpg-mujoco", {"algorithm.burn_in": -1}, "burn_in=-1"),
     ("sac-mujoco", {"algorithm.burn_in": 4}, "burn_in=4 is the beginning of sequences, but algorithm.unroll=0"),
+    ("crossq-mujoco", {"algorithm.burn_in": 4}, "algorithm=crossq learns from single steps"),
     ("sac-hidden", {"algorithm.replay.recency": 0.99}, "sequences"),
 ]
 

@@ -163,6 +163,17 @@ def test_a_memory_that_missed_rollouts_is_told_what_came_before_the_next() -> No
     assert torch.equal(batch.prev_reward[0], first.prev_reward[0]) and first.prev_reward[0].any()
 
 
+def test_no_sequence_contains_what_a_memory_missed() -> None:
+    """A core would go on from one episode into another, whose beginning nobody has seen."""
+    kept = Remembered(0, 8, 1, 60, 5, 10**9, True)
+    rollouts = list(kept.rollouts(8))
+    memory = kept.memory(rollouts[0])
+    for each in (*rollouts[:2], *rollouts[5:]):
+        memory.insert(each)
+    drawn = {int(number) for number in memory.draw(500, np.random.default_rng(1))[0]}
+    assert drawn == {0, 2, 3}, "the second begins before the gap and would end behind it"
+
+
 def test_a_sequence_is_drawn_as_often_as_its_priority_says() -> None:
     kept = Remembered(2, 4, 1, 60, 5, 10**9, True)
     rollouts = list(kept.rollouts(8))

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.evaluation import statistics
 from lockstep.reports import atari, procgen
-from lockstep.reports.scales import Scale, on_one_scale, scale_of
+from lockstep.reports.scales import Scale, capped_mean, on_one_scale, scale_of
 
 DATA = Path(__file__).parent / "data"
 
@@ -94,9 +94,7 @@ def test_tasks_of_one_scale_are_found() -> None:
 
 
 def test_the_mean_of_one_policy_over_games_lets_none_outweigh_the_others() -> None:
-    found = capped_mean(
-        {"Breakout": 1.7 + 28.8 / 4, "Pong": 21.0}
-    )  # a quarter of the way to a human, and more than all
+    found = capped_mean({"Breakout": 1.7 + 28.8 / 4, "Pong": 21.0})  # a quarter of a human, and more
     assert found is not None and found[0] == "human-normalized" and found[1] == pytest.approx((0.25 + 1) / 2)
     assert capped_mean({"Breakout": 1.7, "CartPole-v1": 500.0}) is None
     assert capped_mean({"Breakout": 1.7, "StarpilotEasy-v0": 2.5}) is None
