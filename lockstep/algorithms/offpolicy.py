@@ -188,7 +188,8 @@ class OffPolicyConfig(AlgorithmConfig):
             )
 
     def gradient_steps(self, samples: int) -> tuple[int, int]:
-        return self.updates, self.batch_size
+        _, learned = self.sequence_steps or (0, 1)
+        return self.updates, self.batch_size * learned
 
     @property
     def resumes_exactly(self) -> bool:
@@ -208,7 +209,8 @@ class OffPolicyConfig(AlgorithmConfig):
     @property
     def item_steps(self) -> int:
         """Steps from the first observation of an item to its last."""
-        return self.n_step
+        burn_in, learned = self.sequence_steps or (0, 1)
+        return burn_in + learned + self.n_step - 1
 
     @abstractmethod
     def build(self) -> OffPolicy[Any]:

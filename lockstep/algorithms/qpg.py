@@ -74,13 +74,6 @@ class QPGConfig(OffPolicyConfig):
     def sequence_steps(self) -> tuple[int, int] | None:
         return (self.burn_in, self.unroll) if self.unroll else None
 
-    @property
-    def item_steps(self) -> int:
-        return self.burn_in + self.unroll + self.n_step - 1 if self.unroll else self.n_step
-
-    def gradient_steps(self, samples: int) -> tuple[int, int]:
-        return self.updates, self.batch_size * max(1, self.unroll)
-
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
         super().validate(envs_per_shard, recurrent=recurrent)

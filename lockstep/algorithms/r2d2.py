@@ -66,13 +66,6 @@ class R2D2Config(DQNConfig):
     def sequence_steps(self) -> tuple[int, int]:
         return self.burn_in, self.unroll
 
-    @property
-    def item_steps(self) -> int:
-        return self.burn_in + self.unroll + self.n_step - 1
-
-    def gradient_steps(self, samples: int) -> tuple[int, int]:
-        return self.updates, self.batch_size * self.unroll
-
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
         super().validate(envs_per_shard, recurrent=recurrent)
