@@ -174,7 +174,6 @@ def test_many_actions_of_one_state() -> None:
         (ActorCriticConfig(critics=0), BOX, "critics"),
         (ActorCriticConfig(initial_std=0.001), BOX, "between 0.01 and 5"),
         (ActorCriticConfig(initial_std=100.0), BOX, "between 0.01 and 5"),
-        (ActorCriticConfig(core="lstm"), BOX, "no memory"),
     ],
 )
 def test_what_it_cannot_do_is_refused(config: ActorCriticConfig, actions: Any, hint: str) -> None:
