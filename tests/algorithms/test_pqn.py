@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.evaluation.scores import evaluate
 from lockstep.models import QModelConfig
+from lockstep.run.folder import RunFolder
 
 
 def rollout(value: list[float], terminated: list[int], truncated: list[int]) -> Rollout:
@@ -115,6 +117,31 @@ def test_epsilon_falls_linearly_and_is_the_same_everywhere() -> None:
         assert not how.random and how.numbers.flatten().tolist() == pytest.approx([epsilon] * 2)
         assert algorithm.hyperparameters(progress)["epsilon"] == pytest.approx(epsilon)
     assert set(algorithm.hyperparameters(0)) == {"learning_rate", "discount", "epsilon"}
+
+
+class Chosen(gymnasium.Env[Any, Any]):
+    """Eight choices of two actions, all alike; the score counts those of action 1."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return np.zeros(1, np.float32), float(action), self.t == 8, False, {}
+
+
+@pytest.mark.parametrize(("epsilon", "means"), [(0.0, [0, 8]), (1.0, [pytest.approx(4, abs=0.5)])])
+def test_epsilon_is_the_share_of_random_actions(epsilon: float, means: list[Any], tmp_path: Path) -> None:
+    changes = {"env.id": f"{__file__}:Chosen", "env.adapter": "gymnasium", "total_steps": 2048}
+    exploring = {"algorithm.epsilon_start": epsilon, "algorithm.epsilon_end": epsilon}
+    ran = train(recipes.pqn_cartpole().replace(**changes, **exploring), options=options(tmp_path / "run"))
+    (line,) = RunFolder(ran.run).records()
+    assert line["score/mean"] in means, "of 100 episodes"
 
 
 @pytest.mark.parametrize(
