@@ -142,9 +142,9 @@ PROOFS = {
         "--algorithm.actor-learning-rate 1e-3 --total-steps 20k",
         1,
     ),
-    "hidden-sac": Proof(f"sac-hidden {_ALONE}", 1, greedy=True),
+    "hidden-sac": Proof(f"sac-hidden {_ALONE}", 3, greedy=True),
     "hidden-sac-none": Proof(
-        f"sac-hidden {_ALONE} --model.core none --model.no-previous-action-reward", 1, greedy=True
+        f"sac-hidden {_ALONE} --model.core none --model.no-previous-action-reward", 3, greedy=True
     ),
     "hidden-td3": Proof(f"td3-hidden {_ALONE}", 1),
     "halfcheetah-sac": Proof(
