@@ -10,6 +10,7 @@ import json
 import math
 import os
 import statistics
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -329,7 +330,10 @@ class _TensorBoard:
     def __init__(self, folder: RunFolder, samples: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # An interrupted run's output after its checkpoint is written again: TensorBoard must not show both.
+        # An interrupted run's output after its checkpoint is written again: TensorBoard must not show both. It reads
+        # files in the order of their names, in which only the second of their beginning has an order.
+        while list(folder.tensorboard.glob(f"events.out.tfevents.{int(time.time()):010d}*")):
+            time.sleep(0.1)
         self._writer = SummaryWriter(str(folder.tensorboard), purge_step=samples + 1)
 
     def log(self, values: dict[str, float], samples: int) -> None:
