@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.algorithms.base import LossOutput, Setup
-from lockstep.algorithms.epsilon import check_epsilon, falling_epsilon
+from lockstep.algorithms.epsilon import acting_epsilon, check_epsilon, falling_epsilon
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
@@ -186,8 +186,7 @@ class DQN(OffPolicy[DQNConfigT]):
         return {**super().hyperparameters(progress), "epsilon": falling_epsilon(self.config, progress)}
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
-        annealed = self.courses.get("epsilon")
-        epsilon = falling_epsilon(self.config, progress) if annealed is None else annealed(samples)
+        epsilon = acting_epsilon(self.config, self.courses, progress, samples)
         place = torch.tensor(list(environments), dtype=torch.float64) / max(1, num_envs - 1)
         spread = self.config.epsilon_spread if epsilon == self.config.epsilon_end else 0.0
         numbers = torch.as_tensor(epsilon, dtype=torch.float64) ** (1 + spread * place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from lockstep.config.settings import SettingsError
@@ -31,3 +32,11 @@ def falling_epsilon(config: EpsilonSettings, progress: float) -> float:
     if share == 1.0:
         return config.epsilon_end
     return config.epsilon_start + share * (config.epsilon_end - config.epsilon_start)
+
+
+def acting_epsilon(
+    config: EpsilonSettings, courses: Mapping[str, Callable[[int], float]], progress: float, samples: int
+) -> float:
+    """ε after so many samples: that of its course if it is annealed by one, else as it falls."""
+    course = courses.get("epsilon")
+    return falling_epsilon(config, progress) if course is None else course(samples)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.base import Exploration, LossOutput, OptimizerConfig, Setup
-from lockstep.algorithms.epsilon import check_epsilon, falling_epsilon
+from lockstep.algorithms.epsilon import acting_epsilon, check_epsilon, falling_epsilon
 from lockstep.algorithms.losses import VALUE_METRICS, masked_sum, value_metrics
 from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
 from lockstep.algorithms.returns import gae
@@ -151,8 +151,7 @@ class PQN(OnPolicy[PQNConfig]):
         return LossOutput(loss, metrics)
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
-        course = self.courses.get("epsilon")
-        epsilon = falling_epsilon(self.config, progress) if course is None else course(samples)
+        epsilon = acting_epsilon(self.config, self.courses, progress, samples)
         return Exploration(False, torch.full((len(environments), 1), epsilon))
 
     def hyperparameters(self, progress: float) -> dict[str, float]:

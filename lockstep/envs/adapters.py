@@ -68,7 +68,7 @@ CHOICES = (AUTO, *(name for name, entry in ADAPTERS.items() if not entry.prefix)
 
 
 def register_adapter(name: str, reference: str) -> None:
-    """Give an adapter of your own a name, as in register_adapter("grid", "my_envs.py:GridAdapter").
+    """Give your own adapter a name, as in register_adapter("grid", "my_envs.py:GridAdapter").
 
     The settings of a run keep the reference in place of the name, so worker processes, resume and verify find the
     adapter without this call. env.adapter=auto asks registered adapters last.

@@ -43,7 +43,7 @@ class EnvConfig:
     counts for less."""
     adapter: AdapterName = AUTO
     """Library that steps them; auto takes the fastest installed one that can serve the id. For a library that is not
-    listed, give an adapter of your own ("file.py:Class")."""
+    listed, give your own adapter ("file.py:Class")."""
     protocol: Literal["none", "machado", "classic", "baselines"] = "none"
     """Atari protocol. machado: sticky actions with probability 0.25, the full action set, no life-loss signal, at most
     108,000 frames. classic: 0 to 29 no-ops at the start, and a lost life ends the episode for the agent. baselines:
@@ -76,7 +76,7 @@ class EnvConfig:
     start_level: int = 0
     """The first of these levels; the others follow it."""
     opponents: tuple[str, ...] = ()
-    """Who plays the other agents of a match: random, another run (RUN or RUN@ITERATION), or a function of your own
+    """Who plays the other agents of a match: random, another run (RUN or RUN@ITERATION), or your own function
     (file.py:play). By default the policy plays all agents. With several opponents, each match draws one of them, which
     makes them harder to exploit."""
     policies: str = SHARED
