@@ -17,6 +17,7 @@ from lockstep.algorithms.offpolicy import drifting
 from lockstep.buffers.rollout_buffers import ActingGroup, RolloutBuffer
 from lockstep.collectors.at_once import CompiledActing, ShardRollout
 from lockstep.collectors.between_rollouts import restore, saved
+from lockstep.collectors.checking import Played, RolloutCheck
 from lockstep.collectors.device_rollout import DeviceRollout
 from lockstep.collectors.on_device import DeviceActing
 from lockstep.collectors.preemption import Preemption
@@ -27,7 +28,7 @@ from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout
 from lockstep.core.schedule import RolloutId
 from lockstep.envs.base import StepResult
-from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
+from lockstep.envs.finite import FiniteCheck, floats
 from lockstep.models.action_spaces import composite
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import Exploring, PolicyModel, SendsTensors
@@ -68,8 +69,8 @@ class ActingBatch:
         finite_check: FiniteCheck,
         capture: Capture | None = None,
     ) -> None:
-        self._finite_check = finite_check
         steps, size = agent.experiment.algorithm.rollout, group.size
+        self._check = RolloutCheck(finite_check, steps)
         self._experiment = agent.experiment
         self._distribution = agent.model.distribution
         self._previous = agent.experiment.model.uses_previous
@@ -189,46 +190,14 @@ class ActingBatch:
 
     def _check_start(self, t: int, member: ActingShard, when: str) -> None:
         """Look for numbers that are not finite in observations that follow a reset."""
-        obs = {name: x[t, member.rows] for name, x in self._open.floats.items()}
-        for j, what in wrong_numbers(obs, None):
-            if not self._finite_check.found:
-                self._finite_check.report(member.shard * member.num_envs + j, what, when)
+        self._check.start({name: x[t, member.rows] for name, x in self._open.floats.items()}, member, when)
 
     def check_finite(self, steps: int, lap: int) -> None:
-        """Check that environments returned finite numbers in the first steps of a rollout. One check of all steps costs
-        a hundredth of checking every step."""
-        if self._finite_check.found:
-            return
-        action, reward = self._open.buffer.whole.action[:steps].numpy(), self._raw_rewards[:steps]
-        answers = [reward, *(x[1 : steps + 1] for x in self._open.floats.values())]
-        acted = action.dtype.kind != "f" or all_finite(action)
-        if acted and all(map(all_finite, answers)):
-            return
-        for t in range(1, steps + 1):
-            for member in self.members:
-                self._check_step(t, member, lap)
-                if self._finite_check.found:
-                    return
-        if not acted:
-            self._finite_check.report_action()
-
-    def _check_step(self, t: int, member: ActingShard, lap: int) -> None:
-        """Look for numbers that are not finite in what a shard's environments returned for a_{t-1}."""
-        if 0 <= member.last < t:
-            return
-        obs = {name: x[t, member.rows] for name, x in self._open.floats.items()}
-        for j, what in wrong_numbers(obs, self._raw_rewards[t - 1, member.rows]):
-            row = member.rows.start + j
-            if not self._open.buffer.whole.action[t - 1, row].isfinite().all():
-                continue  # it had an action that was not finite
-            valid, ends = self._open.fields["valid"], np.flatnonzero(self._ended[: t - 1, row])
-            begun = int(ends[-1]) + 1 if len(ends) else 0
-            step = int(valid[begun:t, row].sum()) + (0 if len(ends) else int(member.length[j]))
-            when = f"in step {step} of its episode" if valid[t - 1, row] else "at the start of an episode"
-            of_run = (lap + member.offset) * self._experiment.algorithm.rollout + t
-            environment = member.shard * member.num_envs + j
-            self._finite_check.report(environment, what, f"{when}, which is its step {of_run:,} of the run")
-            return
+        """Check that environments returned finite numbers in the first steps of a rollout."""
+        fields = {name: self._open.fields[name][:steps] for name in ("action", "valid")}
+        obs = {name: x[: steps + 1] for name, x in self._open.floats.items()}
+        played = Played(obs=obs, reward=self._raw_rewards[:steps], ended=self._ended[:steps], **fields)
+        self._check.rollout(played, self.members, lap)
 
     def act(self, t: int, actor: Inference) -> None:
         """Choose a_t for all rows and send it to the environments. Where these lie on a GPU, play step t there."""
