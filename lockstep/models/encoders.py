@@ -23,13 +23,13 @@ from lockstep.models.layers import (
     LayerNorm,
     Linear,
     PixelConv2d,
+    flatten_places,
     initialize_lecun_normal,
     initialize_orthogonal,
 )
 from lockstep.models.observations import ObservationLayout, entry, flatten_entry
-from lockstep.models.pooling import max_pool
 
-Initialization = Literal["orthogonal", "impala"]
+Initialization = Literal["orthogonal", "impala", "fixup"]
 _NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 _SIMPLE = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
 _MINATAR = ((16, 3, 1),)
@@ -129,7 +129,7 @@ class ConvNet(nn.Module):
         x = self._activate(0, first(image, dtype))
         for index, convolution in enumerate(rest, start=1):
             x = self._activate(index, convolution(x))
-        return _flatten(x) if self.dense is None else self._activate(-1, self.dense(_flatten(x)))
+        return flatten_places(x) if self.dense is None else self._activate(-1, self.dense(flatten_places(x)))
 
     def _activate(self, layer: int, x: Tensor) -> Tensor:
         """What follows a layer."""
@@ -187,49 +187,6 @@ class DataEfficientCNN(ConvNet):
         layer_norm: bool = False,
     ):
         super().__init__(shape, _DATA_EFFICIENT, dense_size, partial(F.relu, inplace=True), initialization, layer_norm)
-
-
-class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with a skip connection."""
-
-    def __init__(self, channels: int):
-        super().__init__()
-        self.first = Conv2d(channels, channels, 3, padding=1)
-        self.second = Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(F.relu(self.first(F.relu(x)), inplace=True))
-
-
-class ImpalaResNet(nn.Module):
-    """The deep residual network of Espeholt et al. 2018 (Figure 3, right, without its LSTM)."""
-
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        channels: tuple[int, ...] = (16, 32, 32),
-        dense_size: int = 256,
-        initialization: Initialization = "impala",
-    ):
-        super().__init__()
-        in_channels, height, width = shape
-        self.convolutions, self.blocks = nn.ModuleList(), nn.ModuleList()
-        for index, out_channels in enumerate(channels):
-            convolution = PixelConv2d if index == 0 else Conv2d
-            self.convolutions.append(convolution(in_channels, out_channels, 3, padding=1))
-            self.blocks.append(nn.Sequential(ResidualBlock(out_channels), ResidualBlock(out_channels)))
-            in_channels, height, width = out_channels, (height + 1) // 2, (width + 1) // 2
-        self.dense = Linear(in_channels * height * width, dense_size)
-        self.out_features = dense_size
-        _initialize(self, initialization)
-
-    def forward(self, image: Tensor, dtype: torch.dtype) -> Tensor:
-        """[N, C, H, W] -> [N, F] in dtype"""
-        x = image
-        for index, (convolution, blocks) in enumerate(zip(self.convolutions, self.blocks, strict=True)):
-            x = convolution(x, dtype) if index == 0 else convolution(x)
-            x = blocks(max_pool(x))
-        return F.relu(self.dense(_flatten(F.relu(x, inplace=True))), inplace=True)
 
 
 class SymbolNet(nn.Module):
@@ -359,12 +316,9 @@ def take_observation_statistics(model: nn.Module, mean: Tensor, std: Tensor, col
             module.set_observation_statistics(mean, std)  # type: ignore[operator]
 
 
-def _flatten(x: Tensor) -> Tensor:
-    """[N, C, H, W] -> [N, H * W * C], without a copy where channels are last already."""
-    return x.permute(0, 2, 3, 1).flatten(1)
-
-
 def _initialize(network: nn.Module, initialization: Initialization) -> None:
+    if initialization == "fixup":
+        raise SettingsError("model.initialization=fixup is for the residual network: use --model.encoder impala.")
     for module in network.modules():
         if isinstance(module, nn.Conv2d) and initialization == "impala":
             initialize_lecun_normal(module)

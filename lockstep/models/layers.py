@@ -178,6 +178,11 @@ def channels_last(image: Tensor) -> Tensor:
     return torch.stack(image.unbind(1), -1).permute(0, 3, 1, 2)
 
 
+def flatten_places(x: Tensor) -> Tensor:
+    """[N, C, H, W] -> [N, H * W * C], without a copy where channels are last already."""
+    return x.permute(0, 2, 3, 1).flatten(1)
+
+
 def fold_pixels(image: Tensor, block: int) -> Tensor:
     """uint8 [N, C, H, W] -> [N, C * block * block, H / block, W / block], channels last."""
     n, c, h, w = image.shape
@@ -227,5 +232,12 @@ def initialize_lecun_normal(layer: nn.Linear | nn.Conv2d) -> None:
     # Truncating a unit normal at 2 deviations leaves a deviation of 0.8796…, which this corrects.
     std = 1 / math.sqrt(fan_in) / 0.87962566103423978
     nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+
+
+def initialize_he(layer: nn.Linear | nn.Conv2d, scale: float = 1.0) -> None:
+    """Normal weights of variance 2 / fan_in (He et al. 2015), times scale, and zero biases."""
+    nn.init.normal_(layer.weight, std=scale * math.sqrt(2 / layer.weight[0].numel()))
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)

@@ -18,7 +18,6 @@ from lockstep.models.encoders import (
     _NATURE_MINIMUM,
     MLP,
     DataEfficientCNN,
-    ImpalaResNet,
     Initialization,
     MinAtarCNN,
     NatureCNN,
@@ -29,6 +28,7 @@ from lockstep.models.encoders import (
 )
 from lockstep.models.layers import Conv2d, Linear
 from lockstep.models.observations import ObservationLayout
+from lockstep.models.resnet import ImpalaResNet
 from lockstep.models.transformer import Transformer
 
 _SYMBOLS = 11
@@ -92,9 +92,10 @@ class TrunkConfig(ModelConfig):
     each."""
     previous_action_reward: bool = False
     """Show the model the previous action and reward. Helps with memory and partial observation."""
-    initialization: Literal["auto", "orthogonal", "impala"] = "auto"
-    """orthogonal for all layers; impala draws convolutions from LeCun's normal distribution, like Cleanba; auto
-    takes impala for the impala encoder and orthogonal otherwise."""
+    initialization: Literal["auto", "orthogonal", "impala", "fixup"] = "auto"
+    """orthogonal for all layers; impala draws convolutions from LeCun's normal distribution, like Cleanba; fixup, for
+    the impala encoder alone, begins every residual block as the identity, which trains deep ones without
+    normalization; auto takes impala for the impala encoder and orthogonal otherwise."""
     channels: tuple[int, ...] = (16, 32, 32)
     """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
     dense_size: int = 0

@@ -33,6 +33,7 @@ from lockstep.models.layers import (
     reproducible_initialization,
 )
 from lockstep.models.observations import precision_warning, unused_mask
+from lockstep.models.resnet import FixupBlock
 
 
 def pixels(*shape: int, seed: int = 0) -> Tensor:
@@ -142,6 +143,32 @@ def test_lecun_normal_initialization() -> None:
     assert layer.weight.mean().item() == pytest.approx(0, abs=std / 100)
     assert layer.weight.abs().max().item() == pytest.approx(2 * std / 0.8796, rel=0.001)
     assert layer.bias is not None and not layer.bias.any()
+
+
+def test_fixup_begins_every_residual_block_as_the_identity() -> None:
+    with reproducible_initialization(0):
+        network = ImpalaResNet((3, 12, 12), (16, 64), 5, "fixup")
+    x = torch.randn(2, 64, 3, 3, generator=torch.Generator().manual_seed(1))
+    blocks = [block for section in network.blocks for block in section]  # type: ignore[attr-defined]
+    assert len(blocks) == 4 and torch.equal(blocks[-1](x), x)
+    assert blocks[-1].first.weight.std().item() == pytest.approx(math.sqrt(2 / (64 * 9)) / math.sqrt(4), rel=0.02)
+    weight = network.convolutions[1].weight
+    assert weight.std().item() == pytest.approx(math.sqrt(2 / (16 * 9)), rel=0.03)  # type: ignore[operator]
+    network(pixels(2, 3, 12, 12), torch.float32).sum().backward()
+    assert all(block.second.weight.grad.abs().sum() > 0 for block in blocks), "it learns all the same"
+    with pytest.raises(SettingsError, match="encoder impala"):
+        NatureCNN((3, 84, 84), initialization="fixup")
+
+
+def test_a_block_of_fixup_by_hand() -> None:
+    block = FixupBlock(1, blocks=4)
+    block.first.weight.data, block.second.weight.data = torch.zeros(1, 1, 3, 3), torch.zeros(1, 1, 3, 3)
+    block.first.weight.data[..., 1, 1], block.second.weight.data[..., 1, 1] = 3.0, -2.0
+    for parameter, value in zip((block.shift_first, block.shift_second, block.scale), (0.5, 0.25, 10.0), strict=True):
+        parameter.data.fill_(value)
+    # relu(1) + 0.5 = 1.5, times 3 is 4.5, plus 0.25 is 4.75, times -2 is -9.5, times 10 is -95.
+    # relu(-1) + 0.5 = 0.5, times 3 is 1.5, plus 0.25 is 1.75, times -2 is -3.5, times 10 is -35.
+    assert block(torch.tensor([[[[1.0, -1.0]]]])).tolist() == [[[[-94.0, -36.0]]]]
 
 
 def test_dict_observations_are_encoded_in_the_order_of_their_keys() -> None:
