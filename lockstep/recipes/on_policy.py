@@ -49,6 +49,26 @@ def ppo_atari(game: str = "Breakout") -> Experiment:
     )
 
 
+def ppo_atari_small(game: str = "Breakout") -> Experiment:
+    """PPO with eight environments on Atari, Nature CNN (settings of the PyTorchRL paper, arXiv:2007.02622, table 1)."""
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=8, protocol="baselines"),
+        model=StandardModelConfig(encoder="nature"),
+        algorithm=PPOConfig(
+            rollout=128,
+            epochs=3,
+            minibatches=4,
+            learning_rate=2.5e-4,
+            clip=0.15,
+            anneal_clip=True,
+            entropy_coef=0.01,
+            value_coef=1.0,
+        ),
+        scheme=Scheme(shards=4),
+        total_steps=10_000_000,
+    )
+
+
 def a2c_atari(game: str = "Breakout") -> Experiment:
     """A2C on Atari, Machado protocol, Nature CNN (settings of OpenAI Baselines; Mnih et al. 2016, arXiv:1602.01783)."""
     return Experiment(
@@ -158,6 +178,31 @@ def ppo_procgen(game: str = "StarpilotEasy-v0") -> Experiment:
         ),
         scheme=Scheme(shards=4),
         normalize=NormalizeConfig(returns=True),
+        total_steps=25_000_000,
+    )
+
+
+def ppo_procgen_memory(game: str = "StarpilotEasy-v0") -> Experiment:
+    """PPO on Procgen with a Fixup ResNet and a GRU (settings of the PyTorchRL paper, arXiv:2007.02622, appendix A.3).
+
+    The paper trains for 500M samples of Obstacle Tower, with four learners that have 16 environments each. The learning
+    rate falls at the same shares of this budget.
+    """
+    return Experiment(
+        env=EnvConfig(id=game, num_envs=64),
+        model=StandardModelConfig(encoder="impala", initialization="fixup", core="gru", core_size=256),
+        algorithm=PPOConfig(
+            rollout=800,
+            epochs=2,
+            minibatches=8,
+            learning_rate=4e-4,
+            anneal_learning_rate=False,
+            anneal={"learning_rate": "0:4e-4,5M:4e-4,5M:1e-4,20M:1e-4,20M:2.5e-5"},
+            clip=0.15,
+            entropy_coef=0.01,
+            value_coef=0.2,
+        ),
+        scheme=Scheme(shards=4),
         total_steps=25_000_000,
     )
 

@@ -108,6 +108,31 @@ def test_appo_has_the_settings_of_its_paper(name: str) -> None:
     assert (algorithm.optimizer.betas, algorithm.optimizer.eps) == ((0.9, 0.999), 1e-6)
 
 
+def test_ppo_has_the_settings_of_the_pytorchrl_paper() -> None:
+    """Table 1 and appendix A.3 of arXiv:2007.02622."""
+    small: Any = RECIPES["ppo-atari-small"]()
+    algorithm = small.algorithm
+    assert (small.env.num_envs, algorithm.rollout, algorithm.epochs, algorithm.minibatches) == (8, 128, 3, 4)
+    assert (algorithm.learning_rate, algorithm.clip, algorithm.discount, algorithm.gae_lambda) == (
+        2.5e-4,
+        0.15,
+        0.99,
+        0.95,
+    )
+    assert (algorithm.entropy_coef, algorithm.value_coef, algorithm.max_grad_norm) == (0.01, 1.0, 0.5)
+    assert algorithm.anneal_learning_rate and algorithm.anneal_clip
+    tower: Any = RECIPES["ppo-procgen-memory"]()
+    algorithm, learners = tower.algorithm, 4
+    assert (tower.env.num_envs // learners, algorithm.rollout, algorithm.epochs) == (16, 800, 2)
+    assert tower.samples_per_iteration // learners // algorithm.minibatches == 1600
+    assert (algorithm.clip, algorithm.discount, algorithm.gae_lambda) == (0.15, 0.99, 0.95)
+    assert (algorithm.entropy_coef, algorithm.value_coef) == (0.01, 0.2)
+    assert (tower.model.core, tower.model.core_size, tower.model.initialization) == ("gru", 256, "fixup")
+    course = tower.courses(algorithm.build())["learning_rate"]
+    rates = [course(int(share * tower.total_steps)) for share in (0, 0.19, 0.21, 0.79, 0.81, 1)]
+    assert rates == pytest.approx([4e-4, 4e-4, 1e-4, 1e-4, 2.5e-5, 2.5e-5])
+
+
 TABLES = {
     "a2c-atari": ("a2c", "Settings"),
     "impala-atari": ("impala", "Settings"),
