@@ -11,7 +11,6 @@ import math
 import os
 import statistics
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +25,7 @@ from lockstep.run.folder import RunFolder
 from lockstep.run.metrics import Rows
 from lockstep.system.machine import cores_of_the_run
 from lockstep.training.display import PARTS, Display, make_display
+from lockstep.training.recent import RecentEpisodes, RecentNumbers
 from lockstep.training.status import Status, waste
 
 WINDOW = 100
@@ -102,12 +102,10 @@ class Recorder:
         self._experiment = experiment
         self._layout = layout
         self._totals = _Totals(**state)
-        kept = (Episode(score, int(length), tuple(metrics)) for score, length, *metrics in self._totals.window)
-        self._window = deque(kept, maxlen=WINDOW)
-        self._metrics = labels(experiment.env.metrics)
-        self._recent: deque[tuple[int, int, float]] = deque(maxlen=32)
-        self._waits: deque[dict[str, float]] = deque(maxlen=32)
-        self._times: deque[dict[str, float]] = deque(maxlen=32)
+        kept = [Episode(score, int(length), tuple(metrics)) for score, length, *metrics in self._totals.window]
+        self._episodes = RecentEpisodes(WINDOW, labels(experiment.env.metrics))
+        self._episodes.add(kept)
+        self._recent = RecentNumbers(32)
         self._not_finite: set[str] = set()
         self._busy_cores = os.getloadavg()[0]  # of other programs: this run has not begun
         self._began, self._judged = self._totals.seconds, False
@@ -124,17 +122,7 @@ class Recorder:
 
     def score(self) -> float | None:
         """Mean raw score of the last 100 episodes, None before the first ends."""
-        return statistics.fmean(episode.score for episode in self._window) if self._window else None
-
-    def reported(self) -> dict[str, float]:
-        """The mean of each of env.metrics over those of the last 100 episodes that reported it."""
-        means = {}
-        for name, *values in zip(self._metrics, *(episode.metrics for episode in self._window)):
-            known = [value for value in values if not math.isnan(value)]
-            if known:
-                finite = all(map(math.isfinite, known))
-                means[name] = statistics.fmean(known) if finite else math.nan
-        return means
+        return self._episodes.score
 
     def mark_best(self) -> bool:
         """Whether the checkpoint being taken has the highest score so far; call once per checkpoint. Until a tenth of
@@ -148,11 +136,11 @@ class Recorder:
         return True
 
     def _settled(self) -> bool:
-        return len(self._window) >= WINDOW // 10
+        return len(self._episodes) >= WINDOW // 10
 
     def record(self, report: IterationReport) -> dict[str, float]:
         """Write one iteration's line and refresh the display. Returns the line."""
-        self._window.extend(report.episodes)
+        self._episodes.add(report.episodes)
         self._updates = report.updates
         totals = self._totals
         totals.episodes += len(report.episodes)
@@ -198,7 +186,7 @@ class Recorder:
 
     def state(self) -> dict[str, Any]:
         """JSON-able totals for a checkpoint: the episode window, the best score, the time spent."""
-        window = [[episode.score, episode.length, *episode.metrics] for episode in self._window]
+        window = [[episode.score, episode.length, *episode.metrics] for episode in self._episodes]
         return {**dataclasses.asdict(self._totals), "window": window}
 
     def seal(self) -> dict[str, Any]:
@@ -218,11 +206,10 @@ class Recorder:
 
     def _status(self, report: IterationReport) -> Status:
         totals = self._totals
-        self._recent.append((report.samples - totals.samples, report.frames - totals.frames, report.seconds))
+        spent = {"samples": report.samples - totals.samples, "frames": report.frames - totals.frames}
         totals.samples, totals.frames = report.samples, report.frames
-        seconds = max(1e-9, sum(entry[2] for entry in self._recent))
-        self._times.append(report.times)
-        times = {name: sum(times[name] for times in self._times) for name in report.times}
+        recent = self._recent.add({**spent, "seconds": report.seconds, **report.times, **report.waits})
+        seconds = max(1e-9, recent["seconds"])
         iterations = self._experiment.iterations
         left = (iterations - report.iteration) * self._experiment.samples_per_iteration
         self._policy_lag = report.lags.get("policy_versions", self._policy_lag)
@@ -233,30 +220,25 @@ class Recorder:
             total_samples=report.samples + left,
             frames=report.frames,
             updates=report.updates,
-            samples_per_second=sum(entry[0] for entry in self._recent) / seconds,
-            frames_per_second=sum(entry[1] for entry in self._recent) / seconds,
+            samples_per_second=recent["samples"] / seconds,
+            frames_per_second=recent["frames"] / seconds,
             seconds=self._totals.seconds,
             iteration_seconds=seconds / len(self._recent),
             score=self.score(),
             best=totals.best,
-            length=statistics.fmean(episode.length for episode in self._window) if self._window else None,
-            reported=self.reported(),
+            length=self._episodes.length,
+            reported=self._episodes.reported,
             episodes=self._totals.episodes,
             history=list(self._totals.history),
-            shares=_shares(times),
+            shares=_shares({name: recent[name] for name in report.times}),
             policy_lag=self._policy_lag,
             metrics=dict(report.metrics),
             layout=self._layout,
             shards=self._experiment.scheme.shards,
-            waits=self._mean_waits(report),
+            waits={name: recent[name] / len(self._recent) for name in report.waits},
             timing_decides=self._experiment.scheme.timing_decides,
             torch_threads=self._experiment.torch_threads,
         )
-
-    def _mean_waits(self, report: IterationReport) -> dict[str, float]:
-        """Means over recent iterations, since a single one says little."""
-        self._waits.append(report.waits)
-        return {name: statistics.fmean(waits[name] for waits in self._waits) for name in report.waits}
 
     def _judge_layout(self, status: Status) -> None:
         iterations, seconds = _SETTLED

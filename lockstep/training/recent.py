@@ -1,0 +1,70 @@
+"""Means of the most recent episodes and iterations, which cost little in every iteration."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from lockstep.core.rollout import Episode
+
+
+class RecentEpisodes:
+    """The last episodes. Their means are computed when episodes are added, since most iterations end none.
+
+    Args:
+        size: how many episodes count.
+        metrics: names of what environments report, in the order of Episode.metrics.
+    """
+
+    def __init__(self, size: int, metrics: Sequence[str]) -> None:
+        self._episodes: deque[Episode] = deque(maxlen=size)
+        self._metrics = metrics
+        self.score: float | None = None
+        """The mean raw score; None before the first episode ends."""
+        self.length: float | None = None
+        """The mean length, likewise."""
+        self.reported: dict[str, float] = {}
+        """The mean of each metric over those episodes that reported it."""
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def __iter__(self) -> Iterator[Episode]:
+        return iter(self._episodes)
+
+    def add(self, episodes: Sequence[Episode]) -> None:
+        """Take episodes that have ended, in the order of their ends."""
+        if not episodes:
+            return
+        self._episodes.extend(episodes)
+        self.score = statistics.fmean([episode.score for episode in self._episodes])
+        self.length = statistics.fmean([episode.length for episode in self._episodes])
+        self.reported = {}
+        for name, *values in zip(self._metrics, *(episode.metrics for episode in self._episodes), strict=True):
+            known = [value for value in values if not math.isnan(value)]
+            if known:
+                self.reported[name] = statistics.fmean(known) if all(map(math.isfinite, known)) else math.nan
+
+
+class RecentNumbers:
+    """Sums of named numbers over the last iterations.
+
+    Args:
+        size: how many iterations count.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._numbers: dict[str, deque[float]] = {}
+
+    def __len__(self) -> int:
+        """How many iterations the sums cover."""
+        return max(map(len, self._numbers.values()), default=0)
+
+    def add(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Take an iteration's numbers. Returns the sum of each."""
+        for name, number in numbers.items():
+            self._numbers.setdefault(name, deque(maxlen=self._size)).append(number)
+        return {name: sum(kept) for name, kept in self._numbers.items()}
