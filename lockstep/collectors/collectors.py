@@ -64,6 +64,7 @@ class Collector:
         self._finite_check = finite_check = finite_check or FiniteCheck(experiment.env.id)
         self._preemption = preemption
         self._model = agent.model.for_acting()
+        self._parameters = dict(self._model.named_parameters())
         self._actor = inference_of(experiment, self._model, fixed=capture is not None)
         self._flat, self._device = agent.flat, agent.device
         self._bootstrap = agent.algorithm.needs_targets
@@ -281,7 +282,7 @@ class Collector:
         if self._loaded == version.number:
             return
         named = self._flat.named(version.parameters)
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self._parameters.items():
             parameter.copy_(named[name])
         self._actor.refresh()
         self._loaded = version.number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,19 +29,20 @@ def _array(tensor: Tensor | np.ndarray) -> np.ndarray:
     """The values of a tensor, those of bf16 as whole numbers, which NumPy knows."""
     if isinstance(tensor, np.ndarray):
         return tensor
-    held = tensor.detach().cpu()
+    held = tensor.detach() if tensor.is_cpu else tensor.detach().cpu()
     return (held.contiguous().view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy()
 
 
-def _pieces(tensor: Tensor | np.ndarray) -> Iterator[np.ndarray]:
-    """The values as flat bytes in logical (row-major) order, in one piece or in several. With NumPy, since its small
+def _pieces(tensor: Tensor | np.ndarray) -> Iterable[np.ndarray]:
+    """The values in logical (row-major) order, contiguous, in one piece or in several. With NumPy, since its small
     operations take a fifth of the time of torch's."""
     array = _array(tensor)
-    if array.ndim > 1 and not array.flags.c_contiguous and array[0].flags.c_contiguous and array[0].nbytes >= _LARGE:
+    if array.flags.c_contiguous:
+        return (array,)
+    if array[0].flags.c_contiguous and array[0].nbytes >= _LARGE:
         # A shard's rows of every step, between those of other shards: copying them takes longer than hashing them.
-        yield from (row.reshape(-1).view(np.uint8) for row in array)
-    else:
-        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return array
+    return (np.ascontiguousarray(array),)
 
 
 def fast_digest(tensor: Tensor | np.ndarray) -> str:
@@ -51,7 +52,7 @@ def fast_digest(tensor: Tensor | np.ndarray) -> str:
     """
     digest = xxhash.xxh3_64(_header(tensor.dtype, tensor.shape))
     for piece in _pieces(tensor):
-        digest.update(piece.data)
+        digest.update(piece)
     return digest.hexdigest()
 
 
@@ -67,5 +68,5 @@ def state_digest(tensors: Mapping[str, Tensor]) -> str:
         for text in (name.encode(), _header(tensors[name].dtype, tensors[name].shape)):
             digest.update(len(text).to_bytes(8, "little") + text)
         for piece in _pieces(tensors[name]):
-            digest.update(piece.data)
+            digest.update(piece)
     return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -114,6 +115,13 @@ class FlatParameters:
         """Views of a flat vector (default: the parameters) by the parameters' names."""
         vector = self.vector.data if vector is None else vector
         return {name: self._view(vector, name) for name in self._slices}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The parameters by name, as views of one array of the host."""
+        array = self.vector.detach().cpu().numpy()
+        return {
+            name: array[start : start + shape.numel()].reshape(shape) for name, (start, shape) in self._slices.items()
+        }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Copy named tensors into the parameters."""
