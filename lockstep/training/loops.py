@@ -30,6 +30,7 @@ from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.learners.process import Worker
 from lockstep.models.versions import Versions
 from lockstep.run.checkpoint import open_checkpoint
+from lockstep.system.garbage import collected_afterwards, spare_what_exists
 from lockstep.system.graphs import cuda_graph
 from lockstep.system.malloc import keep_freed_memory
 from lockstep.system.numerics import settle, settled
@@ -54,7 +55,8 @@ def work(job: Job, context: WorkerContext, stop: StopRequest) -> Result | None:
     role, index = ("learner", context.group.rank) if channels is None else ("collector", channels.index)
     device = job.layout.device_of(role, index)
     strict = not job.experiment.allow_nondeterministic
-    with determinism.explained(), settled(job.experiment.torch_threads, device, strict=strict):
+    settings = settled(job.experiment.torch_threads, device, strict=strict)
+    with determinism.explained(), settings, collected_afterwards():
         agent = Agent(job.experiment, device)
         return (
             learn(job, agent, context, stop, alive) if channels is None else collect(job, agent, channels, stop, alive)
@@ -106,6 +108,7 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
         followed = group.broadcast(writer is not None and writer.followed)
         group.barrier()
         stop.begin()
+        spare_what_exists()
         for iteration in schedule.ticks(done, job.stop_after):
             begin = time.perf_counter()
             group.waited = rollouts.waited = 0.0
@@ -222,6 +225,7 @@ def collect(job: Job, agent: Agent, channels: Channels, stop: StopRequest, alive
     saved = None if job.checkpoint is None else open_checkpoint(job.checkpoint, only=())
     try:
         begin = connection.start(saved, stop.begin)
+        spare_what_exists()
         with contextlib.suppress(RunEnded):
             if job.collects_freely:
                 _collect_freely(connection, collectors, refresh=job.experiment.scheme.refresh == "step")
