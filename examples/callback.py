@@ -1,8 +1,8 @@
-"""Follow a run: write down how large the parameters are, and end the run once it is solved.
+"""Follow a run: record the size of the parameters, and end the run once the task is solved.
 
     lockstep train ppo-cartpole --callback examples/callback.py:UntilSolved --run runs/solved
 
-The process that records the run calls this, on any layout, and nothing here changes what is learned.
+On any layout, the process that records the run calls this class. It does not change what is learned.
 """
 
 from __future__ import annotations

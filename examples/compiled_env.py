@@ -1,4 +1,4 @@
-"""The task of custom_env.py as functions that Numba compiles. They are many times as fast.
+"""The task of custom_env.py as functions that Numba compiles, which makes it many times as fast.
 
 lockstep check-env examples/compiled_env.py:Reach
 lockstep train examples/compiled_env.py:recipe

@@ -1,4 +1,4 @@
-"""An environment of your own: steer a point onto a target that it must first fly to. Any gymnasium.Env will do.
+"""An environment of your own: steer a point to a target. Any gymnasium.Env works.
 
 lockstep train examples/custom_env.py:recipe --layout processes:2
 """

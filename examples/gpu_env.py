@@ -1,4 +1,4 @@
-"""CartPole in torch, for thousands of copies: on a GPU, whole rollouts stay there.
+"""Thousands of copies of CartPole in torch: on a GPU, whole rollouts are collected without the CPU.
 
 lockstep train examples/gpu_env.py:recipe --layout inline,device=0,graphs=1
 lockstep train examples/gpu_env.py:recipe --layout inline

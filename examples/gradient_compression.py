@@ -1,4 +1,5 @@
-"""A gradient compression of your own: shards send the largest of their numbers, and keep the rest for the next step.
+"""A gradient compression of your own: shards send the largest numbers of their gradients, and keep the
+rest for the next step.
 
 Source: Stich et al. 2018, https://arxiv.org/abs/1809.07599 (top-k with memory).
 

@@ -1,4 +1,4 @@
-"""Write transitions of CartPole to an .npz file, with which replay can begin:
+"""Write transitions of CartPole to an .npz file that fills the replay memory before training:
 
 python examples/replay_data.py cartpole.npz
 lockstep train dqn-cartpole --algorithm.replay.data cartpole.npz --algorithm.warmup 0

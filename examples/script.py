@@ -1,6 +1,6 @@
-"""The training loop put together by hand, out of the parts that the command line uses.
+"""The training loop, assembled by hand from the parts that the command line uses.
 
-One process holds all shards here, records nothing and saves nothing; what remains is the algorithm's own structure:
+One process holds all shards here, and records and saves nothing. What remains is the structure of training:
 collect with one version, learn, publish the next. `lockstep/training/loops.py` is the same loop with workers, ledger,
 checkpoints and display.
 

@@ -34,13 +34,13 @@ class WarmStart:
     checkpoint: str = "latest"
     """Which of its checkpoints: latest, best, or an iteration."""
     parts: tuple[str, ...] = ()
-    """The parts to take over, by the beginnings of parameter names, such as trunks or actor; normalizer for running
-    statistics. All others are random. Default: all; fewer suit a task with other actions."""
+    """The parts to load: prefixes of parameter names, such as trunks or actor, or normalizer for running statistics.
+    All others are random. Default: all; fewer suit a task with other actions."""
     digest: str = ""
-    """SHA-256 over what is taken over. Computed when the run starts."""
+    """SHA-256 of the loaded weights. Computed when the run starts."""
     optimizer: bool = False
-    """Take over the optimizer's moments, too. On suits continuing with the same task, where the first steps without
-    them are large; another task has other gradients."""
+    """Load the optimizer's moments, too. On suits the same task, where the first steps without them are large; off
+    suits another task, which has other gradients."""
 
     later: ClassVar[frozenset[str]] = frozenset({"optimizer"})
 
@@ -69,14 +69,14 @@ class Experiment:
     scheme: Scheme = field(default_factory=Scheme)
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
     total_steps: Steps = 10_000_000
-    """Agent samples to collect (one action of one environment), rounded up to whole iterations. If timing decides with
-    replay, this counts iterations, too: there may be fewer or more samples, depending on algorithm.replay.slack."""
+    """Agent samples to collect (one action of one environment), rounded up to whole iterations. With lag async and
+    replay, the number of iterations is exact, and that of samples may differ by algorithm.replay.slack."""
     seed: int = 1
     """The single seed from which every random stream and every environment's seed is derived."""
     precision: Precision = "bf16"
-    """Arithmetic of the model. bf16 and fp32 are those of encoder and core; weights, losses, heads and optimizer are
-    fp32 in both. bf16 is faster with images; fp32 is as fast with vectors, and more exact. portable is fp32 with equal
-    bits on every CPU: faster for PPO, DQN, SAC, TD3 and DDPG with small networks, and slower for most else."""
+    """Arithmetic of the model. bf16 applies to encoder and core; weights, losses, heads and optimizer are always fp32.
+    bf16 is faster with images; fp32 is more exact, and as fast with vectors. portable is fp32 with equal bits on every
+    CPU: faster for PPO, DQN, SAC, TD3 and DDPG with small networks, and slower for most others."""
     torch_threads: int = 1
     """Torch threads of each worker. Bits depend on it, so use more workers to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)

@@ -19,16 +19,16 @@ class Scheme:
     """See lockstep.config.serialization.to_json."""
 
     shards: int = 4
-    """Units that environments, randomness and gradients are divided into; a power of two. A run can use at most
-    this many processes. More shards allow more processes, at the price of smaller batches per kernel call."""
+    """Units that environments, randomness and gradients are divided into; a power of two. A run can use at most this
+    many processes. More allow more processes, but make the batch of each kernel call smaller."""
     lag: int | Literal["async"] = 0
     """Rollout i is collected with version max(0, i - lag). 0 is synchronous; 1 is Cleanba's schedule, in which
     collection overlaps learning; higher hides slow links, but makes data staler. With async, timing decides, as in
     IMPALA, APPO and Ape-X: its decisions are recorded, and `lockstep replay` repeats them."""
     max_lag: int = 4
-    """With lag async: the most iterations that data may be behind the version that learns from it (with replay: the
-    first version that can). Higher lets fast collectors run further ahead, lower keeps data fresher and makes learners
-    wait for slow collectors."""
+    """With lag async: the largest age of data, in versions, when it is learned from (with replay: when it enters the
+    memory). Higher lets fast collectors run further ahead, lower keeps data fresher and makes learners wait for slow
+    collectors."""
     refresh: Literal["rollout", "step"] = "rollout"
     """With lag async: when collectors take the newest version. step keeps data fresher, but mixes versions within a
     trajectory."""
@@ -45,9 +45,9 @@ class Scheme:
     """With gradient_lag async: the most updates that may be applied between computing a gradient and applying it.
     Higher makes learners wait less for slow ones, lower keeps gradients fresher; with 0 they take turns."""
     preempt: float = 1.0
-    """Once this share of the other processes' shards has finished its rollouts, the unfinished ones are cut and learned
-    from as far as they got (DD-PPO). Lower waits less for stragglers and learns less from them; 1 waits for all. Timing
-    decides which shards are cut, and the ledger records it."""
+    """Once this share of the other processes' shards has finished its rollouts, the unfinished ones are cut, and their
+    collected parts are learned from (DD-PPO). Lower waits less for stragglers and learns less from them; 1 waits for
+    all. Timing decides which shards are cut, and the ledger records it."""
 
     @property
     def buffers(self) -> int:

@@ -1,4 +1,5 @@
-"""Train bodies that crawl: a critic that knows the ground, attention over legs, and a speed that rises with success.
+"""Train crawling bodies: a critic that observes the friction, attention over legs, and a target speed that rises with
+success.
 
 lockstep train examples/locomotion/recipe.py:recipe --layout processes:2 --run runs/crawl
 lockstep eval runs/crawl --episodes 100

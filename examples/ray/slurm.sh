@@ -1,5 +1,5 @@
 #!/bin/bash
-# Ray over an allocation of Slurm, and a run on it: sbatch slurm.sh. The same command again continues the run.
+# Starts Ray on all nodes of a Slurm allocation, and a run on it: sbatch slurm.sh. The same command continues the run.
 #SBATCH --job-name=lockstep
 #SBATCH --nodes=5
 #SBATCH --ntasks-per-node=1

@@ -39,7 +39,7 @@ class DQNConfig(OffPolicyConfig):
     anneal_learning_rate: bool = False
     max_grad_norm: float = 10.0
     double: bool = False
-    """Let the model choose the action, and the target network value it. On overestimates returns less."""
+    """The online network chooses the action, and the target network evaluates it. On overestimates returns less."""
     epsilon_start: float = 1.0
     """Initial ε: the share of random actions. Higher explores more."""
     epsilon_end: float = 0.01

@@ -41,14 +41,14 @@ class DrQConfig(DQNConfig):
     n_step: int = 10
     double: bool = True
     pad: int = 4
-    """Pixels by which an image is shifted at most, in each direction; what moves in repeats the border. More augments
-    more, and hides more of the border; 0 is off."""
+    """The most pixels by which an image is shifted, in each direction; border pixels fill the gap. More augments more,
+    and hides more of the border; 0 is off."""
     intensity: float = 0.05
     """Standard deviation of the factor by which an image becomes brighter or darker. Higher augments more; 0 is off."""
     copies: int = 1
     """M: augmented copies of each item whose losses are averaged. More make the gradient less noisy, and cost more."""
     target_copies: int = 1
-    """K: augmented copies of what was observed next, whose values a target averages. More make targets less noisy, and
+    """K: augmented copies of each next observation, whose values a target averages. More make targets less noisy, and
     cost more."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:

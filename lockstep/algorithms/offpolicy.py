@@ -113,8 +113,8 @@ class OffPolicyConfig(AlgorithmConfig):
     target_period: int = 1
     """Gradient steps between updates of the target network. More are more stable and slower."""
     target_rate: float = 1.0
-    """Share of the distance that the target network moves towards the model at each target_period; 1 copies the model.
-    Lower is more stable and slower."""
+    """Share of the distance by which the target network moves towards the model, every target_period gradient steps; 1
+    copies the model. Lower is more stable and slower."""
     replay: ReplayConfig = ReplayConfig()
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:

@@ -61,7 +61,7 @@ class ResumeArguments:
     """The run's folder."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")]
     layout: str | None = None
-    """As for train; it may differ from before. Default: what the run was started with; auto chooses anew."""
+    """As for train; it may differ from before. Default: what the run was started with; auto chooses again."""
     checkpoint: str | None = None
     """The checkpoint to continue from: latest, best, or an iteration. Newer ones are set aside. Default: latest."""
     json: bool = False

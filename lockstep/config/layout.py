@@ -45,15 +45,15 @@ class Layout:
     learners: tuple[str, ...] = ()
     """Devices of processes that only learn."""
     copies: int = 1
-    """Equal groups, as in a0-l1,2,3-d2, that collectors and learners are divided into: a group's learners take the
-    rollouts of its collectors. If torchrun or srun has started as many processes, each starts one group, on the GPUs
-    of the group with its number on its machine."""
+    """Number of equal groups of collectors and learners, as in a0-l1,2,3-d2: a group's learners take the rollouts of
+    its collectors. If torchrun or srun has started as many processes, each starts one group, on the GPUs of the group
+    with its number on its machine."""
     growing: bool = False
-    """On Ray: whether collectors are the fewest, and more join as long as the cluster has room and there is a shard for
-    each. Needs --scheme.lag async."""
+    """On Ray: whether the number of collectors is a minimum, and more join as long as the cluster has room and there is
+    a shard for each. Needs --scheme.lag async."""
     device: str = "cpu"
-    """Devices of processes that collect and learn: cpu, the number of a GPU, several as in 0+1, which are dealt to the
-    processes of a machine in blocks, or local under torchrun: process i of a machine computes on its GPU i."""
+    """Devices of processes that collect and learn: cpu, the number of a GPU, several as in 0+1, each for a block of a
+    machine's processes, or local under torchrun: process i of a machine computes on its GPU i."""
     env_threads: int = 1
     """Threads that step the environments of one shard (native adapters only)."""
     env_processes: int = 0
@@ -68,11 +68,10 @@ class Layout:
     computes."""
     ipc: int = 1
     """1 lets processes of one machine read the memory of each other's GPUs (CUDA IPC), where the driver and the
-    container allow it, so that gradients and parameters do not pass through the CPU's memory. 0 is for machines where
-    that goes wrong."""
+    container allow it, so that gradients and parameters do not pass through the CPU's memory. Use 0 if that fails."""
     replay: Literal["auto", "gpu", "cpu"] = "auto"
-    """Where learners on GPUs keep replay: auto is on the GPU if it takes at most half of the memory that is free there,
-    and else on the CPU. On the GPU, a gradient step reads its items there; on the CPU, they are read by one thread and
+    """Where learners on GPUs keep replay: auto is on the GPU if it takes at most half of the GPU's free memory, and
+    otherwise on the CPU. On the GPU, a gradient step reads its items there; on the CPU, they are read by one thread and
     copied."""
     stall_timeout: float = 300.0
     """Seconds without any progress after which a run ends with an error instead of waiting longer."""
@@ -82,16 +81,15 @@ class Layout:
     learner_delay: float = 0.0
     """Seconds that learners sleep before each iteration, to simulate slower hardware."""
     restarts: int = 3
-    """On Ray: processes that a run may lose, with their nodes or alone, before it gives up. More suit long runs on
-    unreliable machines; 0 ends the run at the first loss. With ray:a4+-l1, a collector counts only if fewer than 4 are
-    left."""
+    """On Ray: processes that a run may lose before it ends. More suit long runs on unreliable machines; 0 ends the run
+    at the first loss. With ray:a4+-l1, a collector counts only if fewer than 4 are left."""
     compress: int = 0
     """On Ray: 1 compresses rollouts on their way to learners. It takes time on both sides, and pays off with a slow
     network and image observations; 0 sends them uncompressed."""
     resources: Resources = ()
-    """On Ray: what each process of a role takes of its node, as in learner.gpus=1, collector.cpus=2 or worker.NAME=1
-    for a resource that the cluster defines. With gpus, also a part of one, the role computes on a GPU. By default, a
-    process takes its threads' cores."""
+    """On Ray: what each process of a role requires of its node, as in learner.gpus=1, collector.cpus=2 or worker.NAME=1
+    for a resource that the cluster defines. With gpus, which may be a fraction, the role computes on a GPU. By default,
+    a process takes one core per thread."""
 
     @staticmethod
     def parse(text: str) -> Layout:

@@ -47,8 +47,7 @@ class EnvConfig:
     protocol: Literal["none", "machado", "classic", "baselines"] = "none"
     """Atari protocol. machado: sticky actions with probability 0.25, the full action set, no life-loss signal, at most
     108,000 frames. classic: 0 to 29 no-ops at the start, and a lost life ends the episode for the agent. baselines:
-    as classic, and FIRE is pressed after a lost life, as CleanRL and Stable-Baselines3 do. All clip training
-    rewards."""
+    like classic, but presses FIRE after a lost life, as CleanRL and Stable-Baselines3 do. All clip training rewards."""
     reward_clip: bool = False
     """Clip training rewards to [-1, 1]. Scores are always raw. Atari protocols switch it on."""
     reseed_every: int = 4096
@@ -85,11 +84,11 @@ class EnvConfig:
     different tasks or spaces, and each learns only from its own agents' samples."""
     central_state: Literal["none", "observations", "state"] = "none"
     """What critics see of the whole match, in the observation's entry `state`: the observations of all agents, or the
-    environment's state(). Hide it from the policy with --model.critic-only state. More lets critics estimate returns
-    better that depend on other agents."""
+    environment's state(). Hide it from the policy with --model.critic-only state. With it, critics better estimate
+    returns that depend on other agents."""
     metrics: Names = ()
-    """Numbers in the environment's info that become metrics (env/…), as in success,height:mean: of each episode the
-    last one, or with :mean, :sum, :max or :min that of its steps. They change nothing that is learned."""
+    """Numbers in the environment's info that become metrics (env/…), as in success,height:mean: an episode's last
+    number, or with :mean, :sum, :max or :min, that of all its steps. They do not change what is learned."""
 
     later: ClassVar[frozenset[str]] = frozenset(
         {"curriculum", "num_levels", "start_level", "opponents", "metrics", "policies", "central_state"}

@@ -221,13 +221,13 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
     (MPO). For discrete actions, "squashed" means a categorical distribution."""
     initial_std: float = 1.0
     """Initial standard deviation of a "gaussian" policy's actions, where the bounds are -1 and 1; 0.01 to 5. Higher
-    explores more, but if it is too high, actions' values stay hidden for long, since MPO's trust region lets it fall
-    slowly. The other policies do not use it."""
+    explores more, but if it is too high, learning begins late, since MPO's trust region lets it fall slowly. The other
+    policies do not use it."""
     critics: int = 2
     """Number of critics. The smallest of several estimates keeps values from growing by their own errors; more are more
     cautious, and cost more."""
     layer_norm: bool = False
-    """Normalise the first hidden layer of policy and critics. On is safer for large inputs."""
+    """Normalize the first hidden layer of policy and critics. On is safer for large inputs."""
     batch_renorm: bool = False
     """Normalize the inputs of all layers of policy and critics by batch renormalization, which CrossQ needs."""
     critic_sizes: tuple[int, ...] = ()

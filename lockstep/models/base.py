@@ -184,8 +184,8 @@ class ModelConfig(ABC):
 
     core: Literal["none", "gru", "lstm", "mingru", "transformer"] = "none"
     """Memory between encoder and heads, to act on past observations, too; it costs time. gru has fewer parameters than
-    lstm. mingru learns from long rollouts fastest, and its gates see the present input alone. transformer attends to
-    single earlier steps, which helps where one of them decides, and costs most."""
+    lstm. mingru is fastest on long rollouts, and its gates depend only on the present input. transformer attends to
+    single earlier steps, which helps if a few of them are decisive, and costs most."""
 
     has_policy_and_value: ClassVar[bool] = True
     """Whether forward returns a value and the parameters of a policy whose log_prob can be learned. On-policy

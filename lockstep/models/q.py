@@ -233,7 +233,7 @@ class QModelConfig(TrunkConfig):
     later: ClassVar[frozenset[str]] = TrunkConfig.later | {"noisy_sigma", "layer_norm"}
 
     dueling: bool = False
-    """Estimate the state's value and each action's advantage in separate streams. On generalises over actions."""
+    """Estimate the state's value and each action's advantage in separate streams. On generalizes over actions."""
     noisy: bool = False
     """Explore by learned noise in the head's weights instead of ε. On adapts exploration to the state, and costs
     time."""
@@ -257,7 +257,7 @@ class QModelConfig(TrunkConfig):
     first, and disturbs learning more."""
     layer_norm: bool = False
     """Normalize every layer of the encoder before its activation (Ba et al. 2016, arXiv:1607.06450), that of a
-    convolution over the channels at each place. On bounds how far values run away, which PQN needs, and costs time."""
+    convolution over the channels at each place. On keeps values from diverging, which PQN needs, and costs time."""
 
     @property
     def normalizes_layers(self) -> bool:

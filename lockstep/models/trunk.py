@@ -84,11 +84,11 @@ class TrunkConfig(ModelConfig):
     """Hidden units of the core. More remember more, and cost more per step."""
     core_memory: int = 32
     """Earlier steps that each step of a transformer attends to. More remember longer, and cost more per step; fewer
-    learn faster where what matters is recent."""
+    learn faster if only recent steps matter."""
     core_layers: int = 1
-    """Layers of a transformer. More relate what others found, see further back, and learn less easily."""
+    """Layers of a transformer. More reach further back and combine more, but are harder to train."""
     core_heads: int = 4
-    """Steps that a layer of a transformer can attend to separately. More tell more steps apart, with fewer numbers of
+    """Attention heads of each layer of a transformer. More attend to more steps separately, with fewer numbers for
     each."""
     previous_action_reward: bool = False
     """Show the model the previous action and reward. Helps with memory and partial observation."""

@@ -22,8 +22,8 @@ class SweepOptions:
     """Runs that share a GPU. More keep it busy with small networks, and must fit into its memory together. On Slurm
     each run has its own GPU, except in a search."""
     stop_early: str = ""
-    """Stop hopeless runs. median@200k stops, at every 200k samples, runs whose score is below the median of the other
-    runs of the same environment; 20@1M stops runs whose score is below 20. Use it to search, not for evidence."""
+    """Stop runs with low scores. median@200k stops, at every 200k samples, runs whose score is below the median of the
+    other runs of the same environment; 20@1M stops runs whose score is below 20. Use it to search, not for evidence."""
     search: Options = field(default_factory=dict)
     """Settings to search with Optuna (needs the extra optuna), each with a range or values:
     algorithm.learning_rate=log:1e-5..1e-3 algorithm.epochs=1..8 model.core=none,lstm."""
