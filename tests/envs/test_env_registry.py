@@ -13,6 +13,8 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, registry
 from lockstep.envs.episodes import Seeds
 
+OF_MINATAR = "gymnasium" if importlib.util.find_spec("minatar") else "compiled"
+
 
 @pytest.mark.parametrize(
     ("env_id", "name", "adapter"),
@@ -24,7 +26,7 @@ from lockstep.envs.episodes import Seeds
         pytest.param("HalfCheetah-v4", "HalfCheetah-v4", "envpool", marks=pytest.mark.envpool),
         ("lockstep/Memory-v0", "lockstep/Memory-v0", "gymnasium"),
         ("ALE/Breakout-v5", "ALE/Breakout-v5", "gymnasium"),
-        ("MinAtar/Breakout-v1", "MinAtar/Breakout-v1", "gymnasium"),
+        ("MinAtar/Breakout-v1", "MinAtar/Breakout-v1", OF_MINATAR),
         ("lockstep.envs.tasks:Memory", "lockstep.envs.tasks:Memory", "gymnasium"),
     ],
 )

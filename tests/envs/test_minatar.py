@@ -1,4 +1,4 @@
-"""MinAtar's games, where the library is installed, and the error where it is not."""
+"""MinAtar's games, where the library is installed, and what takes their place where it is not."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def test_minimal_actions_leave_out_what_does_nothing() -> None:
     assert MinAtar("breakout", minimal_actions=False).action_space == gymnasium.spaces.Discrete(6)
 
 
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_compiled_games_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minatar", None)
-    with pytest.raises(SettingsError, match=r'pip install .*\[minatar\]"'):
-        envs.spaces(envs.resolve(EnvConfig(id="MinAtar/Breakout-v1")))
+    assert envs.resolve(EnvConfig(id="MinAtar/Breakout-v1")).adapter == "compiled"
+    with pytest.raises(SettingsError, match=r"--env\.adapter compiled"):
+        envs.resolve(EnvConfig(id="MinAtar/Breakout-v1", adapter="gymnasium"))

@@ -44,7 +44,7 @@ def spaces_of(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[
 )
 def test_recipe_builds_a_model_for_its_environment(name: str) -> None:
     experiment = RECIPES[name]()
-    optional = (("minatar", "MinAtar/"), ("gymnasium_robotics", "gymnasium_robotics:"), ("mpe2", "pettingzoo/mpe2."))
+    optional = (("gymnasium_robotics", "gymnasium_robotics:"), ("mpe2", "pettingzoo/mpe2."))
     for package, prefix in optional:
         lacks = experiment.env.adapter != "compiled" and importlib.util.find_spec(package) is None
         if experiment.env.id.startswith(prefix) and lacks:
