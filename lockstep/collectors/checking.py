@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.collectors.stepping import ActingShard
-from lockstep.envs.finite import FiniteCheck, wrong_numbers
+from lockstep.envs.finite import FiniteCheck, all_finite, wrong_numbers
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,14 @@ class Played:
     """bool [T, A]: where episodes ended; a lost life does not end one."""
 
     @property
-    def all_finite(self) -> bool:
-        """Whether all numbers are finite. One check of all steps costs a hundredth of checking every step."""
-        return all(map(_finite, (self.action, self.reward, *(x[1:] for x in self.obs.values()))))
+    def acted(self) -> bool:
+        """Whether all actions are finite."""
+        return self.action.dtype.kind != "f" or all_finite(self.action)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all numbers are. One check of all steps costs a hundredth of checking every step."""
+        return self.acted and all(map(all_finite, (self.reward, *(x[1:] for x in self.obs.values()))))
 
 
 class RolloutCheck:
@@ -54,14 +59,14 @@ class RolloutCheck:
 
     def rollout(self, played: Played, members: Iterable[ActingShard], lap: int) -> None:
         """Check what the environments of these shards returned in a rollout."""
-        if self._check.found or played.all_finite:
+        if self._check.found or played.finite:
             return
         for t in range(1, len(played.reward) + 1):
             for member in members:
                 self._step(t, played, member, lap)
                 if self._check.found:
                     return
-        if not _finite(played.action):
+        if not played.acted:
             self._check.report_action()
 
     def _step(self, t: int, played: Played, member: ActingShard, lap: int) -> None:
@@ -81,8 +86,3 @@ class RolloutCheck:
             environment = member.shard * member.num_envs + j
             self._check.report(environment, what, f"{when}, which is its step {of_run:,} of the run")
             return
-
-
-def _finite(x: np.ndarray) -> bool:
-    """Whether no number is NaN or infinite."""
-    return bool(np.isfinite(x).all())

@@ -29,7 +29,7 @@ from lockstep.models.layers import (
 )
 from lockstep.models.observations import ObservationLayout, entry, flatten_entry
 
-Initialization = Literal["orthogonal", "impala", "fixup"]
+Initialization = Literal["orthogonal", "impala"]
 _NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 _SIMPLE = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
 _MINATAR = ((16, 3, 1),)
@@ -317,8 +317,6 @@ def take_observation_statistics(model: nn.Module, mean: Tensor, std: Tensor, col
 
 
 def _initialize(network: nn.Module, initialization: Initialization) -> None:
-    if initialization == "fixup":
-        raise SettingsError("model.initialization=fixup is for the residual network: use --model.encoder impala.")
     for module in network.modules():
         if isinstance(module, nn.Conv2d) and initialization == "impala":
             initialize_lecun_normal(module)

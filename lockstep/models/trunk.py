@@ -122,10 +122,11 @@ class TrunkConfig(ModelConfig):
         def image_encoder(shape: tuple[int, int, int]) -> nn.Module:
             auto: Literal["nature", "impala"] = "nature" if min(shape[1:]) >= _NATURE_MINIMUM else "impala"
             name = auto if self.encoder == "auto" else self.encoder
-            initialization: Initialization
-            if self.initialization == "auto":
-                initialization = "impala" if name == "impala" else "orthogonal"
-            else:
+            initialization: Initialization = "impala" if name == "impala" else "orthogonal"
+            if self.initialization == "fixup":
+                if name != "impala":
+                    raise _no_fixup(f"images of {shape[1]}x{shape[2]} pixels take the encoder {name}")
+            elif self.initialization != "auto":
                 initialization = self.initialization
             if name == "symbols":
                 return SymbolNet(shape, _SYMBOLS, self._mlp)
@@ -143,7 +144,8 @@ class TrunkConfig(ModelConfig):
                     "pixels, which model.layer_norm cannot normalize. Use another encoder, such as --model.encoder "
                     "minatar, or --model.no-layer-norm."
                 )
-            return ImpalaResNet(shape, self.channels, self.dense_size or 256, initialization)
+            fixup = self.initialization == "fixup"
+            return ImpalaResNet(shape, self.channels, self.dense_size or 256, "fixup" if fixup else initialization)
 
         return ObservationEncoder(
             ObservationLayout.of(observation_space),
@@ -155,8 +157,11 @@ class TrunkConfig(ModelConfig):
         )
 
     def check(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Raise SettingsError for an image encoder without images."""
-        if not ObservationLayout.of(observation_space).images and self.encoder not in ("auto", "mlp"):
+        """Raise SettingsError for an image encoder, or its initialization, without images."""
+        images = ObservationLayout.of(observation_space).images
+        if not images and self.initialization == "fixup":
+            raise _no_fixup(f"{observation_space} has no images")
+        if not images and self.encoder not in ("auto", "mlp"):
             raise SettingsError(
                 f"model.encoder={self.encoder} needs images, which are uint8 with three dimensions [C, H, W], but "
                 f"{observation_space} has none. Use --model.encoder auto, or add images."
@@ -198,6 +203,8 @@ class TrunkConfig(ModelConfig):
         for name, values in sizes.items():
             if not values or min(values) < 1:
                 raise SettingsError(f"model.{name}={getattr(self, name)} needs numbers of at least 1.")
+        if self.initialization == "fixup" and self.encoder not in ("auto", "impala"):
+            raise _no_fixup(f"model.encoder={self.encoder}")
         if self.dense_size < 0:
             raise SettingsError(f"model.dense_size={self.dense_size} must be 0 (the encoder's own size) or more.")
         if self.core == "transformer" and self.core_size % (2 * self.core_heads):
@@ -205,3 +212,10 @@ class TrunkConfig(ModelConfig):
                 f"model.core_size={self.core_size} must be a multiple of twice model.core_heads={self.core_heads}, "
                 "since each head of a transformer takes an even share of it."
             )
+
+
+def _no_fixup(why: str) -> SettingsError:
+    return SettingsError(
+        f"model.initialization=fixup is for the residual network impala, but {why}. Use --model.encoder impala with "
+        "images, or --model.initialization auto."
+    )

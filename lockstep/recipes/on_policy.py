@@ -186,7 +186,7 @@ def ppo_procgen_memory(game: str = "StarpilotEasy-v0") -> Experiment:
     """PPO on Procgen with a Fixup ResNet and a GRU (settings of the PyTorchRL paper, arXiv:2007.02622, appendix A.3).
 
     The paper trains for 500M samples of Obstacle Tower, with four learners that have 16 environments each. The learning
-    rate falls at the same shares of this budget.
+    rate falls at the same shares of this budget; another total_steps needs another algorithm.anneal.
     """
     return Experiment(
         env=EnvConfig(id=game, num_envs=64),

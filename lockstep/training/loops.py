@@ -30,7 +30,7 @@ from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.learners.process import Worker
 from lockstep.models.versions import Versions
 from lockstep.run.checkpoint import open_checkpoint
-from lockstep.system.garbage import collected_afterwards, spare_what_exists
+from lockstep.system.garbage import sparing
 from lockstep.system.graphs import cuda_graph
 from lockstep.system.malloc import keep_freed_memory
 from lockstep.system.numerics import settle, settled
@@ -56,11 +56,11 @@ def work(job: Job, context: WorkerContext, stop: StopRequest) -> Result | None:
     device = job.layout.device_of(role, index)
     strict = not job.experiment.allow_nondeterministic
     settings = settled(job.experiment.torch_threads, device, strict=strict)
-    with determinism.explained(), settings, collected_afterwards():
+    with determinism.explained(), settings, sparing() as spare:
         agent = Agent(job.experiment, device)
-        return (
-            learn(job, agent, context, stop, alive) if channels is None else collect(job, agent, channels, stop, alive)
-        )
+        if channels is None:
+            return learn(job, agent, context, stop, alive, spare)
+        return collect(job, agent, channels, stop, alive, spare)
 
 
 def _paced(alive: Callable[[], None], jitter: float) -> Callable[[], None]:
@@ -75,8 +75,19 @@ def _paced(alive: Callable[[], None], jitter: float) -> Callable[[], None]:
     return slowed
 
 
-def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, alive: Callable[[], None]) -> Result:
-    """Take rollouts, learn from them, publish the next version; learner 0 also records."""
+def learn(
+    job: Job,
+    agent: Agent,
+    context: WorkerContext,
+    stop: StopRequest,
+    alive: Callable[[], None],
+    spare: Callable[[], None],
+) -> Result:
+    """Take rollouts, learn from them, publish the next version; learner 0 also records.
+
+    Args:
+        spare: leaves what exists out of garbage collections (lockstep.system.garbage).
+    """
     experiment, options, group, schedule = job.experiment, job.options, context.group, job.schedule
     if job.checkpoint is None and job.recorded is None:
         agent.check()
@@ -108,7 +119,7 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
         followed = group.broadcast(writer is not None and writer.followed)
         group.barrier()
         stop.begin()
-        spare_what_exists()
+        spare()
         for iteration in schedule.ticks(done, job.stop_after):
             begin = time.perf_counter()
             group.waited = rollouts.waited = 0.0
@@ -214,8 +225,15 @@ def _begin(job: Job, worker: Worker) -> Resumed:
     return Resumed(saved.iteration, dict(saved.meta["counts"]), recorder, saved.meta.get("metrics"))
 
 
-def collect(job: Job, agent: Agent, channels: Channels, stop: StopRequest, alive: Callable[[], None]) -> None:
-    """Collect rollouts in a process of its own, until the learners want no more."""
+def collect(
+    job: Job,
+    agent: Agent,
+    channels: Channels,
+    stop: StopRequest,
+    alive: Callable[[], None],
+    spare: Callable[[], None],
+) -> None:
+    """Collect rollouts in a separate process, until the learners want no more; spare as for learn."""
     schedule = job.schedule
     own = channels.collects[channels.index]
     cuts = preemption(job.experiment.scheme, job.recorded, channels.admission, len(own))
@@ -225,7 +243,7 @@ def collect(job: Job, agent: Agent, channels: Channels, stop: StopRequest, alive
     saved = None if job.checkpoint is None else open_checkpoint(job.checkpoint, only=())
     try:
         begin = connection.start(saved, stop.begin)
-        spare_what_exists()
+        spare()
         with contextlib.suppress(RunEnded):
             if job.collects_freely:
                 _collect_freely(connection, collectors, refresh=job.experiment.scheme.refresh == "step")

@@ -105,6 +105,17 @@ def test_impala_initialization_follows_the_encoder_unless_it_is_given() -> None:
     torch.testing.assert_close(gram(initialization="orthogonal"), 2 * torch.eye(16), rtol=1e-4, atol=1e-4)
 
 
+def test_fixup_is_refused_where_it_has_no_effect() -> None:
+    with pytest.raises(SettingsError, match=r"but model\.encoder=nature"):
+        StandardModelConfig(encoder="nature", initialization="fixup").validate()
+    with pytest.raises(SettingsError, match="take the encoder nature"):
+        build(spaces.Box(0, 255, (3, 84, 84), np.uint8), initialization="fixup")
+    with pytest.raises(SettingsError, match="has no images"):
+        StandardModelConfig(initialization="fixup").check(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
+    names = dict(build(spaces.Box(0, 255, (3, 20, 20), np.uint8), initialization="fixup").named_parameters())
+    assert "trunks.0.encoder.images.0.blocks.0.0.shift_first" in names
+
+
 def test_small_images_get_an_encoder_that_can_see_them() -> None:
     layers = [m for m in build(MIXED).modules() if isinstance(m, PixelConv2d)]
     assert [layer.kernel_size for layer in layers] == [(3, 3)]

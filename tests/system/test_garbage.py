@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,29 +10,40 @@ from tiny import EXPERIMENTS, options
 
 from lockstep.config.layout import Layout
 from lockstep.launchers.launch import train
-from lockstep.system.garbage import collected_afterwards, spare_what_exists
+from lockstep.system.garbage import sparing
+
+
+class Node:
+    """Refers to itself, so that only the garbage collector frees it."""
+
+    def __init__(self) -> None:
+        self.node = self
 
 
 @pytest.fixture(autouse=True)
-def unfrozen() -> None:
+def unfrozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
     gc.unfreeze()
 
 
-def test_objects_are_spared_for_a_while() -> None:
-    with collected_afterwards():
-        spare_what_exists()
-        assert gc.get_freeze_count() > 1000
+def test_objects_are_spared_for_a_while_and_garbage_is_not() -> None:
+    garbage = weakref.ref(Node())
+    with sparing() as spare:
+        spare()
+        assert gc.get_freeze_count() > 1000 and garbage() is None
     assert gc.get_freeze_count() == 0
 
 
-def test_what_a_program_spared_itself_stays_spared() -> None:
+def test_what_a_program_spares_itself_is_left_to_it() -> None:
     gc.freeze()
-    try:
-        with collected_afterwards():
-            spare_what_exists()
-        assert gc.get_freeze_count() > 1000
-    finally:
-        gc.unfreeze()
+    before, garbage = gc.get_freeze_count(), weakref.ref(Node())
+    with sparing() as spare:
+        spare()
+        assert gc.get_freeze_count() <= before
+    assert gc.get_freeze_count() > 1000
+    gc.collect()
+    assert garbage() is None
 
 
 def test_a_run_spares_objects_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
