@@ -225,7 +225,8 @@ def table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             row += [f"{each['policy_lag']:.2f} ({each['policy_lag_max']})"]
             row += [f"{each['gradient_asynchrony']:.2f} ({each['gradient_asynchrony_max']})"]
             row += [f"{each['kept']:.0%}" * (each["kept"] < 1)]
-            row += [f"{1000 * each['step']:.1f}" if "step" in each else ""]
+            # With replay, an iteration may take rollouts of several, or none.
+            row += [f"{1000 * each['step']:.1f}" if "step" in each and name != "apex" else ""]
             row += [f"{each['collectors_wait']:.1%}" if each["waits"] and "step" in each else ""]
             told = ""
             if name.startswith("impala"):
