@@ -141,8 +141,9 @@ def _answering(address: str, refusals: tuple[type[Exception], ...] = ()) -> Iter
     except (OSError, *refusals) as error:
         if not answers:
             raise _nothing_answers(address, error) from error
+        said = str(error).rstrip(".")
         raise SettingsError(
-            f"The Ray cluster at RAY_ADDRESS={address} does not take this program: {error} If it asks for a token, as "
+            f"The Ray cluster at RAY_ADDRESS={address} does not take this program: {said}. If it asks for a token, as "
             "ray start --head does once there is one in ~/.ray/auth_token, give all machines this file, and set "
             "RAY_AUTH_MODE=token here and where its nodes start. RAY_AUTH_MODE=disabled, set everywhere, does "
             "without; then anybody who reaches the cluster can run programs on it."
