@@ -7,9 +7,12 @@ one environment each are spread over the collectors, which step them in turn.
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
+import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,8 @@ class Case:
     delay: float = 0.0
     """Seconds that the learner sleeps in each iteration."""
     rollout: int = ROLLOUT
+    busy: int = 0
+    """Other processes that compute all the time, for which this machine is too small."""
 
 
 CASES = {
@@ -71,6 +76,7 @@ CASES = {
     "impala": Case(presets.impala),
     "impala, 32 steps": Case(presets.impala, rollout=32),
     "impala, slow learner": Case(presets.impala, SLOW_LEARNER),
+    "impala, busy machine": Case(presets.impala, busy=6),
     "apex": Case(presets.apex),
     "appo": Case(presets.appo),
     "dppo": Case(presets.dppo),
@@ -88,8 +94,9 @@ def on_ray(layout: Layout, delay: float) -> Layout:
     return Layout("ray", layout.workers, resources=(("worker.place", 1.0),))
 
 
-def nodes(seconds: float, numbers: list[int], names: list[str]) -> dict[str, Any]:
-    """Each preset on so many nodes, for about so many seconds."""
+def nodes(seconds: float, numbers: list[int], names: list[str], rounds: int) -> dict[str, Any]:
+    """Each preset on so many nodes, for about so many seconds: the run with the median rate of so many rounds. Numbers
+    of nodes take turns, since what else the machine does changes."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
@@ -100,20 +107,45 @@ def nodes(seconds: float, numbers: list[int], names: list[str]) -> dict[str, Any
     for _ in range(max(numbers)):
         cluster.add_node(num_cpus=1, resources={"place": 1})
     ray.init(cluster.address, log_to_driver=False)
-    found: dict[str, Any] = {}
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     try:
-        for name in names:
+        for name in names * rounds:
             for number in numbers[:1] if name == "single" else numbers:
                 try:
-                    found.setdefault(name, {})[str(number)] = _measured(name, number, seconds)
+                    with _busy(CASES[name].busy):
+                        measured = _measured(name, number, seconds)
                 except SettingsError as error:
                     print(f"{name} {number}: {error}")
                     break
-                print(name, number, found[name][str(number)], flush=True)
+                found.setdefault(name, {}).setdefault(str(number), []).append(measured)
+                print(name, number, measured, flush=True)
     finally:
         ray.shutdown()
         cluster.shutdown()
-    return found
+    return {name: {number: _median(runs) for number, runs in by_nodes.items()} for name, by_nodes in found.items()}
+
+
+def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run with the median rate, and the rates of all, in the order of rounds."""
+    return sorted(runs, key=lambda run: run["rate"])[len(runs) // 2] | {"rates": [run["rate"] for run in runs]}
+
+
+@contextlib.contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """So many processes that compute all the time, as programs do that share the machine."""
+    processes = [multiprocessing.get_context("spawn").Process(target=_spin, daemon=True) for _ in range(count)]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _spin() -> None:
+    while True:
+        pass
 
 
 def _measured(name: str, number: int, seconds: float) -> dict[str, Any]:
@@ -132,6 +164,13 @@ def _measured(name: str, number: int, seconds: float) -> dict[str, Any]:
     first, last = run.records[2], run.records[-1]
     policy, gradients = of_policy(run, lines[3:]), of_gradients(run, lines[3:])
     settled = replace(run, records=run.records[3:])
+    waits = {each: settled.average(each) for each in settled.names("wait/")}
+    each_iteration = _between(first, last, "seconds", "iteration")
+
+    def spent(part: str) -> float:
+        """Seconds of an iteration in all processes, of which `time/` is the mean."""
+        return settled.share(f"time/{part}") * layout.processes * each_iteration
+
     return {
         "layout": str(layout),
         "rate": _between(first, last, "samples"),
@@ -140,10 +179,11 @@ def _measured(name: str, number: int, seconds: float) -> dict[str, Any]:
         "gradient_asynchrony": settled.average("lag/gradient_asynchrony"),
         "gradient_asynchrony_max": max([max(ages.versions) for ages in gradients.values()], default=0),
         "kept": settled.average("lag/kept") if settled.has("lag/kept") else 1.0,
-        # A mean over all processes, of which one learns.
-        "learning": settled.share("time/learning") * layout.processes * _between(first, last, "seconds", "iteration"),
-        "waits": {each: settled.average(each) for each in settled.names("wait/")},
-        "said": _advice(settled, layout),
+        "learning": spent("learning"),
+        "step": spent("env") / (SHARDS * case.rollout),
+        "collectors_wait": waits.get("wait/parameters", 0.0) / each_iteration,
+        "waits": waits,
+        "said": _advice(replace(run, records=run.records[-max(3, len(run.records) // 3) :]), layout),
     }
 
 
@@ -152,7 +192,7 @@ def _between(first: dict[str, Any], last: dict[str, Any], name: str, per: str = 
 
 
 def _advice(run: Run, layout: Layout) -> str:
-    """What the display says about the run in the end."""
+    """What the display says after these iterations."""
     each = _between(run.records[0], run.records[-1], "seconds", "iteration")
     shares = {name.partition("/")[2]: run.average(name) for name in run.names("time/")}
     waits = {name.partition("/")[2]: run.average(name) for name in run.names("wait/")}
@@ -181,16 +221,29 @@ def table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for name, by_nodes in found.items():
         for number, each in by_nodes.items():
-            base = by_nodes[min(by_nodes, key=int)]["rate"]
-            row = [name, number, f"{each['rate']:,.1f}", f"{each['rate'] / base / int(number):.2f}"]
+            row = [name, number, f"{each['rate']:,.1f}", f"{efficiency(by_nodes, number):.2f}"]
             row += [f"{each['policy_lag']:.2f} ({each['policy_lag_max']})"]
             row += [f"{each['gradient_asynchrony']:.2f} ({each['gradient_asynchrony_max']})"]
+            row += [f"{each['kept']:.0%}" * (each["kept"] < 1)]
+            # With replay, an iteration may take rollouts of several, or none.
+            row += [f"{1000 * each['step']:.1f}" if "step" in each and name != "apex" else ""]
+            row += [f"{each['collectors_wait']:.1%}" if each["waits"] and "step" in each else ""]
             told = ""
             if name.startswith("impala"):
                 model = modeled(by_nodes, int(number), CASES[name])
                 told = f"{SHARDS * CASES[name].rollout / model.seconds:,.1f}, PL {model.policy_lag:.1f}: {model.limit}"
-            rows.append([*row, f"{each['kept']:.0%}" * (each["kept"] < 1), told])
-    return ["preset", "nodes", "samples/s", "of linear", "PL (largest)", "GA (largest)", "kept", "model"], rows
+            rows.append([*row, told])
+    head = ["preset", "nodes", "samples/s", "of linear", "PL (largest)", "GA (largest)", "kept"]
+    return [*head, "a step, ms", "collectors wait", "model"], rows
+
+
+def efficiency(by_nodes: dict[str, Any], number: str) -> float:
+    """The rate of each node, as a share of that with the fewest nodes: the median over rounds, in each of which both
+    were measured one soon after the other."""
+    fewest = min(by_nodes, key=int)
+    base, each = by_nodes[fewest], by_nodes[number]
+    pairs = zip(each.get("rates", [each["rate"]]), base.get("rates", [base["rate"]]))
+    return statistics.median(rate / int(number) / (alone / int(fewest)) for rate, alone in pairs)
 
 
 def modeled(by_nodes: dict[str, Any], number: int, case: Case) -> FreeRunning:

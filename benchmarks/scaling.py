@@ -379,6 +379,7 @@ def main() -> int:
     parser.add_argument("--tasks", nargs="*", default=list(TASKS))
     parser.add_argument("--nodes", type=int, nargs="*", default=list(nodes.NODES))
     parser.add_argument("--presets", nargs="*", default=list(nodes.CASES), choices=nodes.CASES, help="of nodes")
+    parser.add_argument("--rounds", type=int, default=3, help="of nodes: how often each is measured")
     given = parser.parse_args()
     what = given.what
     if what == "probe":
@@ -392,7 +393,9 @@ def main() -> int:
             "run": lambda: run(given.seconds, given.workers, given.tasks),
             "check": check,
             "project": lambda: measured_work(given.seconds),
-            "nodes": lambda: found.get("nodes", {}) | nodes.nodes(given.seconds, given.nodes, given.presets),
+            "nodes": lambda: (
+                found.get("nodes", {}) | nodes.nodes(given.seconds, given.nodes, given.presets, given.rounds)
+            ),
         }[what]()
         path.write_text(json.dumps(found, indent=1) + "\n")
     (RESULTS / "tables.md").write_text(report(json.loads(path.read_text())))

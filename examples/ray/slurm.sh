@@ -11,6 +11,8 @@ run=${RUN:-$PWD/runs/free} # on a file system that all nodes share
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$head:${PORT:-6379}
 export RAY_worker_niceness=0 # as high a priority as other programs
+RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n') # of this job alone: nobody else may use its nodes
+export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
 
 if [ -e "$run" ]; then
     command=(lockstep resume "$run" --display plain)

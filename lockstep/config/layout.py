@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
+from lockstep.config.hidden_gpus import hidden_by_slurm
 from lockstep.config.launchers import SPREAD, Launcher, launcher_named
 from lockstep.config.layout_text import AUTO, DEVICES, HELP, OPTIONS, fields_of
 from lockstep.config.resources import Resources, of_role, validate_resources
@@ -368,21 +369,44 @@ class Layout:
                     f"Layout {self} has {count} {role} for scheme.shards={shards}. Each needs at least one shard: use "
                     f"{shards} or fewer, or more --scheme.shards (another result)."
                 )
-        if gpus := self.gpus:
+        if gpus := self._gpus_of_machine():
             from torch import cuda
 
             if max(gpus) >= (count := cuda.device_count()):
-                instead = (
-                    f"Start {count} processes on it, or use device=0 if each sees only its own GPU, as in Slurm."
-                    if count and self.device == LOCAL
-                    else f"Use fewer of them, as in {self.repeating()}, which gives the same bits."
-                    if count
-                    else "A new run can use cpu:aC-lL (C collectors, L learners) on the CPU, which gives other bits."
-                )
                 raise SettingsError(
                     f"Layout {self} needs GPU {max(gpus)}, but this machine has {count} that torch can use (numbers "
-                    f"start at 0; see lockstep doctor). {instead}"
+                    f"start at 0; see lockstep doctor). {self._without_gpus(count)}"
                 )
+
+    def _gpus_of_machine(self) -> tuple[int, ...]:
+        """Numbers of all GPUs that this machine must have, and every process on it must see: also those of other groups
+        here. So all processes find the same mistake, and none waits for the others."""
+        if not self.spread:
+            return self.gpus
+        groups = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        named = [
+            each for role in (self.collectors, self.learners) for each in role[: groups * len(role) // self.copies]
+        ]
+        return tuple(sorted({int(device) for device in named if device != "cpu"}))
+
+    def _without_gpus(self, count: int) -> str:
+        """What to do where torch can use only so many GPUs."""
+        groups = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.spread else 1
+        several = groups > 1 or (self.launcher.started_externally and "+" in self.device)
+        if count and several and (hidden := hidden_by_slurm(count)):
+            return (
+                f"Slurm shows each task only its own GPUs ({hidden}), but the layout numbers all GPUs of the node. Use "
+                "--gpus-per-node in place of --gpus-per-task, or add --gpu-bind=none, so that each task sees them all."
+            )
+        if count and self.device == LOCAL:
+            processes = f"{count} process{'es' * (count > 1)}"
+            return f"Start {processes} on it, or use device=0 if each sees only its own GPU, as in Slurm."
+        if count and groups > 1:
+            last = max(self._gpus_of_machine())
+            return f"Its {groups} groups on this machine need GPUs 0 to {last}: start fewer groups here."
+        if count:
+            return f"Use fewer of them, as in {self.repeating()}, which gives the same bits."
+        return "A new run can use cpu:aC-lL (C collectors, L learners) on the CPU, which gives other bits."
 
 
 def _place_on_machine(index: int, processes: int) -> tuple[int, int]:

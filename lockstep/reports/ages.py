@@ -10,7 +10,7 @@ import bisect
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep.config.layout import Layout
@@ -24,6 +24,7 @@ from lockstep.reports.page import Html
 from lockstep.reports.runs import Method, Run
 from lockstep.run import ledger
 from lockstep.run.folder import RunFolder
+from lockstep.scheme import Scheme
 
 _CHARTS = {
     "lag/policy_versions": "PL: versions, mean over samples",
@@ -129,13 +130,14 @@ def section(runs: Sequence[Run], groups: Sequence[Method], named: Sequence[str],
     if not any(run.settings.get("scheme.lag") or any(map(run.average, run.names("lag/"))) for run in runs):
         return ""
     text = (
-        "PL is the policy lag: how many versions, or gradient steps, the policy that collected a sample was older than "
-        "the one that learned from it. GA is the gradient asynchrony: how many updates came between the parameters "
-        "that a gradient was computed with and those that it changed. Means over iterations."
+        "PL, the policy lag, is the age of samples: how many versions, or gradient steps, the policy that collected "
+        "them was behind the one that learned from them. GA, the gradient asynchrony, is the age of gradients: how "
+        "many updates came between the parameters that a gradient was computed with and those that it changed. Values "
+        "are means over iterations, and the oldest is that of the whole run."
     )
     parts = [_means(runs), page.paragraph(text, "note"), _by_process(runs), _waits(runs)]
     for task in named:
-        found = [Chart(_CHARTS[chart.caption], chart.spec) for chart in changing(groups, task, list(_CHARTS), drawn)]
+        found = [_captioned(chart) for chart in changing(groups, task, list(_CHARTS), drawn)]
         if found:
             title = f"{task}: " * (len(named) > 1) + "over time"
             parts.append(page.details(title, page.figures(found, "small"), unfolded=len(named) == 1))
@@ -149,14 +151,34 @@ def _means(runs: Sequence[Run]) -> str:
         known = [name for name in run.names("lag/share_") if name.split("_")[1].isdigit()]
         counted = sorted(known, key=lambda name: int(name.split("_")[1]))
         shares = {f"{name.split('_')[1]} behind": run.average(name) for name in counted}
-        names = ("policy_versions", "policy_versions_max", "gradient_steps", "versions_per_trajectory")
-        means = [run.average(f"lag/{name}") for name in (*names, "gradient_asynchrony")]
-        cells = ["" if math.isnan(value) else readable(value) for value in means]
-        cells.append("" if math.isnan(run.average("lag/kept")) else f"{run.average('lag/kept'):.1%}")
-        alike.setdefault((str(run.settings.get("scheme.lag", "")), *cells, _bar(shares)), []).append(run.name)
-    header = ["Run", "scheme.lag", "PL, versions", "Versions, oldest", "PL, gradient steps", "Versions in a trajectory"]
-    header += ["GA, updates", "Kept", "Distribution"]
+        cells = [
+            _bounded(run, "lag"),
+            _number(run.average("lag/policy_versions")),
+            _number(run.largest("lag/policy_versions_max")),
+            _number(run.average("lag/gradient_steps")),
+            _number(run.average("lag/versions_per_trajectory")),
+            _bounded(run, "gradient_lag"),
+            _number(run.average("lag/gradient_asynchrony")),
+            _number(run.largest("lag/gradient_asynchrony_max")),
+            "" if math.isnan(run.average("lag/kept")) else f"{run.average('lag/kept'):.1%}",
+        ]
+        alike.setdefault((*cells, _bar(shares)), []).append(run.name)
+    header = ["Run", "Lag", "PL, versions", "Oldest", "PL, gradient steps", "Versions in a trajectory"]
+    header += ["Gradient lag", "GA, updates", "Oldest", "Samples kept", "Samples by versions behind"]
     return page.table(header, [[", ".join(names), *cells] for cells, names in alike.items()])
+
+
+def _bounded(run: Run, name: str) -> str:
+    """A lag as it was set, with its bound if timing decides it; empty for gradients that are summed."""
+    left_out = {each: getattr(Scheme, each) for each in Scheme.later}  # by files, if it is the default
+    lag, most = (run.settings.get(f"scheme.{each}", left_out.get(each, "")) for each in (name, f"max_{name}"))
+    if name == "gradient_lag" and not lag:
+        return ""
+    return f"{lag}, at most {most}" if lag == "async" and most != "" else str(lag)
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else readable(value)
 
 
 def _by_process(runs: Sequence[Run]) -> str:
@@ -178,10 +200,11 @@ def _by_process(runs: Sequence[Run]) -> str:
             learners.append([run.name, name, *shown])
     parts = []
     if collectors:
-        header = ["Run", "Collector", "Rollouts", "PL, versions", "Oldest", "PL, gradient steps", "Oldest", "Kept"]
-        parts += [page.heading("Policy lag of each collector"), page.table([*header, "Versions behind"], collectors)]
+        header = ["Run", "Collector", "Rollouts", "PL, versions", "Oldest", "PL, gradient steps", "Oldest"]
+        header += ["Samples kept", "Samples by versions behind"]
+        parts += [page.heading("Policy lag of each collector"), page.table(header, collectors)]
     if learners:
-        header = ["Run", "Learner", "Gradients", "GA, updates", "Oldest", "Updates behind"]
+        header = ["Run", "Learner", "Gradients", "GA, updates", "Oldest", "Gradients by updates behind"]
         parts += [page.heading("Gradient asynchrony of each learner"), page.table(header, learners)]
     return "".join(parts)
 
@@ -204,7 +227,9 @@ def _shares(ages: Counter[int]) -> dict[str, float]:
 
 
 def _bar(shares: dict[str, float]) -> Html | str:
-    told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+    told = ", ".join(
+        f"{name.split()[0]}:\N{NO-BREAK SPACE}{share:.0%}" for name, share in shares.items() if share >= 0.005
+    )
     return Html(f"{page.share_bar(shares)} {told}") if shares else ""
 
 
@@ -212,23 +237,55 @@ def _waits(runs: Sequence[Run]) -> str:
     """A row for each run: which role waited for which."""
     rows = []
     for run in runs:
-        seconds = run.last("seconds")
+        records = run.records[_beginning(len(run.records)) :]
+        if not records:
+            continue
+        before = run.records[-len(records) - 1].get("seconds") or 0.0 if len(records) < len(run.records) else 0.0
+        seconds = (records[-1].get("seconds") or 0.0) - before
         if not seconds > 0:
             continue
-        waited = {name: sum(record.get(f"wait/{name}") or 0.0 for record in run.records) / seconds for name in _WAITS}
-        among = run.share("time/waiting")
+        waited = {name: sum(record.get(f"wait/{name}") or 0.0 for record in records) / seconds for name in _WAITS}
+        among = replace(run, records=records).share("time/waiting")
         cells = [f"{waited[name]:.1%}" if run.has(f"wait/{name}") else "" for name in _WAITS]
         cells.append("" if math.isnan(among) else f"{among:.1%}")
-        rows.append([run.name, *cells])
+        rows.append([run.name, *cells, _limit(waited) if all(cells[: len(waited)]) else ""])
     if not any("".join(row[1:]) for row in rows):
         return ""
-    header = ["Run", *_WAITS.values(), "All processes, for each other and for these"]
-    text = "Shares of the training time. Of learners, the one that waited longest counts; of collectors, the mean."
+    header = ["Run", *_WAITS.values(), "All processes waited", "The slower side"]
+    text = (
+        "Shares of the training time after the first tenth of the iterations, in which processes start and kernels are "
+        "compiled. Of learners, the one that waited longest counts; of collectors, the mean, which includes waits for "
+        "a free buffer. All processes also wait for others of their role. The slower side is the one that the other "
+        "waited for: for a tenth of the time or more, and twice as long as the other way around. Where both waited as "
+        "long, they take turns, or messages take the time."
+    )
     return page.heading("Who waited for whom") + page.table(header, rows) + page.paragraph(text, "note")
 
 
-_WAITS = {
-    "rollouts": "Learners, for rollouts of collectors",
-    "parameters": "Collectors, for parameters of learners or a free buffer",
-}
+def _beginning(iterations: int) -> int:
+    """How many iterations do not count for waits: in the first tenth, processes start and kernels are compiled."""
+    return math.ceil(iterations / 10) if iterations > 1 else 0
+
+
+def _captioned(chart: Chart) -> Chart:
+    """The chart of a metric with a caption. Waits of the beginning may be a hundred times as long as later ones: those
+    charts reach up to the highest value after it."""
+    caption, top = _CHARTS[chart.caption], 0.0
+    lines = [[value or 0.0 for value in line["y"]] for line in chart.spec["lines"]]
+    if chart.caption.startswith("wait/"):
+        top = 1.1 * max(max(line[_beginning(len(line)) :], default=0.0) for line in lines)
+    if not 0 < top < max(map(max, lines)):
+        return Chart(caption, chart.spec)
+    return Chart(f"{caption}; the beginning is higher", {**chart.spec, "range": [-0.05 * top, top]})
+
+
+def _limit(waited: dict[str, float]) -> str:
+    """The role that limits the speed, by the shares of time in which the others waited."""
+    other, most = sorted(waited, key=lambda name: waited[name])
+    return _SLOWER[most] if waited[most] >= max(0.1, 2 * waited[other]) else "neither"
+
+
+_WAITS = {"rollouts": "Learners waited for rollouts", "parameters": "Collectors waited for parameters"}
 """Waits that split layouts record."""
+_SLOWER = {"rollouts": "collectors", "parameters": "learners"}
+"""What is waited for in them."""

@@ -25,6 +25,8 @@ _MAX_VIDEO = 2_500_000
 """Maximum number of bytes of all videos on a page."""
 _BESIDE = 4
 """Methods side by side in a table; with more, they go below each other."""
+_WAITING = {"wait/rollouts": "learners for rollouts", "wait/parameters": "collectors for parameters"}
+"""Who waits for what."""
 
 
 def speed(runs: Sequence[Run]) -> str:
@@ -34,7 +36,9 @@ def speed(runs: Sequence[Run]) -> str:
     for run in runs:
         seconds = run.last("seconds")
         rates = [readable(run.last(n) / seconds) if seconds > 0 else "" for n in ("frames", "samples", "updates")]
-        waits = [f"{_tail(name)} {readable(1000 * run.average(name))} ms" for name in run.names("wait/")]
+        waits = [
+            f"{_WAITING.get(name, _tail(name))} {readable(1000 * run.average(name))} ms" for name in run.names("wait/")
+        ]
         shares = {_tail(name): run.share(name) for name in parts}
         bar = page.share_bar({name: 0.0 if math.isnan(share) else share for name, share in shares.items()})
         rows.append([run.name, str(_facts(run).get("layout", "")), _duration(seconds), *rates, bar, ", ".join(waits)])

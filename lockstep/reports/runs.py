@@ -136,6 +136,10 @@ class Run:
         values = [value for record in self.records if (value := record.get(metric)) is not None]
         return float(np.mean(values)) if values else math.nan
 
+    def largest(self, metric: str) -> float:
+        """The largest value, NaN if there is none."""
+        return max((value for record in self.records if (value := record.get(metric)) is not None), default=math.nan)
+
     def share(self, metric: str) -> float:
         """Mean over time of each iteration's share, NaN if there is none."""
         known, seconds, before = [], [], 0.0

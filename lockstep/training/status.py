@@ -109,7 +109,7 @@ def _balance(status: Status) -> str:
         remedy = "more nodes for collectors would help, up to one collector for each shard"
     elif len(present) >= status.shards:
         remedy = f"there is one for each shard already: more shards allow more {role}, but change the result"
-    return f"{what.format(f'{share:.0%}')}: {remedy}."
+    return f"{what.format(f'{min(share, 1.0):.0%}')}: {remedy}."
 
 
 _EXCHANGE_PAYS = 0.01

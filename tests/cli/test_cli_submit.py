@@ -69,6 +69,8 @@ def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(
     assert says(refused(capsys, *run, "--nodes", "0"), "nodes", "at least 1")
     assert "torchrun,device=0" in refused(capsys, *run, *TASKS, "--layout", "torchrun,device=0+1")
     assert "torchrun,device=0" in refused(capsys, *run, *TASKS, "--layout", "torchrun,device=local")
+    groups = ("--layout", "a0-l1-d2", "--tasks-per-node", "2", "--slurm-options", "gpus_per_task=2")
+    assert says(refused(capsys, *run, *groups), "gpus_per_task=2", "only its own GPUs", "Leave it out")
     assert "partiton" in refused(capsys, *run, "--slurm-options", "partiton=long")
     Path("full").mkdir()
     Path("full/file").touch()

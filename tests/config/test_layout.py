@@ -167,6 +167,37 @@ def test_torchrun_and_srun_start_a_group_for_each_copy(monkeypatch: pytest.Monke
     assert not Layout.parse("a0-l1").launcher.started_externally, "as before: each starts a separate run"
 
 
+@pytest.mark.parametrize("place", ["0", "1"])
+@pytest.mark.parametrize(
+    ("variables", "advice"),
+    [
+        (
+            {"SLURM_GPUS_PER_TASK": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+            r"\(SLURM_GPUS_PER_TASK=4, CUDA.*--gpus-per-node",
+        ),
+        ({"SLURM_TRES_PER_TASK": "gres/gpu:4"}, r"\(SLURM_TRES_PER_TASK=gres/gpu:4\).*--gpu-bind=none"),
+        ({"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}, r"Slurm shows each task only its own GPUs \(SLURM_STEP_GPUS=0,1,2,"),
+        ({"SLURM_JOB_GPUS": "0,1,2,3"}, r"2 groups on this machine need GPUs 0 to 7: start fewer groups here\.$"),
+    ],
+)
+def test_groups_on_one_node_must_all_see_all_of_its_gpus(
+    place: str, variables: dict[str, str], advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both tasks of a node say so, or the first would wait for the second."""
+    ranks = {"RANK": place, "WORLD_SIZE": "2", "LOCAL_RANK": place, "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (ranks | variables).items():
+        monkeypatch.setenv(name, value)
+    layout = Layout.parse("a0-l1,2,3-d2")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    layout.check(shards=8)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    with pytest.raises(SettingsError, match=rf"needs GPU 7, but .*{advice}"):
+        layout.check(shards=8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    layout.check(shards=8)  # one on each of two nodes
+
+
 @pytest.mark.parametrize(
     ("text", "role"), [("processes:5", "processes"), ("cpu:a5-l1", "collectors"), ("cpu:a1-l5", "learners")]
 )

@@ -7,7 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,10 @@ from children import ROOT
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_file
 from lockstep.distributed.local_group import LocalGroup, join
+from lockstep.launchers import spread
 from lockstep.launchers.srun import first_host, take_part
 from lockstep.launchers.torchrun import check_shared
+from lockstep.system.supervision import WorkerError
 
 HOSTS = load_file(ROOT / "benchmarks" / "hosts.py")
 
@@ -106,6 +110,37 @@ def test_a_lost_process_ends_all_groups_and_the_run_continues_exactly(
     )
     assert out[0].splitlines()[-1] == alone.stdout.splitlines()[-1]
     assert Path("apart/ledger.jsonl").read_bytes() == Path("alone/ledger.jsonl").read_bytes()
+
+
+def test_the_first_of_three_groups_passes_on_what_another_says() -> None:
+    """The second and the third have no connection: progress and the failure of one reach the other."""
+    ends, together = join(multiprocessing.get_context("spawn"), 3, set()), threading.Barrier(3)
+
+    def heard(rank: int) -> str:
+        group = LocalGroup(ends[rank])
+        try:
+            with spread._connected(group, "localhost") as others:
+                assert len(others.connections) == (2 if rank == 0 else 1)
+                if rank == 1:
+                    others.moved("a step")
+                while rank != 1 and not others.moved(None):
+                    wait(others.connections, timeout=60)
+                    assert others.failure() is None
+                together.wait(60)
+                if rank == 1:
+                    raise WorkerError("Its collector was lost.")
+                while (failure := others.failure()) is None:
+                    wait(others.connections, timeout=60)
+                raise WorkerError(failure)
+        except WorkerError as error:
+            return str(error)
+        finally:
+            group.close()
+
+    with ThreadPoolExecutor(3) as pool:
+        first, second, third = pool.map(heard, range(3))
+    assert second == "Its collector was lost."
+    assert first == third and first.startswith("Group 1 of 3 (host ") and first.endswith("): Its collector was lost.")
 
 
 def meet(*folders: Path) -> list[str]:

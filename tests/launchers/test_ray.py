@@ -9,6 +9,7 @@ import os
 import random
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -372,6 +373,17 @@ def test_a_gpu_that_torch_cannot_use(cluster: None) -> None:
 def test_an_address_where_no_cluster_answers(address: str) -> None:
     with pytest.raises(SettingsError, match=f"Ray cluster .*RAY_ADDRESS={address}"), _answering(address):
         pytest.fail("Ray was asked, which tries for minutes")
+
+
+@pytest.mark.parametrize("refusal", [ConnectionError, KeyError])
+def test_a_cluster_that_asks_for_a_token(refusal: type[Exception]) -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+        said = f"RAY_ADDRESS={address} does not take this program: .*No token.* set RAY_AUTH_MODE=token here and where"
+        with pytest.raises(SettingsError, match=said), _answering(address, (KeyError,)):
+            raise refusal("No token.")
+    with pytest.raises(SettingsError, match="No Ray cluster answers at RAY_ADDRESS=auto"), _answering("auto"):
+        raise ConnectionError("Found none")
 
 
 @pytest.mark.parametrize(

@@ -77,13 +77,15 @@ def test_a_script_for_slurm(exists: bool, tmp_path: Path, capsys: pytest.Capture
     """The programs of Slurm note what they are told; the first node of the allocation is the head."""
     programs = clusters.make(tmp_path)
     clusters.script(programs / "scontrol", "printf 'node7\\nnode8\\nnode9\\n'")
-    clusters.script(programs / "srun", f'printf "%s\\n" "$@" > {tmp_path}/told')
+    noted = f'printf "%s\\n" "$@" > {tmp_path}/told\necho "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" > {tmp_path}/token'
+    clusters.script(programs / "srun", noted)
     run = tmp_path / "free"
     if exists:
         run.mkdir()
     given = {"SLURM_JOB_NODELIST": "node[7-9]", "SLURM_JOB_NUM_NODES": "3", "SLURM_CPUS_PER_TASK": "4"}
     paths = {"PATH": f"{programs}:{os.environ['PATH']}", "RUN": str(run)}
     subprocess.run(["bash", EXAMPLES / "slurm.sh"], env={**given, **paths}, check=True, timeout=60)
+    assert re.fullmatch(r"token [0-9a-f]{64}\n", (tmp_path / "token").read_text())
     told = (tmp_path / "told").read_text().splitlines()
     starting, command = told[: (end := told.index("--"))], told[end + 1 :]
     assert starting[1:] == [

@@ -157,6 +157,9 @@ def test_an_axis_is_logarithmic_where_all_that_is_shown_is_positive() -> None:
     assert drawn(logY=True)["layout"]["yaxis"]["type"] == "linear", "one line goes below zero"
     told = drawn(hidden=(9,), logY=True, logX=True)["layout"]
     assert (told["xaxis"]["type"], told["yaxis"]["type"]) == ("log", "log")
+    ranged = CHART | {"range": [0, 5]}
+    assert drawn(chart=ranged)["layout"]["yaxis"]["range"] == [0, 5]
+    assert "range" not in drawn(chart=ranged, hidden=(9,), logY=True)["layout"]["yaxis"], "it is none of logarithms"
 
 
 def test_bands_stand_in_place_of_runs_until_these_are_asked_for() -> None:

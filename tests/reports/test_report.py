@@ -24,8 +24,8 @@ from lockstep import recipes
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.launchers.launch import train
-from lockstep.reports.ages import of_gradients, of_policy
-from lockstep.reports.charts import mean_curve
+from lockstep.reports.ages import _captioned, of_gradients, of_policy
+from lockstep.reports.charts import Chart, mean_curve
 from lockstep.reports.compare import compare
 from lockstep.reports.report import report as write_report
 from lockstep.reports.runs import Run, methods
@@ -408,7 +408,7 @@ def test_waits_lag_settings_and_versions_are_told(tmp_path: Path) -> None:
     speed = {row[0]: row[1:] for row in rows(page, "speed")}
     assert (
         speed["free"][:5] == ["inline", "3.333 hours", "327.7", "81.92", "0.08"]
-        and speed["free"][-1] == "rollouts 12.3 ms"
+        and speed["free"][-1] == "learners for rollouts 12.3 ms"
     )
     assert speed["sync"][-1] == ""
     assert 'title="env 25%, learning 75%"' in page.read_text()
@@ -463,16 +463,65 @@ def test_lag_and_asynchrony_of_each_process_by_hand(tmp_path: Path) -> None:
     }
     shown = rows(report([made], tmp_path / "r.html"), "lag")
     row = ["free", "collector 1 of cpu:a2-l2", "50.0%", "0.583", "2", "9.333", "32"]  # 224 / 384, 3584 / 384
-    assert [*row, " 0 behind 67%, 1 behind 8%, 2 behind 25%"] in shown
-    assert ["free", "learner 0 of cpu:a2-l2", "3", "1", "3", " 0 behind 67%, 3 behind 33%"] in shown
+    assert [*row, " 0:\N{NO-BREAK SPACE}67%, 1:\N{NO-BREAK SPACE}8%, 2:\N{NO-BREAK SPACE}25%"] in shown
+    assert [
+        "free",
+        "learner 0 of cpu:a2-l2",
+        "3",
+        "1",
+        "3",
+        " 0:\N{NO-BREAK SPACE}67%, 3:\N{NO-BREAK SPACE}33%",
+    ] in shown
 
     cuts = [{"collected_with": 0, "cuts": [[1, 32]]}, {"collected_with": 0, "cuts": []}]
     cut = write_run(tmp_path / "cut", lag=1, iterations=3, metrics={"lag/kept": 0.75})
     page = report([with_ledger(cut, cuts, 2, layout="processes:2")], tmp_path / "r.html")
     assert rows(page, "lag")[1][:4] == ["cut", "1", "1", "75.0%"]
-    assert ["cut", "process 1", "50.0%", "0.5", "1", "8", "16", "62.5%", " 0 behind 50%, 1 behind 50%"] in rows(
-        page, "lag"
-    )
+    assert [
+        "cut",
+        "process 1",
+        "50.0%",
+        "0.5",
+        "1",
+        "8",
+        "16",
+        "62.5%",
+        " 0:\N{NO-BREAK SPACE}50%, 1:\N{NO-BREAK SPACE}50%",
+    ] in rows(page, "lag")
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "parameters", "slower"),
+    [(2.0, 90.0, "learners"), (20.0, 4.0, "collectors"), (19.0, 2.0, "neither"), (60.0, 90.0, "neither")],
+)
+def test_the_slower_side_is_the_one_that_was_waited_for(
+    tmp_path: Path, rollouts: float, parameters: float, slower: str
+) -> None:
+    """In iterations of 200 seconds, of which the first does not count. The oldest samples are those of the whole run,
+    and bounds of lags are told."""
+    metrics = {"wait/rollouts": rollouts, "wait/parameters": parameters, "lag/gradient_asynchrony": 0.5}
+    run = write_run(tmp_path / "a", lag="async", metrics=metrics, iterations=3)
+    settings = json.loads((run / "experiment.json").read_text())
+    settings["scheme"] |= {"max_lag": 4, "gradient_lag": "async"}
+    (run / "experiment.json").write_text(json.dumps(settings))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    with (run / "metrics.jsonl").open("w") as file:
+        for line, oldest in zip(lines, (1, 4, 2), strict=True):
+            beginning = {"wait/rollouts": 150.0} if oldest == 1 else {}
+            file.write(json.dumps(line | beginning | {"lag/policy_versions_max": oldest}) + "\n")
+    shown = rows(report([run], tmp_path / "r.html"), "lag")
+    assert ["a", f"{rollouts / 2:.1f}%", f"{parameters / 2:.1f}%", slower] in shown
+    assert shown[1][:6] == ["a", "async, at most 4", "0", "4", "async, at most 8", "0.5"]
+
+
+def test_waits_of_the_beginning_do_not_flatten_a_chart() -> None:
+    lines = [{"y": [90.0, *[2.0] * 18, 4.0]}, {"y": [1.0, None, 3.0]}]
+    cut = _captioned(Chart("wait/rollouts", {"kind": "curves", "lines": lines}))
+    assert cut.caption.endswith("learners waited for rollouts; the beginning is higher")
+    assert cut.spec["range"] == pytest.approx([-0.22, 4.4])
+    for metric, drawn in (("wait/rollouts", lines[1:]), ("lag/policy_versions", lines)):
+        whole = _captioned(Chart(metric, {"kind": "curves", "lines": drawn}))
+        assert "beginning" not in whole.caption and "range" not in whole.spec
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:

@@ -153,6 +153,8 @@ def test_plain_line_is_one_line_with_the_same_facts() -> None:
             2,
             r"Collectors wait 30%.*more learners \(1 now\).*may change the result",
         ),
+        # Means over recent iterations, of which one may have waited for longer than another took.
+        ({"waits": {"rollouts": 1.3, "parameters": 0.0}, "layout": Layout.parse("cpu:a1-l1")}, 2, "wait 100% of"),
         (
             {"waits": {"rollouts": 0.3, "parameters": 0.0}, "layout": Layout.parse("cpu:a4-l1")},
             8,

@@ -87,7 +87,7 @@ def connected(least: int) -> Iterator[Any]:
         here = None if os.environ.get("RAY_ADDRESS") else stack.enter_context(temporary_folder())
         stack.callback(ray.shutdown)
         if here is None:
-            with _answering(os.environ["RAY_ADDRESS"]):
+            with _answering(os.environ["RAY_ADDRESS"], (ray.exceptions.AuthenticationError,)):
                 ray.init(logging_level="WARNING")
         else:
             with _starting():
@@ -120,22 +120,41 @@ def _starting() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _answering(address: str) -> Iterator[None]:
-    """Explain why nothing answers at the address of a cluster. Ray itself would keep trying for minutes.
+def _answering(address: str, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Explain why no cluster takes us at this address. Where nothing answers, Ray itself would keep trying for minutes.
+
+    Args:
+        refusals: what Ray raises if the cluster refuses us, besides ConnectionError.
 
     Raises:
-        SettingsError: nothing answers.
+        SettingsError: nothing answers, or the cluster refuses us.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
+    answers = port.isdecimal()  # not "auto", which Ray resolves
     try:
-        if port.isdecimal():  # not "auto", which Ray resolves
+        if answers:
             socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
-        yield
     except (OSError, OverflowError) as error:
+        raise _nothing_answers(address, error) from error
+    try:
+        yield
+    except (OSError, *refusals) as error:
+        if not answers:
+            raise _nothing_answers(address, error) from error
+        said = str(error).rstrip(".")
         raise SettingsError(
-            f"No Ray cluster answers at RAY_ADDRESS={address}: {error}. Start one (ray start --head), correct the "
-            "address, or unset it for a cluster on this machine."
+            f"The Ray cluster at RAY_ADDRESS={address} does not take this program: {said}. If it asks for a token, as "
+            "ray start --head does once there is one in ~/.ray/auth_token, give all machines this file, and set "
+            "RAY_AUTH_MODE=token here and where its nodes start. RAY_AUTH_MODE=disabled, set everywhere, does "
+            "without; then anybody who reaches the cluster can run programs on it."
         ) from error
+
+
+def _nothing_answers(address: str, error: Exception) -> SettingsError:
+    return SettingsError(
+        f"No Ray cluster answers at RAY_ADDRESS={address}: {error}. Start one (ray start --head), correct the "
+        "address, or unset it for a cluster on this machine."
+    )
 
 
 @contextlib.contextmanager

@@ -81,9 +81,10 @@ function curves(chart, page, state, theme) {
     });
   }
   const log = (wanted, rows) => (wanted && !chart.own && positive(rows) ? "log" : "linear");
+  const type = log(state.logY, lines.flatMap((each) => [each.y, each.low]));
   const layout = {
     xaxis: { title: { text: chart.own || page.axes[state.x] }, type: log(state.logX, lines.map((each) => each.x)) },
-    yaxis: { type: log(state.logY, lines.flatMap((each) => [each.y, each.low])), range: chart.range },
+    yaxis: { type, range: type === "linear" ? chart.range : undefined },
   };
   return { data, layout };
 }
