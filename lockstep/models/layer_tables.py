@@ -36,6 +36,14 @@ def knows(encoder: object) -> TypeGuard[ObservationEncoder]:
     return encoder.images is not None and encoder.vectors is None and isinstance(encoder.images[0], MinAtarCNN)
 
 
+def like_torch(encoder: ObservationEncoder) -> bool:
+    """Whether an encoder's kernels have the bits of torch's replaced operations: not where torch divides the weights of
+    a convolution and kernels the pixels, nor with ELU, whose slope has several formulas."""
+    if encoder.layout.images:
+        return brightness(encoder) == 1
+    return encoder.vectors is None or encoder.vectors.activation_name != "elu"
+
+
 def encoder_of(model: PolicyModel) -> ObservationEncoder | None:
     """The encoder of a Q-network, or of an actor-critic on vectors, if kernels compute it."""
     if isinstance(model, QModel):

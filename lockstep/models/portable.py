@@ -22,11 +22,21 @@ from lockstep.kernels.bound import ActionKernels, Bound, PolicyKernels
 from lockstep.kernels.dense import NONE
 from lockstep.kernels.initialize import orthogonal
 from lockstep.kernels.rollout import evaluate_raw
+from lockstep.kernels.sums import PARTS
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import Categorical
 from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.gaussian import Gaussian
-from lockstep.models.layer_tables import brightness, encoder_layers, knows, layer_row, normalizes, observed, rows_of
+from lockstep.models.layer_tables import (
+    brightness,
+    encoder_layers,
+    knows,
+    layer_row,
+    like_torch,
+    normalizes,
+    observed,
+    rows_of,
+)
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel
 from lockstep.models.trunk import acting_copy
@@ -86,12 +96,23 @@ def portable_distribution(space: gymnasium.Space[Any]) -> PortableCategorical | 
     return PortableGaussian(space)
 
 
-def covers(model: PolicyModel, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> bool:
+def covers(
+    model: PolicyModel,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    *,
+    as_torch: bool = False,
+) -> bool:
     """Whether kernels know a model of such observations and actions: vectors without masks or small images that
-    MinAtarCNN encodes, and Discrete or Box of floats."""
+    MinAtarCNN encodes, and Discrete or Box of floats.
+
+    Args:
+        as_torch: whether they must have the bits of torch's replaced operations.
+    """
     if not isinstance(model, StandardModel) or isinstance(observation_space, gymnasium.spaces.Dict):
         return False
-    if not knows(model.trunks[0].encoder):
+    encoder = model.trunks[0].encoder
+    if not knows(encoder) or (as_torch and not (like_torch(encoder) and np.prod(action_space.shape or ()) <= PARTS)):
         return False
     return isinstance(action_space, gymnasium.spaces.Discrete) or (
         isinstance(action_space, gymnasium.spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
@@ -137,11 +158,16 @@ def initialize(model: StandardModel, seed: int) -> None:
         layer.weight.data = torch.from_numpy(orthogonal(uniform, gain)).view(layer.weight.shape)
 
 
-def with_kernels(model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PortableModel:
-    """A standard model that acts with kernels, and new first weights. covers must hold for its spaces."""
+def with_kernels(model: PolicyModel, action_space: gymnasium.Space[Any], seed: int | None) -> PortableModel:
+    """A standard model that acts with kernels. covers must hold for its spaces.
+
+    Args:
+        seed: draws new first weights. None keeps those of the model.
+    """
     assert isinstance(model, StandardModel)
     made = PortableModel(model, portable_distribution(action_space))
-    initialize(made, seed)
+    if seed is not None:
+        initialize(made, seed)
     return made
 
 
