@@ -335,8 +335,8 @@ EXPERIMENTS["td3-lstm-prioritized"] = lambda: replaying(
 )
 
 EXPERIMENTS["portable-cartpole-a2c"] = lambda: compiled(
-    cut(recipes.ppo_cartpole).replace(
-        algorithm=A2CConfig(rollout=8, epochs=2, minibatches=2, normalize_advantages=True)
+    cut(recipes.ppo_cartpole, scheme={"acting_batch": 4}).replace(
+        algorithm=A2CConfig(rollout=8, normalize_advantages=True)
     )
 )
 EXPERIMENTS["portable-minatar-impala-lag-1"] = lambda: compiled(

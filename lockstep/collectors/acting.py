@@ -230,6 +230,11 @@ class ActingBatch:
             self._finite_check.report(environment, what, f"{when}, which is its step {of_run:,} of the run")
             return
 
+    @property
+    def compiled(self) -> bool:
+        """Whether a compiled function acts."""
+        return bool(self._compiled)
+
     def act(self, t: int, actor: Inference) -> None:
         """Choose a_t for all rows and send it to the environments. Where these lie on a GPU, play step t there."""
         way = self._random, self._exploring is None

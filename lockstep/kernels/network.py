@@ -14,7 +14,18 @@ from numba import boolean, float32, int64
 from lockstep.kernels import dense
 from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.convolution import places
-from lockstep.kernels.dense import BIAS, HEIGHT, KERNEL, OUTPUTS, SOURCE, WIDTH, activations, backward
+from lockstep.kernels.dense import (
+    BIAS,
+    HEIGHT,
+    INPUTS,
+    KERNEL,
+    OUTPUTS,
+    SOURCE,
+    WEIGHT,
+    WIDTH,
+    activations,
+    backward,
+)
 from lockstep.kernels.sums import add_up, column_sums
 
 LOG_STD_LOW, LOG_STD_HIGH = np.float32(-20), np.float32(2)
@@ -61,6 +72,52 @@ def evaluate(
             log_std = head[i, j] if free_std < 0 else parameters[free_std + j - emitted]
             policy[i, j] = min(max(log_std, LOG_STD_LOW), LOG_STD_HIGH)
     return policy, value, scratch
+
+
+@compiled
+def divide_by_brightness(layers: np.ndarray, brightest: np.float32, values: np.ndarray) -> None:
+    """Divide the weights of convolutions among parameters, or the gradients by them, [P or more] in place. With such
+    weights, pixels are whole numbers: torch scales them so."""
+    for layer in range(len(layers)):
+        if layers[layer, KERNEL]:
+            shared = places(layers[layer, HEIGHT], layers[layer, WIDTH], layers[layer, KERNEL])
+            begin, count = layers[layer, WEIGHT], layers[layer, INPUTS] * (layers[layer, OUTPUTS] // shared)
+            for i in range(begin, begin + count):
+                values[i] /= brightest
+
+
+@compiled
+def evaluate_strided(
+    layers: np.ndarray, free_std: int, log_stds: int, parameters: np.ndarray, x: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As evaluate, but the dense layers of x add their bias after the inputs instead of before them. That is torch's
+    order for observations that lie between others in memory.
+
+    The bias is the weight of one more input, which is always 1: its product is exact, so the sum is rounded as ever.
+    """
+    size, samples, features = len(parameters), x.shape[0], x.shape[1]
+    more = 0
+    for layer in range(len(layers)):
+        if layers[layer, SOURCE] < 0:
+            more += (features + 2) * layers[layer, OUTPUTS]
+    longer, moved, place = np.zeros(size + more, np.float32), layers.copy(), size
+    longer[:size] = parameters
+    for layer in range(len(layers)):
+        if layers[layer, SOURCE] < 0:
+            weight, bias, outputs = layers[layer, WEIGHT], layers[layer, BIAS], layers[layer, OUTPUTS]
+            moved[layer, WEIGHT], moved[layer, INPUTS] = place, features + 1
+            for j in range(outputs):
+                for i in range(features):
+                    longer[place + i] = parameters[weight + j * features + i]
+                longer[place + features] = parameters[bias + j]
+                place += features + 1
+            moved[layer, BIAS] = place  # zeros
+            place += outputs
+    wider = np.ones((samples, features + 1), np.float32)
+    for i in range(samples):
+        for j in range(features):
+            wider[i, j] = x[i, j]
+    return evaluate(moved, free_std, log_stds, longer, wider)
 
 
 @compiled
@@ -199,16 +256,13 @@ def differentiate_as_torch(
         source = layers[head, SOURCE]
         alone = layers[head : head + 1].copy()
         alone[0, SOURCE] = -1
-        below = x if source < 0 else activations(scratch, layers, n, source)
-        by_below = np.empty((0 if source < 0 else n, below.shape[1]), np.float32)
-        own = gradients[first:last]
+        below, to = activations(scratch, layers, n, source), activations(gradients, layers, n, source)
+        by_below, own = np.empty_like(below), gradients[first:last]
         backward(parameters, alone, below, scratch[first:last], own, gradient, True, joined, by_below)
         added = head == policy and source == layers[value, SOURCE]
-        if source >= 0:
-            to = activations(gradients, layers, n, source)
-            for i in range(n):
-                for j in range(to.shape[1]):
-                    to[i, j] = to[i, j] + by_below[i, j] if added else by_below[i, j]
+        for i in range(n):
+            for j in range(to.shape[1]):
+                to[i, j] = to[i, j] + by_below[i, j] if added else by_below[i, j]
     backward(parameters, layers[:policy], x, scratch[:begin], gradients[:begin], gradient, True, joined, x[:0])
     _biases_in_parts(layers, n, gradients, gradient, joined)
     if free_std >= 0:

@@ -18,7 +18,13 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import OUTPUTS, activations
 from lockstep.kernels.math import exp
-from lockstep.kernels.network import differentiate_as_torch, evaluate, led_back
+from lockstep.kernels.network import (
+    differentiate_as_torch,
+    divide_by_brightness,
+    evaluate,
+    evaluate_strided,
+    led_back,
+)
 from lockstep.kernels.policies import (
     CATEGORICAL,
     entropy_gaussian,
@@ -164,11 +170,13 @@ def _gradients(
     free_std,
     log_stds,
     parameters,
+    brightest,
     observations,
     actions,
     choices,
     numbers,
     flags,
+    strided,
     index,
     hyper,
     entropy_coef,
@@ -180,10 +188,13 @@ def _gradients(
     Args:
         layers, kind, free_std, log_stds: see lockstep.kernels.network.evaluate and lockstep.kernels.policies.
         parameters: float32 [P].
-        observations: of all shards' rollouts, normalized: float32 [S, R, C, D].
+        brightest: what the weights of a convolution are divided by.
+        observations: of all shards' rollouts, normalized, or whole pixels: float32 [S, R, C, D].
         actions, choices: float32 [S, T, C, A] and int64 [S, T, C], of which one is not used.
         numbers, flags: float32 [S, K, T, C] and bool [S, F, T, C]: what the loss learns from. The last flag says what
             is valid.
+        strided: bool [S]: whose observations torch would read from between others': see
+            lockstep.kernels.network.evaluate_strided.
         index: int64 [S, n]: the columns of each slice.
         hyper: float32 [H]: the loss's hyperparameters.
         entropy_coef: weight of the entropy bonus.
@@ -194,12 +205,20 @@ def _gradients(
     shards, each = index.shape
     rows, steps, size = observations.shape[1], numbers.shape[2], len(parameters)
     before, taken, sums = rows * each, steps * each, out.shape[1] - size
-    several = max(1, _TOGETHER // (before * layers[:, OUTPUTS].sum()))
-    at_once = joined and several >= shards
+    alike = strided.all() or not strided.any()
+    several = max(1, _TOGETHER // (before * layers[:, OUTPUTS].sum())) if alike else 1
+    scaled = brightest != 1
+    at_once = joined and several >= shards and not scaled
+    used = parameters.copy() if scaled else parameters
+    if scaled:
+        divide_by_brightness(layers, brightest, used)
     for first in range(0, shards, several):
         last = min(first + several, shards)
         x = _observations(observations, first, last, index)
-        policy, value, scratch = evaluate(layers, free_std, log_stds, parameters, x)
+        if strided[first]:
+            policy, value, scratch = evaluate_strided(layers, free_std, log_stds, used, x)
+        else:
+            policy, value, scratch = evaluate(layers, free_std, log_stds, used, x)
         emitted = activations(scratch, layers, len(x), len(layers) - 2)
         of_policy, of_value = np.zeros_like(policy), np.zeros_like(value)
         for shard in range(first, last):
@@ -234,6 +253,9 @@ def _gradients(
                 unbounded = emitted[begin:end] if free_std < 0 else acted
                 _by_point(acted, unbounded, action, by_log_prob, by_entropy, of_policy[begin:end])
         differentiate_as_torch(layers, free_std, parameters, x, scratch, of_policy, of_value, out[first:last], at_once)
+    if scaled:
+        for shard in range(shards):
+            divide_by_brightness(layers, brightest, out[shard])
     if at_once:
         add_up(out, size, size + sums)
     elif joined:

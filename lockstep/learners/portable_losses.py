@@ -29,7 +29,7 @@ from lockstep.kernels.on_policy import gradients_of
 from lockstep.learners.kernels import KernelLearner
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.encoders import ObservationEncoder
-from lockstep.models.layer_tables import observed
+from lockstep.models.layer_tables import brightness, observed
 from lockstep.models.policy import StandardModel
 from lockstep.models.portable import Network, PortableCategorical, PortableGaussian
 
@@ -69,7 +69,7 @@ class _Items(NamedTuple):
     """The rollouts of all slots. Without sequences, a rollout is one step of T * B columns."""
 
     observations: np.ndarray
-    """Normalized: float32 [S, R, C, D]."""
+    """Normalized, or whole pixels: float32 [S, R, C, D]."""
     actions: np.ndarray
     """float32 [S, T, C, A]; A is 0 if actions are discrete."""
     choices: np.ndarray
@@ -78,6 +78,8 @@ class _Items(NamedTuple):
     """float32 [S, K, T, C]"""
     flags: np.ndarray
     """bool [S, F, T, C]"""
+    strided: np.ndarray
+    """bool [S]: whose vectors lie between those of other shards, which decides how torch adds up the first layer."""
 
 
 class LossLearner(KernelLearner):
@@ -95,6 +97,9 @@ class LossLearner(KernelLearner):
         self._kernel, self._kind = KERNELS[type(config)], model.distribution.kind
         self._gradients_of = gradients_of(self._kernel.loss)
         self._network = Network.of(model, agent.flat)
+        encoder = model.trunks[0].encoder
+        assert isinstance(encoder, ObservationEncoder)
+        self._encoder, self._brightest = encoder, np.float32(brightness(encoder))
         self._items = self._memory(agent, algorithm.bootstrap_inputs)
         self._index = np.zeros((0, 0, 0), np.int64)
         """int64 [G, S, n]: the columns of each gradient step."""
@@ -114,6 +119,7 @@ class LossLearner(KernelLearner):
             np.zeros((slots, steps, columns), np.int64),
             np.zeros((slots, len(kernel.numbers), steps, columns), np.float32),
             np.zeros((slots, len(kernel.flags) + 1, steps, columns), np.bool_),
+            np.zeros(slots, np.bool_),
         )
 
     def _begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
@@ -140,7 +146,7 @@ class LossLearner(KernelLearner):
         elif "advantage" in self._kernel.numbers:
             numbers += [0.0, 1.0]
         self._gradients_of(
-            *(network.layers, self._kind, network.free_std, network.log_stds, self._parameters),
+            *(network.layers, self._kind, network.free_std, network.log_stds, self._parameters, self._brightest),
             *self._items,
             self._index[step],
             np.array(numbers, np.float32),
@@ -151,9 +157,10 @@ class LossLearner(KernelLearner):
 
     def _take(self, place: int, cuts: Cuts) -> None:
         """Write a slot's rollout into its items."""
-        to, encoder = _Items(*(x[place] for x in self._items)), self._model.trunks[0].encoder
-        assert isinstance(encoder, ObservationEncoder)
-        to.observations[...] = observed(encoder, cuts.whole.obs).reshape(to.observations.shape)
+        to, encoder = _Items(*(x[place, ...] for x in self._items)), self._encoder
+        to.observations[...] = observed(encoder, cuts.whole.obs, whole=True).reshape(to.observations.shape)
+        whole = cuts.items is None and not (encoder.layout.images or encoder.normalize)  # torch copies other slices
+        to.strided[...] = whole and not encoder.layout.vector(cuts.whole.obs).is_contiguous()
         held = to.actions if self._model.distribution.action_shape else to.choices
         held[...] = cuts.whole.action.numpy().reshape(held.shape)
         for name, x in zip(self._kernel.numbers, to.numbers, strict=True):

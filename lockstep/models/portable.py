@@ -162,10 +162,11 @@ def with_kernels(model: PolicyModel, action_space: gymnasium.Space[Any], seed: i
     """A standard model that acts with kernels. covers must hold for its spaces.
 
     Args:
-        seed: draws new first weights. None keeps those of the model.
+        seed: draws new first weights. None keeps those of the model, and acts with the bits of torch's replaced
+            operations.
     """
     assert isinstance(model, StandardModel)
-    made = PortableModel(model, portable_distribution(action_space))
+    made = PortableModel(model, portable_distribution(action_space), as_torch=seed is None)
     if seed is not None:
         initialize(made, seed)
     return made
@@ -177,10 +178,14 @@ class PortableModel(StandardModel):
     Args:
         model: the modules to take over.
         distribution: of the actions.
+        as_torch: whether it acts with the bits of torch's replaced operations.
     """
 
-    def __init__(self, model: StandardModel, distribution: PortableCategorical | PortableGaussian) -> None:
+    def __init__(
+        self, model: StandardModel, distribution: PortableCategorical | PortableGaussian, *, as_torch: bool = False
+    ) -> None:
         nn.Module.__init__(self)
+        self.as_torch = as_torch
         self.trunks, self.policy_head, self.value_head = model.trunks, model.policy_head, model.value_head
         self.distribution = self.policy_head.distribution = self.portable_distribution = distribution
         self.state_sizes, self.state_size = model.state_sizes, model.state_size
@@ -194,21 +199,33 @@ class _Acting(PortableModel):
     """A model for inference, with its parameters in one vector."""
 
     def __init__(self, model: PortableModel) -> None:
-        super().__init__(acting_copy(model), model.portable_distribution)
+        super().__init__(acting_copy(model), model.portable_distribution, as_torch=model.as_torch)
         self._flat = FlatParameters(self)
         self._network = Network.of(self, self._flat)
-        self._encoder = self.trunks[0].encoder
+        encoder = self.trunks[0].encoder
+        assert isinstance(encoder, ObservationEncoder)
+        self._encoder, self._brightest = encoder, np.float32(brightness(encoder))
+        self._used = self._flat.vector.detach().numpy()
+        """The parameters, or a copy whose weights are divided for whole pixels."""
+        self._divides = model.as_torch and self._brightest != 1
+        if self._divides:
+            self._used = self._used.copy()
+            self.weights_changed()
+
+    def weights_changed(self) -> None:
+        if self._divides:
+            self._used[:] = self._flat.vector.detach().numpy()
+            networks.divide_by_brightness(self._network.layers, self._brightest, self._used)
 
     def kernels(self) -> PolicyKernels | None:
         actions, network, encoder = self.portable_distribution.kernels(), self._network, self._encoder
-        assert isinstance(encoder, ObservationEncoder)
         if actions is None:
             return None
         arguments = (
             *(network.layers, network.free_std, network.log_stds),
-            self._flat.vector.detach().numpy(),
+            self._used,
             *(encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip if normalizes(encoder) else 0)),
-            np.float32(brightness(encoder)),
+            np.float32(1) if self._divides else self._brightest,
         )
         return PolicyKernels(Bound(evaluate_raw, arguments), actions)
 
@@ -220,11 +237,8 @@ class _Acting(PortableModel):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
-        encoder, network = self._encoder, self._network
-        assert isinstance(encoder, ObservationEncoder)
-        x = observed(encoder, obs)
-        parameters = self._flat.vector.detach().numpy()
-        policy, value, _ = networks.evaluate(network.layers, network.free_std, network.log_stds, parameters, x)
+        network, x = self._network, observed(self._encoder, obs, whole=self._divides)
+        policy, value, _ = networks.evaluate(network.layers, network.free_std, network.log_stds, self._used, x)
         leading = start.shape[:2]
         output = ModelOutput(torch.from_numpy(policy).view(*leading, -1), torch.from_numpy(value).view(leading))
         return output, state

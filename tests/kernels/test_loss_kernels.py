@@ -17,17 +17,19 @@ from lockstep import train
 from lockstep.agent import Agent
 from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyConfig
 from lockstep.algorithms.onpolicy import Batch
+from lockstep.collectors.at_once import ShardRollout
 from lockstep.kernels.on_policy import gradients_of
 from lockstep.kernels.policies import CATEGORICAL, GAUSSIAN
 from lockstep.kernels.sums import add_up, column_sums, row_sums
 from lockstep.learners.portable_losses import KERNELS
 from lockstep.models import StandardModelConfig
 from lockstep.models.arithmetic import portable_operations
+from lockstep.models.layer_tables import brightness
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel
 from lockstep.models.portable import Network
 
-SEEN, PICTURE = spaces.Box(-np.inf, np.inf, (7,), np.float32), spaces.Box(0, 1, (3, 10, 9), np.uint8)
+SEEN, PICTURE = spaces.Box(-np.inf, np.inf, (7,), np.float32), spaces.Box(0, 255, (3, 10, 9), np.uint8)
 MANY = spaces.Discrete(11)
 """More than a sum has parts."""
 SHARDS, STEPS, COLUMNS = 4, 5, 6
@@ -66,7 +68,7 @@ def batches(model: StandardModel, config: OnPolicyConfig) -> list[Batch]:
     def made() -> Batch:
         obs = torch.randn(rows, columns, 7, generator=draw)
         if model.trunks[0].encoder.layout.images:  # type: ignore[union-attr]
-            obs = torch.randint(2, (rows, columns, *PICTURE.shape), dtype=torch.uint8, generator=draw)
+            obs = torch.randint(256, (rows, columns, *PICTURE.shape), dtype=torch.uint8, generator=draw)
         start = torch.zeros(rows, columns, dtype=torch.bool)
         noise = torch.rand(*shape, model.distribution.noise_size, generator=draw)
         with torch.no_grad(), portable_operations():
@@ -98,7 +100,12 @@ def batches(model: StandardModel, config: OnPolicyConfig) -> list[Batch]:
 
 
 def by_kernel(
-    model: StandardModel, config: OnPolicyConfig, held: list[Batch], index: np.ndarray, flat: FlatParameters
+    model: StandardModel,
+    config: OnPolicyConfig,
+    held: list[Batch],
+    index: np.ndarray,
+    flat: FlatParameters,
+    strided: tuple[bool, ...] = (False,) * SHARDS,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Each shard's gradient, count and sums of metrics; and the tree's sum of them."""
     kernel, network = KERNELS[type(config)], Network.of(model, flat)
@@ -117,23 +124,37 @@ def by_kernel(
         action if discrete else np.zeros(action.shape[:3], np.int64),
         stacked(kernel.numbers),
         stacked((*kernel.flags, "valid")),
+        np.array(strided),
     )
     tail = 1 + len(config.build().metric_names)
     out, joined = np.zeros((2, SHARDS, parameters.size + tail), np.float32)
     for to in (out, out, joined, joined):  # nothing of an earlier call remains
         gradients_of(kernel.loss)(
             *(network.layers, CATEGORICAL if discrete else GAUSSIAN, network.free_std, network.log_stds, parameters),
-            *(*items, index, np.array(hyper, np.float32), np.float32(HYPER["entropy_coef"]), to is joined, to),
+            *(
+                np.float32(brightness(model.trunks[0].encoder)),
+                *items,
+                index,
+                np.array(hyper, np.float32),
+                np.float32(HYPER["entropy_coef"]),
+                to is joined,
+                to,
+            ),
         )
     return out, joined[0]
 
 
 def by_torch(
-    model: StandardModel, config: OnPolicyConfig, held: list[Batch], index: np.ndarray, flat: FlatParameters
+    model: StandardModel,
+    config: OnPolicyConfig,
+    held: list[Batch],
+    index: np.ndarray | None,
+    flat: FlatParameters,
 ) -> Iterator[np.ndarray]:
+    """The same as the first, of these columns or, without an index, of all where they lie."""
     algorithm = config.build()
-    for batch, columns in zip(held, torch.from_numpy(index), strict=True):
-        taken = batch.columns(columns)
+    for place, batch in enumerate(held):
+        taken = batch if index is None else batch.columns(torch.from_numpy(index[place]))
         if taken.advantage is not None:
             taken = taken.replace(advantage=(taken.advantage - 0.1) / 1.3)
         with portable_operations():
@@ -177,20 +198,50 @@ def test_gradients_and_metrics_are_those_of_torch_bit_by_bit(
     np.testing.assert_array_equal(joined.view(np.int32), out[0].view(np.int32))
 
 
+@pytest.mark.parametrize("shards", [SHARDS, 2])
+def test_observations_between_others_are_added_up_as_torch_does(shards: int) -> None:
+    """Whole rollouts of several shards that act together are not copied, and torch adds a layer's bias last there."""
+    config, model = CONFIGS["impala"], build(MANY, separate_value_network=True)
+    flat, held = FlatParameters(model, 1 + len(config.build().metric_names)), batches(model, config)
+    between = torch.stack([batch.obs for batch in held], 1)  # [R, S, C, D]
+    held = [batch.replace(obs=between[:, s] if s < shards else batch.obs) for s, batch in enumerate(held)]
+    every = np.arange(COLUMNS)[None].repeat(SHARDS, 0)
+    out, joined = by_kernel(model, config, held, every, flat, tuple(s < shards for s in range(SHARDS)))
+    expected = list(by_torch(model, config, held, None, flat))
+    np.testing.assert_array_equal(out.view(np.int32), np.stack(expected).view(np.int32))
+    add_up(out, 0, out.shape[1])
+    np.testing.assert_array_equal(joined.view(np.int32), out[0].view(np.int32))
+
+
 @pytest.mark.parametrize(
-    "name", ["portable-cartpole-a2c", "portable-minatar-impala-lag-1", "portable-pendulum-appo-lag-2"]
+    ("name", "changes"),
+    [
+        ("portable-cartpole-a2c", {}),
+        ("portable-cartpole-a2c", {"algorithm.epochs": 2, "algorithm.minibatches": 2}),
+        ("portable-minatar-impala-lag-1", {}),
+        ("portable-pendulum-appo-lag-2", {}),
+        ("portable-pendulum-appo-lag-2", {"algorithm.minibatches": 1, "scheme.acting_batch": 8}),
+    ],
 )
 def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = EXPERIMENTS[name]()
-    assert experiment.has_kernels
+    experiment = EXPERIMENTS[name]().replace(**changes)
+    assert Agent(experiment).has_kernels
     train(experiment, options=options(tmp_path / "kernels"))
     monkeypatch.setattr(type(experiment.algorithm), "loss_has_kernel", False)
-    assert not experiment.has_kernels
+    assert not Agent(experiment).has_kernels
     train(experiment, options=options(tmp_path / "torch"))
     ledgers = [(tmp_path / run / "ledger.jsonl").read_bytes() for run in ("kernels", "torch")]
     assert ledgers[0] == ledgers[1]
+
+
+def test_whole_pixels_are_acted_on_step_by_step_as_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights that are divided for them follow every version."""
+    experiment = EXPERIMENTS["portable-minatar-impala-lag-1"]()
+    at_once = train(experiment, options=options(tmp_path / "at-once"))
+    monkeypatch.setattr(ShardRollout, "of", lambda *_: None)
+    assert train(experiment, options=options(tmp_path / "by-step")).digest == at_once.digest
 
 
 class OwnConfig(A2CConfig):
@@ -198,17 +249,15 @@ class OwnConfig(A2CConfig):
 
 
 def test_what_has_other_bits_is_left_to_torch() -> None:
-    """ELU's slope, weights of a convolution that torch divides, sums over more than 8 numbers, subclasses."""
+    """ELU's slope, sums over more than 8 numbers, subclasses, random network distillation."""
     full = EXPERIMENTS["portable-cartpole-a2c"]()
     assert Agent(full).has_kernels
     assert not Agent(full.replace(**{"model.activation": "elu"})).has_kernels
     assert not full.replace(algorithm=OwnConfig()).has_kernels
     assert not full.replace(**{"algorithm.rnd.coef": 0.5}).has_kernels
-    bright, wide = spaces.Box(0, 255, (3, 10, 9), np.uint8), spaces.Box(-1, 1, (9,), np.float32)
-    for seen, space, settings in ((bright, MANY, {"encoder": "minatar"}), (SEEN, wide, {})):
-        changed = full.replace(**{f"model.{name}": value for name, value in settings.items()})
-        assert changed.build_model(seen, space).portable_operations
-    assert not full.build_model(SEEN, spaces.Box(-1, 1, (8,), np.float32)).portable_operations
+    for size in (8, 9):
+        model = full.build_model(SEEN, spaces.Box(-1, 1, (size,), np.float32))
+        assert model.portable_operations is (size > 8)
 
 
 def test_sums_have_eight_parts() -> None:
