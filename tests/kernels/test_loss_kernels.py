@@ -24,6 +24,7 @@ from lockstep.kernels.sums import add_up, column_sums, row_sums
 from lockstep.learners.portable_losses import KERNELS
 from lockstep.models import StandardModelConfig
 from lockstep.models.arithmetic import portable_operations
+from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.layer_tables import brightness
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel
@@ -110,7 +111,8 @@ def by_kernel(
     """Each shard's gradient, count and sums of metrics; and the tree's sum of them."""
     kernel, network = KERNELS[type(config)], Network.of(model, flat)
     parameters = flat.vector.detach().numpy()
-    discrete = not model.distribution.action_shape
+    discrete, encoder = not model.distribution.action_shape, model.trunks[0].encoder
+    assert isinstance(encoder, ObservationEncoder)
     hyper = [HYPER["value_coef"], *kernel.hyper(config, HYPER), *([] if config.sequences else [0.1, 1.3])]
 
     def stacked(names: tuple[str, ...]) -> np.ndarray:
@@ -132,7 +134,7 @@ def by_kernel(
         gradients_of(kernel.loss)(
             *(network.layers, CATEGORICAL if discrete else GAUSSIAN, network.free_std, network.log_stds, parameters),
             *(
-                np.float32(brightness(model.trunks[0].encoder)),
+                np.float32(brightness(encoder)),
                 *items,
                 index,
                 np.array(hyper, np.float32),
