@@ -248,8 +248,9 @@ class Experiment:
         if self.has_kernels and self.model.has_policy_and_value:
             from lockstep.models.portable import covers, with_kernels  # which need Numba
 
-            if covers(model, observation_space, action_space):
-                return with_kernels(model, action_space, self.seed)
+            as_torch = self.algorithm.kernels_as_torch
+            if covers(model, observation_space, action_space, as_torch=as_torch):
+                return with_kernels(model, action_space, None if as_torch else self.seed)
         model.portable_operations = True
         return model
 

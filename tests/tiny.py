@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lockstep import recipes
-from lockstep.algorithms import OnPolicyConfig, PPOConfig
+from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyConfig, PPOConfig
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.config.options import RunOptions
@@ -332,6 +332,20 @@ EXPERIMENTS["td3-lstm-prioritized"] = lambda: replaying(
     replay={"capacity": 4 * 24, "prioritized": True},
     algorithm={"burn_in": 2, "unroll": 4},
     core="lstm",
+)
+
+EXPERIMENTS["portable-cartpole-a2c"] = lambda: compiled(
+    cut(recipes.ppo_cartpole, scheme={"acting_batch": 4}).replace(
+        algorithm=A2CConfig(rollout=8, normalize_advantages=True)
+    )
+)
+EXPERIMENTS["portable-minatar-impala-lag-1"] = lambda: compiled(
+    cut(recipes.ppo_minatar, scheme={"lag": 1}).replace(algorithm=IMPALAConfig(rollout=8, minibatches=2, rho_clip=1.2))
+)
+EXPERIMENTS["portable-pendulum-appo-lag-2"] = lambda: compiled(
+    cut(recipes.ppo_mujoco, env={"id": "Pendulum-v1"}, model={"std": "state"}, scheme={"lag": 2}).replace(
+        algorithm=APPOConfig(rollout=8, epochs=2, minibatches=2, value_clip=0.1, learning_rate=1e-2)
+    )
 )
 
 ALIKE = {

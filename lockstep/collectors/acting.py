@@ -199,6 +199,11 @@ class ActingBatch:
         played = Played(obs=obs, reward=self._raw_rewards[:steps], ended=self._ended[:steps], **fields)
         self._check.rollout(played, self.members, lap)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether a compiled function acts."""
+        return bool(self._compiled)
+
     def act(self, t: int, actor: Inference) -> None:
         """Choose a_t for all rows and send it to the environments. Where these lie on a GPU, play step t there."""
         way = self._random, self._exploring is None

@@ -209,7 +209,6 @@ class Collector:
         """Play all steps, each shard's in one call. Its time counts as inference, which is most of it."""
         begin = time.perf_counter()
         self._load(version)
-        self._model.weights_changed()
         for batch, of_batch in zip(self._batches, shards, strict=True):
             batch.play(of_batch, self._alive, bootstrap=self._bootstrap)
             batch.check_finite(batch.received, lap)
@@ -285,6 +284,8 @@ class Collector:
         for name, parameter in self._parameters.items():
             parameter.copy_(named[name])
         self._actor.refresh()
+        if any(batch.compiled for batch in self._batches):  # which do not call the actor
+            self._model.weights_changed()
         self._loaded = version.number
 
 

@@ -9,10 +9,24 @@ policy's head, W parameters of the distribution.
 from __future__ import annotations
 
 import numpy as np
+from numba import boolean, float32, int64
 
 from lockstep.kernels import dense
-from lockstep.kernels.cache import compiled
-from lockstep.kernels.dense import activations, backward
+from lockstep.kernels.cache import apart, compiled
+from lockstep.kernels.convolution import places
+from lockstep.kernels.dense import (
+    BIAS,
+    HEIGHT,
+    INPUTS,
+    KERNEL,
+    OUTPUTS,
+    SOURCE,
+    WEIGHT,
+    WIDTH,
+    activations,
+    backward,
+)
+from lockstep.kernels.sums import add_up, column_sums
 
 LOG_STD_LOW, LOG_STD_HIGH = np.float32(-20), np.float32(2)
 """Bounds of log standard deviations: see lockstep.models.gaussian."""
@@ -61,7 +75,53 @@ def evaluate(
 
 
 @compiled
-def _led_back(log_std: np.float32, gradient: np.float32) -> np.float32:
+def divide_by_brightness(layers: np.ndarray, brightest: np.float32, values: np.ndarray) -> None:
+    """Divide the weights of convolutions among parameters, or the gradients by them, [P or more] in place. With such
+    weights, pixels are whole numbers: torch scales them so."""
+    for layer in range(len(layers)):
+        if layers[layer, KERNEL]:
+            shared = places(layers[layer, HEIGHT], layers[layer, WIDTH], layers[layer, KERNEL])
+            begin, count = layers[layer, WEIGHT], layers[layer, INPUTS] * (layers[layer, OUTPUTS] // shared)
+            for i in range(begin, begin + count):
+                values[i] /= brightest
+
+
+@compiled
+def evaluate_strided(
+    layers: np.ndarray, free_std: int, log_stds: int, parameters: np.ndarray, x: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As evaluate, but the dense layers of x add their bias after the inputs instead of before them. That is torch's
+    order for observations that lie between others in memory.
+
+    The bias is the weight of one more input, which is always 1: its product is exact, so the sum is rounded as ever.
+    """
+    size, samples, features = len(parameters), x.shape[0], x.shape[1]
+    more = 0
+    for layer in range(len(layers)):
+        if layers[layer, SOURCE] < 0:
+            more += (features + 2) * layers[layer, OUTPUTS]
+    longer, moved, place = np.zeros(size + more, np.float32), layers.copy(), size
+    longer[:size] = parameters
+    for layer in range(len(layers)):
+        if layers[layer, SOURCE] < 0:
+            weight, bias, outputs = layers[layer, WEIGHT], layers[layer, BIAS], layers[layer, OUTPUTS]
+            moved[layer, WEIGHT], moved[layer, INPUTS] = place, features + 1
+            for j in range(outputs):
+                for i in range(features):
+                    longer[place + i] = parameters[weight + j * features + i]
+                longer[place + features] = parameters[bias + j]
+                place += features + 1
+            moved[layer, BIAS] = place  # zeros
+            place += outputs
+    wider = np.ones((samples, features + 1), np.float32)
+    for i in range(samples):
+        for j in range(features):
+            wider[i, j] = x[i, j]
+    return evaluate(moved, free_std, log_stds, longer, wider)
+
+
+@compiled
+def led_back(log_std: np.float32, gradient: np.float32) -> np.float32:
     """The gradient by a log standard deviation, or 0 if it leads further out of the bounds."""
     outwards = (log_std > LOG_STD_HIGH and gradient < 0) or (log_std < LOG_STD_LOW and gradient > 0)
     return np.float32(0) if outwards else gradient
@@ -99,8 +159,8 @@ def differentiate(
     for i in range(n):
         to_value[i, 0] = by_value[i]
         for j in range(emitted):
-            led_back = j >= size - log_stds
-            to_head[i, j] = _led_back(head[i, j], by_policy[i, j]) if led_back else by_policy[i, j]
+            bounded = j >= size - log_stds
+            to_head[i, j] = led_back(head[i, j], by_policy[i, j]) if bounded else by_policy[i, j]
         for j in range(emitted, size):
             gradient[i // each, free_std + j - emitted] += by_policy[i, j]
     backward(parameters, layers, x, scratch, gradients, gradient, fresh, joined, x[:0])
@@ -112,4 +172,99 @@ def lead_back(free_std: int, log_stds: int, parameters: np.ndarray, gradient: np
     Arguments are those of evaluate."""
     if free_std >= 0:
         for j in range(free_std, free_std + log_stds):
-            gradient[j] = _led_back(parameters[j], gradient[j])
+            gradient[j] = led_back(parameters[j], gradient[j])
+
+
+@compiled
+def _biases_in_parts(layers: np.ndarray, n: int, gradients: np.ndarray, gradient: np.ndarray, joined: bool) -> None:
+    """Write gradients by biases that have one output, or that a convolution's places share. Arguments are those of
+    differentiate_as_torch, which has written the gradients by outputs before the activation."""
+    slices = len(gradient)
+    for layer in range(len(layers)):
+        outputs, kernel, bias = layers[layer, OUTPUTS], layers[layer, KERNEL], layers[layer, BIAS]
+        if outputs > 1 and not kernel:
+            continue
+        shared = places(layers[layer, HEIGHT], layers[layer, WIDTH], kernel) if kernel else 1
+        rows = activations(gradients, layers, n, layer).reshape((slices, n // slices * shared, outputs // shared))
+        for s in range(slices):
+            column_sums(rows[s], gradient[s, bias : bias + outputs // shared])
+        if joined:
+            add_up(gradient, bias, bias + outputs // shared)
+
+
+@compiled
+def _by_free_std(
+    first: int, parameters: np.ndarray, by_log_std: np.ndarray, gradient: np.ndarray, joined: bool
+) -> None:
+    """Write the gradients by log standard deviations that do not depend on the observation, given those of each sample
+    [S, n / S, D]. The first of them is at `first` among the parameters."""
+    slices, each, size = by_log_std.shape
+    for s in range(slices):
+        to = gradient[s, first : first + size]
+        if size == 1:
+            column_sums(by_log_std[s], to)
+        else:
+            to[:] = 0
+            for i in range(each):
+                for j in range(size):
+                    to[j] += by_log_std[s, i, j]
+        lead_back(first, size, parameters, gradient[s])
+    if joined:
+        add_up(gradient, first, first + size)
+
+
+@apart(
+    int64[:, :],
+    int64,
+    float32[:],
+    float32[:, ::1],
+    float32[::1],
+    float32[:, ::1],
+    float32[::1],
+    float32[:, ::1],
+    boolean,
+)
+def differentiate_as_torch(
+    layers: np.ndarray,
+    free_std: int,
+    parameters: np.ndarray,
+    x: np.ndarray,
+    scratch: np.ndarray,
+    by_policy: np.ndarray,
+    by_value: np.ndarray,
+    gradient: np.ndarray,
+    joined: bool,
+) -> None:
+    """Write the gradient of each of S equal slices, with the bits of torch's replaced operations (lockstep.portable):
+    each head's gradient by its features is one sum, and some biases are added up in parts.
+
+    Args:
+        by_policy: as for differentiate. Where a head emits log standard deviations, bounds have been applied.
+        joined: write the tree's sum over all slices to gradient[0]. The rest is overwritten.
+    """
+    n, policy, value, slices = len(x), len(layers) - 2, len(layers) - 1, len(gradient)
+    gradients = np.empty_like(scratch)
+    to_policy, to_value = activations(gradients, layers, n, policy), activations(gradients, layers, n, value)
+    emitted, size = to_policy.shape[1], by_policy.shape[1]
+    for i in range(n):
+        to_value[i, 0] = by_value[i]
+        for j in range(emitted):
+            to_policy[i, j] = by_policy[i, j]
+    begin = n * layers[:policy, OUTPUTS].sum()  # where the policy's outputs lie in scratch, which the value's follow
+    end = begin + n * emitted
+    for head, first, last in ((value, end, end + n), (policy, begin, end)):
+        source = layers[head, SOURCE]
+        alone = layers[head : head + 1].copy()
+        alone[0, SOURCE] = -1
+        below, to = activations(scratch, layers, n, source), activations(gradients, layers, n, source)
+        by_below, own = np.empty_like(below), gradients[first:last]
+        backward(parameters, alone, below, scratch[first:last], own, gradient, True, joined, by_below)
+        added = head == policy and source == layers[value, SOURCE]
+        for i in range(n):
+            for j in range(to.shape[1]):
+                to[i, j] = to[i, j] + by_below[i, j] if added else by_below[i, j]
+    backward(parameters, layers[:policy], x, scratch[:begin], gradients[:begin], gradient, True, joined, x[:0])
+    _biases_in_parts(layers, n, gradients, gradient, joined)
+    if free_std >= 0:
+        by_log_std = by_policy[:, emitted:].copy().reshape((slices, n // slices, size - emitted))
+        _by_free_std(free_std, parameters, by_log_std, gradient, joined)

@@ -43,6 +43,45 @@ def gae(
 
 
 @compiled
+def vtrace(
+    ratio_t: np.ndarray,
+    r_t: np.ndarray,
+    v_t: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    discount: np.float32,
+    lambda_: np.float32,
+    rho_clip: np.float32,
+    c_clip: np.float32,
+    vs_t: np.ndarray,
+    advantage_t: np.ndarray,
+    rho_t: np.ndarray,
+) -> None:
+    """V-trace, with the bits of lockstep.algorithms.returns.vtrace.
+
+    Args:
+        ratio_t: π/μ, float32 [T, B].
+        r_t, terminated, truncated: [T, B].
+        v_t: [T+1, B].
+        discount, lambda_, rho_clip, c_clip: hyperparameters.
+        vs_t, advantage_t, rho_t: the results, float32 [T, B].
+    """
+    steps, environments = r_t.shape
+    for b in range(environments):
+        later = np.float32(0)  # vs_{t+1} - v_{t+1}
+        for t in range(steps - 1, -1, -1):
+            value, next_value = v_t[t, b], v_t[t + 1, b]
+            gamma = discount * np.float32(not terminated[t, b])
+            c = lambda_ * min(ratio_t[t, b], c_clip)
+            decay = discount * c * np.float32(not (terminated[t, b] or truncated[t, b]))
+            rho_t[t, b] = min(ratio_t[t, b], rho_clip)
+            ahead = next_value + lambda_ * (np.float32(0) if truncated[t, b] else later)
+            advantage_t[t, b] = r_t[t, b] + gamma * ahead - value
+            later = rho_t[t, b] * (r_t[t, b] + gamma * next_value - value) + decay * later
+            vs_t[t, b] = value + later
+
+
+@compiled
 def discounted_returns(
     reward: np.ndarray, done: np.ndarray, carry: np.ndarray, discount: float, returns: np.ndarray
 ) -> None:

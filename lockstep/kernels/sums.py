@@ -1,4 +1,7 @@
-"""Sums of shards: the tree of lockstep.distributed.tree inside one process, and what gradients carry.
+"""Sums of shards: the tree of lockstep.distributed.tree inside one process, and what gradients carry. And sums of
+numbers that lie together, as torch's replaced operations (lockstep.portable.sums) add them up.
+
+Such a sum has 8 parts: number i belongs to part i mod 8, and the parts are added in order.
 
 Shape legend: S shards, P numbers of each.
 """
@@ -9,6 +12,9 @@ import numpy as np
 
 from lockstep.kernels.cache import compiled
 
+PARTS = 8
+"""Of a sum of numbers that lie together. A sum of at most so many has the order of a plain loop."""
+_ZERO = np.float32(0)
 _TOGETHER = 1024
 """Numbers of each shard that are added up together, so that they stay in the cache."""
 
@@ -39,3 +45,36 @@ def write_sums(items: int, sums: np.ndarray, out: np.ndarray, place: int) -> Non
         out[s, place] = np.float32(items)
         for j in range(sums.shape[1]):
             out[s, place + 1 + j] = np.float32(sums[s, j])
+
+
+@compiled
+def row_sums(x: np.ndarray, out: np.ndarray) -> None:
+    """Write the sum of each row, in parts: float32 [rows, count] -> [rows]"""
+    count = x.shape[1]
+    parts, whole = np.empty(PARTS, np.float32), count - count % PARTS
+    for row in range(len(x)):
+        of = x[row]
+        parts[:] = _ZERO
+        for i in range(0, whole, PARTS):
+            for part in range(PARTS):
+                parts[part] += of[i + part]
+        for i in range(whole, count):
+            parts[i - whole] += of[i]
+        total = _ZERO
+        for part in range(PARTS):
+            total += parts[part]
+        out[row] = total
+
+
+@compiled
+def column_sums(x: np.ndarray, out: np.ndarray) -> None:
+    """Write the sum of each column, in parts: float32 [rows, count] -> [count]"""
+    parts = np.zeros((PARTS, x.shape[1]), np.float32)
+    for row in range(len(x)):
+        of, to = x[row], parts[row % PARTS]
+        for i in range(len(of)):
+            to[i] += of[i]
+    out[:] = _ZERO
+    for part in range(PARTS):
+        for i in range(len(out)):
+            out[i] += parts[part, i]

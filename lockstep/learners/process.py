@@ -174,9 +174,12 @@ def _kernels(agent: Agent) -> type[Learner] | None:
     if agent.experiment.precision != "portable":
         return None
     from lockstep.learners.portable import PortableLearner  # which need Numba
+    from lockstep.learners.portable_losses import LossLearner
     from lockstep.learners.portable_replay import learner_with_kernels
 
-    return PortableLearner if agent.has_kernels else learner_with_kernels(agent)
+    if not agent.has_kernels:
+        return learner_with_kernels(agent)
+    return LossLearner if agent.experiment.algorithm.kernels_as_torch else PortableLearner
 
 
 def _numbers(algorithm: Algorithm[Any]) -> dict[str, str]:

@@ -36,6 +36,12 @@ def knows(encoder: object) -> TypeGuard[ObservationEncoder]:
     return encoder.images is not None and encoder.vectors is None and isinstance(encoder.images[0], MinAtarCNN)
 
 
+def like_torch(encoder: ObservationEncoder) -> bool:
+    """Whether an encoder's kernels have the bits of torch's replaced operations: not with ELU, whose slope has several
+    formulas."""
+    return encoder.vectors is None or encoder.vectors.activation_name != "elu"
+
+
 def encoder_of(model: PolicyModel) -> ObservationEncoder | None:
     """The encoder of a Q-network, or of an actor-critic on vectors, if kernels compute it."""
     if isinstance(model, QModel):
@@ -110,11 +116,15 @@ def brightness(encoder: ObservationEncoder) -> int:
     return encoder.layout.brightest[0] if encoder.layout.images else 1
 
 
-def observed(encoder: ObservationEncoder, obs: Any) -> np.ndarray:
-    """What an encoder's layers see of observations [T, B, ...]: float32 [T * B, D]."""
+def observed(encoder: ObservationEncoder, obs: Any, *, whole: bool = False) -> np.ndarray:
+    """What an encoder's layers see of observations [T, B, ...]: float32 [T * B, D].
+
+    Args:
+        whole: leave pixels as they are, since the weights are divided: see lockstep.kernels.network.
+    """
     if encoder.layout.images:
-        pixels = entry(obs, encoder.layout.images[0][0])
-        return rows_of(pixels.flatten(2)).astype(np.float32) / np.float32(brightness(encoder))
+        pixels = rows_of(entry(obs, encoder.layout.images[0][0]).flatten(2)).astype(np.float32)
+        return pixels if whole else pixels / np.float32(brightness(encoder))
     x = rows_of(encoder.layout.vector(obs))
     if not encoder.normalize:
         return x

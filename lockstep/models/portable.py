@@ -22,11 +22,21 @@ from lockstep.kernels.bound import ActionKernels, Bound, PolicyKernels
 from lockstep.kernels.dense import NONE
 from lockstep.kernels.initialize import orthogonal
 from lockstep.kernels.rollout import evaluate_raw
+from lockstep.kernels.sums import PARTS
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import Categorical
 from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.gaussian import Gaussian
-from lockstep.models.layer_tables import brightness, encoder_layers, knows, layer_row, normalizes, observed, rows_of
+from lockstep.models.layer_tables import (
+    brightness,
+    encoder_layers,
+    knows,
+    layer_row,
+    like_torch,
+    normalizes,
+    observed,
+    rows_of,
+)
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel
 from lockstep.models.trunk import acting_copy
@@ -86,12 +96,23 @@ def portable_distribution(space: gymnasium.Space[Any]) -> PortableCategorical | 
     return PortableGaussian(space)
 
 
-def covers(model: PolicyModel, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> bool:
+def covers(
+    model: PolicyModel,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    *,
+    as_torch: bool = False,
+) -> bool:
     """Whether kernels know a model of such observations and actions: vectors without masks or small images that
-    MinAtarCNN encodes, and Discrete or Box of floats."""
+    MinAtarCNN encodes, and Discrete or Box of floats.
+
+    Args:
+        as_torch: whether they must have the bits of torch's replaced operations.
+    """
     if not isinstance(model, StandardModel) or isinstance(observation_space, gymnasium.spaces.Dict):
         return False
-    if not knows(model.trunks[0].encoder):
+    encoder = model.trunks[0].encoder
+    if not knows(encoder) or (as_torch and not (like_torch(encoder) and np.prod(action_space.shape or ()) <= PARTS)):
         return False
     return isinstance(action_space, gymnasium.spaces.Discrete) or (
         isinstance(action_space, gymnasium.spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
@@ -137,11 +158,17 @@ def initialize(model: StandardModel, seed: int) -> None:
         layer.weight.data = torch.from_numpy(orthogonal(uniform, gain)).view(layer.weight.shape)
 
 
-def with_kernels(model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PortableModel:
-    """A standard model that acts with kernels, and new first weights. covers must hold for its spaces."""
+def with_kernels(model: PolicyModel, action_space: gymnasium.Space[Any], seed: int | None) -> PortableModel:
+    """A standard model that acts with kernels. covers must hold for its spaces.
+
+    Args:
+        seed: draws new first weights. None keeps those of the model, and acts with the bits of torch's replaced
+            operations.
+    """
     assert isinstance(model, StandardModel)
-    made = PortableModel(model, portable_distribution(action_space))
-    initialize(made, seed)
+    made = PortableModel(model, portable_distribution(action_space), as_torch=seed is None)
+    if seed is not None:
+        initialize(made, seed)
     return made
 
 
@@ -151,10 +178,14 @@ class PortableModel(StandardModel):
     Args:
         model: the modules to take over.
         distribution: of the actions.
+        as_torch: whether it acts with the bits of torch's replaced operations.
     """
 
-    def __init__(self, model: StandardModel, distribution: PortableCategorical | PortableGaussian) -> None:
+    def __init__(
+        self, model: StandardModel, distribution: PortableCategorical | PortableGaussian, *, as_torch: bool = False
+    ) -> None:
         nn.Module.__init__(self)
+        self.as_torch = as_torch
         self.trunks, self.policy_head, self.value_head = model.trunks, model.policy_head, model.value_head
         self.distribution = self.policy_head.distribution = self.portable_distribution = distribution
         self.state_sizes, self.state_size = model.state_sizes, model.state_size
@@ -168,21 +199,33 @@ class _Acting(PortableModel):
     """A model for inference, with its parameters in one vector."""
 
     def __init__(self, model: PortableModel) -> None:
-        super().__init__(acting_copy(model), model.portable_distribution)
+        super().__init__(acting_copy(model), model.portable_distribution, as_torch=model.as_torch)
         self._flat = FlatParameters(self)
         self._network = Network.of(self, self._flat)
-        self._encoder = self.trunks[0].encoder
+        encoder = self.trunks[0].encoder
+        assert isinstance(encoder, ObservationEncoder)
+        self._encoder, self._brightest = encoder, np.float32(brightness(encoder))
+        self._used = self._flat.vector.detach().numpy()
+        """The parameters, or a copy whose weights are divided for whole pixels."""
+        self._divides = model.as_torch and self._brightest != 1
+        if self._divides:
+            self._used = self._used.copy()
+            self.weights_changed()
+
+    def weights_changed(self) -> None:
+        if self._divides:
+            self._used[:] = self._flat.vector.detach().numpy()
+            networks.divide_by_brightness(self._network.layers, self._brightest, self._used)
 
     def kernels(self) -> PolicyKernels | None:
         actions, network, encoder = self.portable_distribution.kernels(), self._network, self._encoder
-        assert isinstance(encoder, ObservationEncoder)
         if actions is None:
             return None
         arguments = (
             *(network.layers, network.free_std, network.log_stds),
-            self._flat.vector.detach().numpy(),
+            self._used,
             *(encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip if normalizes(encoder) else 0)),
-            np.float32(brightness(encoder)),
+            np.float32(1) if self._divides else self._brightest,
         )
         return PolicyKernels(Bound(evaluate_raw, arguments), actions)
 
@@ -194,11 +237,8 @@ class _Acting(PortableModel):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
-        encoder, network = self._encoder, self._network
-        assert isinstance(encoder, ObservationEncoder)
-        x = observed(encoder, obs)
-        parameters = self._flat.vector.detach().numpy()
-        policy, value, _ = networks.evaluate(network.layers, network.free_std, network.log_stds, parameters, x)
+        network, x = self._network, observed(self._encoder, obs, whole=self._divides)
+        policy, value, _ = networks.evaluate(network.layers, network.free_std, network.log_stds, self._used, x)
         leading = start.shape[:2]
         output = ModelOutput(torch.from_numpy(policy).view(*leading, -1), torch.from_numpy(value).view(leading))
         return output, state

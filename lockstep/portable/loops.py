@@ -1,8 +1,7 @@
 """Loops over contiguous float32 memory, given by addresses: the compiled part of elementwise operations, sums and
 softmaxes.
 
-A sum of numbers that lie together has 8 parts: number i belongs to part i mod 8, and the parts are added in order. A
-sum over an outer axis adds one after the other.
+A sum of numbers that lie together has parts (lockstep.kernels.sums). A sum over an outer axis adds one after the other.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, types  # type: ignore[reportPrivateImportUsage]
 
-from lockstep.kernels import math
+from lockstep.kernels import math, sums
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.instructions import instruction, scalar
 
-_LANES = 8
 _ZERO, _HALF, _ONE, _TWO, _NAN = map(np.float32, (0, 0.5, 1, 2, np.nan))
 
 
@@ -154,21 +152,7 @@ def lerp_in_place(x: int, end: int, weight: np.float32, count: int) -> None:
 @compiled
 def row_sums(x: int, out: int, rows: int, count: int) -> None:
     """[rows, count] -> [rows]"""
-    a, b = _floats(x, rows * count), _floats(out, rows)
-    parts = np.empty(_LANES, np.float32)
-    whole = count - count % _LANES
-    for row in range(rows):
-        parts[:] = _ZERO
-        begin = row * count
-        for i in range(0, whole, _LANES):
-            for lane in range(_LANES):
-                parts[lane] += a[begin + i + lane]
-        for i in range(whole, count):
-            parts[i - whole] += a[begin + i]
-        total = _ZERO
-        for lane in range(_LANES):
-            total += parts[lane]
-        b[row] = total
+    sums.row_sums(_floats(x, rows * count).reshape((rows, count)), _floats(out, rows))
 
 
 @compiled

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lockstep.algorithms.returns import backward_scan, gae, n_step_returns, vtrace
+from lockstep.kernels import returns as kernels
 
 
 class Case(NamedTuple):
@@ -192,6 +193,21 @@ def test_vtrace_is_equation_1(case: Case, discount: float, lambda_: float, rho_c
         assert float(trace.advantage[t, env]) == pytest.approx(
             vtrace_advantage(case, t, env, discount, lambda_, *clips), abs=1e-12
         )
+
+
+@given(cases(), st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.7, 1.0]), st.sampled_from([0.5, 1.0, 3.0]))
+@settings(max_examples=100)
+def test_vtrace_of_the_kernel_is_equation_1(case: Case, discount: float, lambda_: float, rho_clip: float) -> None:
+    clips = (rho_clip, min(rho_clip, 1.0))
+    ratio, r_t, v_t = (x.float().numpy() for x in (case.log_ratio_t.exp(), case.r_t, case.v_t))
+    vs, advantage, rho = (np.empty(ratio.shape, np.float32) for _ in range(3))
+    hyper = map(np.float32, (discount, lambda_, *clips))
+    kernels.vtrace(ratio, r_t, v_t, case.terminated.numpy(), case.truncated.numpy(), *hyper, vs, advantage, rho)
+    np.testing.assert_array_equal(rho, np.minimum(ratio, np.float32(rho_clip)))
+    for t, env in np.argwhere(case.valid.numpy()).tolist():
+        target, gap = (f(case, t, env, discount, lambda_, *clips) for f in (vtrace_target, vtrace_advantage))
+        assert float(vs[t, env]) == pytest.approx(target, rel=1e-4, abs=1e-4)
+        assert float(advantage[t, env]) == pytest.approx(gap, rel=1e-4, abs=1e-4)
 
 
 @given(cases(), st.sampled_from([0.0, 0.6, 1.0]))

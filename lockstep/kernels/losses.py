@@ -1,0 +1,173 @@
+"""Losses of on-policy algorithms as functions of log-probabilities and values, with the bits of torch's replaced
+operations. Entropy bonuses are added by lockstep.kernels.on_policy, which calls these functions.
+
+Each takes, of one shard's slice:
+    log_prob: of the actions under the learning version, float32 [T, n].
+    value: float32 [T, n], or [T+1, n] with the value after the last step.
+    numbers, flags: what the algorithm learns from, float32 [K, T, n] and bool [F, T, n]; the last flags are `valid`.
+    hyper: float32 [H]
+    by_log_prob, by_value: the gradients of the loss, float32 [T, n]; they are written, 0 where samples are not valid.
+    terms: float32 [1 + M, T, n], where it writes each sample's part in each metric: behind the count and in the order
+        of the algorithm's metric_names, but not those of the entropy. The first two are given as they are before the
+        minus and the half in front of their sums.
+
+Shape legend: T steps, n columns, M metrics.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockstep.kernels.cache import compiled
+from lockstep.kernels.math import exp, expm1
+from lockstep.kernels.returns import vtrace
+
+_HALF, _ZERO, _ONE, _TWO = map(np.float32, (0.5, 0, 1, 2))
+_LARGEST_LOG_RATIO = np.float32(80)
+
+
+@compiled
+def _value_terms(terms: np.ndarray, first: int, t: int, j: int, value: np.float32, target: np.float32) -> None:
+    """Those of lockstep.algorithms.losses.VALUE_METRICS."""
+    error = target - value
+    terms[first, t, j] = target
+    terms[first + 1, t, j] = target * target
+    terms[first + 2, t, j] = error
+    terms[first + 3, t, j] = error * error
+
+
+@compiled
+def a2c_loss(
+    log_prob: np.ndarray,
+    value: np.ndarray,
+    numbers: np.ndarray,
+    flags: np.ndarray,
+    hyper: np.ndarray,
+    by_log_prob: np.ndarray,
+    by_value: np.ndarray,
+    terms: np.ndarray,
+) -> None:
+    """That of lockstep.algorithms.a2c. numbers: advantages and value targets. hyper: value_coef, and what is subtracted
+    from advantages and what the rest is divided by: 0 and 1 leave them as they are."""
+    advantages, targets, valid = numbers[0], numbers[1], flags[0]
+    value_coef, mean, deviation = hyper
+    steps, columns = log_prob.shape
+    for t in range(steps):
+        for j in range(columns):
+            counts = valid[t, j]
+            advantage = (advantages[t, j] - mean) / deviation
+            error = value[t, j] - targets[t, j]
+            by_log_prob[t, j] = (-_ONE if counts else _ZERO) * advantage
+            by_value[t, j] = (_HALF * value_coef if counts else _ZERO) * (_TWO * error)
+            terms[1, t, j] = log_prob[t, j] * advantage
+            terms[2, t, j] = error * error
+            _value_terms(terms, 4, t, j, value[t, j], targets[t, j])
+
+
+@compiled
+def _traced(
+    log_prob: np.ndarray,
+    value: np.ndarray,
+    numbers: np.ndarray,
+    flags: np.ndarray,
+    hyper: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """V-trace's targets, advantages and ρ, float32 [3, T, n], log π/μ and π/μ [T, n]."""
+    reward, old_log_prob = numbers[0], numbers[1]
+    terminated, truncated, valid = flags[0], flags[1], flags[2]
+    steps, columns = log_prob.shape
+    log_ratio, ratio = np.empty_like(log_prob), np.empty_like(log_prob)
+    for t in range(steps):
+        for j in range(columns):
+            difference = log_prob[t, j] - old_log_prob[t, j] if valid[t, j] else _ZERO
+            log_ratio[t, j] = min(difference, _LARGEST_LOG_RATIO)
+            ratio[t, j] = exp(log_ratio[t, j])
+    trace = np.empty((3, steps, columns), np.float32)
+    vs, advantage, rho = trace[0], trace[1], trace[2]
+    vtrace(ratio, reward, value, terminated, truncated, hyper[1], hyper[2], hyper[3], hyper[4], vs, advantage, rho)
+    return trace, log_ratio, ratio
+
+
+@compiled
+def impala_loss(
+    log_prob: np.ndarray,
+    value: np.ndarray,
+    numbers: np.ndarray,
+    flags: np.ndarray,
+    hyper: np.ndarray,
+    by_log_prob: np.ndarray,
+    by_value: np.ndarray,
+    terms: np.ndarray,
+) -> None:
+    """That of lockstep.algorithms.impala. numbers: rewards and the collecting version's log-probabilities. flags:
+    terminated, truncated, valid. hyper: value_coef, discount, vtrace_lambda, rho_clip, c_clip."""
+    valid, value_coef = flags[2], hyper[0]
+    trace, log_ratio, _ = _traced(log_prob, value, numbers, flags, hyper)
+    steps, columns = log_prob.shape
+    for t in range(steps):
+        for j in range(columns):
+            counts, vs, rho = valid[t, j], trace[0, t, j], trace[2, t, j]
+            advantage = rho * trace[1, t, j]
+            error = value[t, j] - vs
+            by_log_prob[t, j] = (-_ONE if counts else _ZERO) * advantage
+            by_value[t, j] = (_HALF * value_coef if counts else _ZERO) * (_TWO * error)
+            terms[1, t, j] = log_prob[t, j] * advantage
+            terms[2, t, j] = error * error
+            terms[4, t, j] = expm1(log_ratio[t, j]) - log_ratio[t, j]
+            terms[5, t, j] = rho
+            _value_terms(terms, 6, t, j, value[t, j], vs)
+
+
+@compiled
+def appo_loss(
+    log_prob: np.ndarray,
+    value: np.ndarray,
+    numbers: np.ndarray,
+    flags: np.ndarray,
+    hyper: np.ndarray,
+    by_log_prob: np.ndarray,
+    by_value: np.ndarray,
+    terms: np.ndarray,
+) -> None:
+    """That of lockstep.algorithms.appo. numbers: rewards, the collecting version's log-probabilities, and its values.
+    flags: as for impala_loss. hyper: the same, then the lowest and highest ratio, and value_clip, 0 for off."""
+    old_log_prob, old_value, valid, value_coef = numbers[1], numbers[2], flags[2], hyper[0]
+    low, high, value_clip = hyper[5], hyper[6], hyper[7]
+    trace, log_ratio, ratio = _traced(log_prob, value, numbers, flags, hyper)
+    steps, columns = log_prob.shape
+    for t in range(steps):
+        for j in range(columns):
+            counts, vs, advantage, by_sum = valid[t, j], trace[0, t, j], trace[1, t, j], _HALF * value_coef
+            held_ratio = min(max(ratio[t, j], low), high)
+            free, held = ratio[t, j] * advantage, held_ratio * advantage
+            # Where both are equal, torch gives each half of the gradient.
+            by_surrogate = -_ONE if counts else _ZERO
+            share = _HALF if free == held else _ONE
+            by_free = _ZERO if free > held else share * by_surrogate
+            by_held = _ZERO if free < held else share * by_surrogate
+            moved = low <= ratio[t, j] and ratio[t, j] <= high
+            by_ratio = by_free * advantage + (by_held * advantage if moved else _ZERO)
+            uncut = counts and log_prob[t, j] - old_log_prob[t, j] <= _LARGEST_LOG_RATIO
+            by_log_prob[t, j] = by_ratio * ratio[t, j] if uncut else _ZERO
+
+            error = value[t, j] - vs
+            squared = error * error
+            by_error = by_sum if counts else _ZERO
+            by_value[t, j] = by_error * (_TWO * error)
+            if value_clip > 0:
+                move = value[t, j] - old_value[t, j]
+                other = old_value[t, j] + min(max(move, -value_clip), value_clip) - vs
+                further = other * other
+                share = _HALF if squared == further else _ONE
+                by_own = _ZERO if squared < further else share * by_error
+                by_other = _ZERO if squared > further else share * by_error
+                within = -value_clip <= move and move <= value_clip
+                by_value[t, j] = by_own * (_TWO * error) + (by_other * (_TWO * other) if within else _ZERO)
+                squared = max(squared, further)
+
+            terms[1, t, j] = min(free, held)
+            terms[2, t, j] = squared
+            terms[4, t, j] = expm1(log_ratio[t, j]) - log_ratio[t, j]
+            terms[5, t, j] = _ONE if ratio[t, j] != held_ratio else _ZERO
+            terms[6, t, j] = trace[2, t, j]
+            _value_terms(terms, 7, t, j, value[t, j], vs)

@@ -1,0 +1,268 @@
+"""Gradients of on-policy losses in portable arithmetic, with the bits of torch's replaced operations.
+
+A loss (lockstep.kernels.losses) says how log-probabilities and values enter it. The rest is here: what policies and
+values are, and how gradients flow back.
+
+Shape legend: P parameters, S shards of this process, T steps, R rows of observations: T, or T+1 if a loss needs the
+value after the last step. C columns of a rollout, n of them in a slice, D numbers of an observation, A numbers of an
+action, W parameters of a policy, M metrics.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from lockstep.kernels.cache import compiled
+from lockstep.kernels.dense import OUTPUTS, activations
+from lockstep.kernels.math import exp
+from lockstep.kernels.network import (
+    differentiate_as_torch,
+    divide_by_brightness,
+    evaluate,
+    evaluate_strided,
+    led_back,
+)
+from lockstep.kernels.policies import (
+    CATEGORICAL,
+    entropy_gaussian,
+    exponentials,
+    log_prob_gaussian,
+    log_softmax,
+)
+from lockstep.kernels.sums import add_up, row_sums
+
+_ONE, _HALF, _TWO, _ZERO = map(np.float32, (1, 0.5, 2, 0))
+_TOGETHER = 65_536
+"""Activations of slices that pass through the network together, so that they stay in the cache. It changes no bit."""
+
+
+@compiled
+def _judge(
+    kind: int,
+    policy: np.ndarray,
+    action: np.ndarray,
+    choice: np.ndarray,
+    log_p: np.ndarray,
+    p: np.ndarray,
+    log_prob: np.ndarray,
+    entropy: np.ndarray,
+) -> None:
+    """Write log-probabilities of actions [N] and entropies [N] of policies [N, W]; of a categorical distribution also
+    all log-probabilities and probabilities [N, W]."""
+    if kind != CATEGORICAL:
+        log_prob_gaussian(policy, action, log_prob)
+        entropy_gaussian(policy, entropy)
+        return
+    log_softmax(policy, log_p)
+    exponentials(log_p, p)
+    row_sums(p * log_p, entropy)
+    for i in range(len(policy)):
+        entropy[i] = -entropy[i]
+        log_prob[i] = log_p[i, choice[i]]
+
+
+@compiled
+def _by_choice(
+    choice: np.ndarray,
+    log_p: np.ndarray,
+    p: np.ndarray,
+    by_log_prob: np.ndarray,
+    by_entropy: np.ndarray,
+    of_policy: np.ndarray,
+) -> None:
+    """Write the gradients by logits [N, W], given those by log-probabilities and entropies [N]."""
+    for i in range(len(log_p)):
+        slope, total = -by_entropy[i], _ZERO
+        for a in range(log_p.shape[1]):
+            of_policy[i, a] = slope * p[i, a] + slope * log_p[i, a] * p[i, a]
+            total += of_policy[i, a]
+        chosen = _ZERO + by_log_prob[i]
+        for a in range(log_p.shape[1]):
+            given = by_log_prob[i] if a == choice[i] else _ZERO
+            of_policy[i, a] = (given - p[i, a] * chosen) + (of_policy[i, a] - p[i, a] * total)
+
+
+@compiled
+def _by_point(
+    policy: np.ndarray,
+    unbounded: np.ndarray,
+    action: np.ndarray,
+    by_log_prob: np.ndarray,
+    by_entropy: np.ndarray,
+    of_policy: np.ndarray,
+) -> None:
+    """The same by means and log standard deviations [N, W] of a Gaussian. Those in unbounded are as the head emitted
+    them."""
+    size = action.shape[1]
+    for i in range(len(policy)):
+        for d in range(size):
+            inverse, far = exp(-policy[i, size + d]), action[i, d] - policy[i, d]
+            by_z = -_HALF * by_log_prob[i] * (_TWO * (far * inverse))
+            by_log_std = -by_log_prob[i] - by_z * far * inverse
+            log_std = unbounded[i, size + d]
+            of_policy[i, d] = -(by_z * inverse) + _ZERO
+            of_policy[i, size + d] = led_back(log_std, by_log_std) + led_back(log_std, by_entropy[i])
+
+
+@compiled
+def _observations(observations: np.ndarray, first: int, last: int, index: np.ndarray) -> np.ndarray:
+    """Those of the slices of some shards, row by row: float32 [shards * R * n, D]."""
+    (_, rows, _, features), each = observations.shape, index.shape[1]
+    x = np.empty(((last - first) * rows * each, features), np.float32)
+    place = 0
+    for shard in range(first, last):
+        for row in range(rows):
+            for j in range(each):
+                x[place] = observations[shard, row, index[shard, j]]
+                place += 1
+    return x
+
+
+@compiled
+def _slice(
+    actions: np.ndarray, choices: np.ndarray, numbers: np.ndarray, flags: np.ndarray, columns: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """A shard's slice of the same arrays without their first axis: some columns [n] of each. Actions are [T * n, A] and
+    [T * n]."""
+    (steps, _, size), each = actions.shape, len(columns)
+    action, choice = np.empty((steps * each, size), np.float32), np.empty(steps * each, np.int64)
+    number = np.empty((len(numbers), steps, each), np.float32)
+    flag = np.empty((len(flags), steps, each), np.bool_)
+    for t in range(steps):
+        for j in range(each):
+            column = columns[j]
+            action[t * each + j] = actions[t, column]
+            choice[t * each + j] = choices[t, column]
+            for k in range(len(numbers)):
+                number[k, t, j] = numbers[k, t, column]
+            for k in range(len(flags)):
+                flag[k, t, j] = flags[k, t, column]
+    return action, choice, number, flag
+
+
+@compiled
+def _add_up_terms(terms: np.ndarray, valid: np.ndarray, sums: np.ndarray) -> None:
+    """Write the number of valid samples and the sums of metrics: [1 + M, N], valid [N] -> [1 + M]. Those of the
+    policy's and the value's loss come first: see lockstep.kernels.losses."""
+    for i in range(len(valid)):
+        terms[0, i] = _ONE
+        if not valid[i]:
+            for k in range(len(terms)):
+                terms[k, i] = _ZERO
+    row_sums(terms, sums)
+    sums[1] = -sums[1]
+    sums[2] = _HALF * sums[2]
+
+
+def _missing(*_: Any) -> Any:
+    raise NotImplementedError("gradients_of puts a compiled loss here")
+
+
+loss = _missing
+
+
+def _gradients(
+    layers,
+    kind,
+    free_std,
+    log_stds,
+    parameters,
+    brightest,
+    observations,
+    actions,
+    choices,
+    numbers,
+    flags,
+    strided,
+    index,
+    hyper,
+    entropy_coef,
+    joined,
+    out,
+):
+    """The gradients of all shards' slices of a minibatch.
+
+    Args:
+        layers, kind, free_std, log_stds: see lockstep.kernels.network.evaluate and lockstep.kernels.policies.
+        parameters: float32 [P].
+        brightest: what the weights of a convolution are divided by.
+        observations: of all shards' rollouts, normalized, or whole pixels: float32 [S, R, C, D].
+        actions, choices: float32 [S, T, C, A] and int64 [S, T, C], of which one is not used.
+        numbers, flags: float32 [S, K, T, C] and bool [S, F, T, C]: what the loss learns from. The last flag says what
+            is valid.
+        strided: bool [S]: whose observations torch would read from between others': see
+            lockstep.kernels.network.evaluate_strided.
+        index: int64 [S, n]: the columns of each slice.
+        hyper: float32 [H]: the loss's hyperparameters.
+        entropy_coef: weight of the entropy bonus.
+        joined: write the tree's sum over all shards to out[0]. The rest is overwritten.
+        out: float32 [S, P + 1 + M]: each shard's gradient, the number of its valid samples, its sums of metrics. What
+            belongs to no layer and no free deviation stays as it is.
+    """
+    shards, each = index.shape
+    rows, steps, size = observations.shape[1], numbers.shape[2], len(parameters)
+    before, taken, sums = rows * each, steps * each, out.shape[1] - size
+    alike = strided.all() or not strided.any()
+    several = max(1, _TOGETHER // (before * layers[:, OUTPUTS].sum())) if alike else 1
+    scaled = brightest != 1
+    at_once = joined and several >= shards and not scaled
+    used = parameters.copy() if scaled else parameters
+    if scaled:
+        divide_by_brightness(layers, brightest, used)
+    for first in range(0, shards, several):
+        last = min(first + several, shards)
+        x = _observations(observations, first, last, index)
+        if strided[first]:
+            policy, value, scratch = evaluate_strided(layers, free_std, log_stds, used, x)
+        else:
+            policy, value, scratch = evaluate(layers, free_std, log_stds, used, x)
+        emitted = activations(scratch, layers, len(x), len(layers) - 2)
+        of_policy, of_value = np.zeros_like(policy), np.zeros_like(value)
+        for shard in range(first, last):
+            begin = (shard - first) * before
+            end = begin + taken
+            action, choice, number, flag = _slice(
+                actions[shard], choices[shard], numbers[shard], flags[shard], index[shard]
+            )
+            acted, valid = policy[begin:end], flag[len(flag) - 1].reshape(taken)
+            log_p, p = np.empty_like(acted), np.empty_like(acted)
+            log_prob, entropy = np.empty(taken, np.float32), np.empty(taken, np.float32)
+            _judge(kind, acted, action, choice, log_p, p, log_prob, entropy)
+            by_log_prob, by_entropy = np.empty(taken, np.float32), np.empty(taken, np.float32)
+            terms = np.empty((sums, taken), np.float32)
+            loss(
+                log_prob.reshape((steps, each)),
+                value[begin : begin + before].reshape((rows, each)),
+                number,
+                flag,
+                hyper,
+                by_log_prob.reshape((steps, each)),
+                of_value[begin:end].reshape((steps, each)),
+                terms.reshape((sums, steps, each)),
+            )
+            for i in range(taken):
+                by_entropy[i] = -entropy_coef if valid[i] else _ZERO
+                terms[3, i] = entropy[i]
+            _add_up_terms(terms, valid, out[shard, size:])
+            if kind == CATEGORICAL:
+                _by_choice(choice, log_p, p, by_log_prob, by_entropy, of_policy[begin:end])
+            else:
+                unbounded = emitted[begin:end] if free_std < 0 else acted
+                _by_point(acted, unbounded, action, by_log_prob, by_entropy, of_policy[begin:end])
+        differentiate_as_torch(layers, free_std, parameters, x, scratch, of_policy, of_value, out[first:last], at_once)
+    if scaled:
+        for shard in range(shards):
+            divide_by_brightness(layers, brightest, out[shard])
+    if at_once:
+        add_up(out, size, size + sums)
+    elif joined:
+        add_up(out, 0, size + sums)
+
+
+@functools.cache
+def gradients_of(loss: Any) -> Any:
+    """_gradients with a loss of lockstep.kernels.losses."""
+    return compiled(_gradients, loss=loss)

@@ -1,0 +1,169 @@
+"""A2C, IMPALA and APPO in portable arithmetic: kernels with the bits of torch's replaced operations.
+
+KERNELS is the place for another algorithm: a loss in lockstep.kernels.losses, and what it reads. Its config has
+`loss_has_kernel = True`.
+
+Shape legend: S slots of this learner, T steps, R rows of observations, T or T+1, C columns of a rollout, n of them in a
+slice, G gradient steps, D numbers of an observation, A numbers of an action.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from lockstep.agent import Agent
+from lockstep.algorithms.a2c import A2CConfig
+from lockstep.algorithms.appo import APPOConfig
+from lockstep.algorithms.impala import IMPALAConfig
+from lockstep.algorithms.onpolicy import OnPolicy, OnPolicyConfig
+from lockstep.buffers.batches import CollectedRollout
+from lockstep.buffers.on_policy import Cuts, FreshBatches
+from lockstep.distributed.tree import TreeSum
+from lockstep.kernels.losses import a2c_loss, appo_loss, impala_loss
+from lockstep.kernels.on_policy import gradients_of
+from lockstep.learners.kernels import KernelLearner
+from lockstep.models.arithmetic import portable_operations
+from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.layer_tables import brightness, observed
+from lockstep.models.policy import StandardModel
+from lockstep.models.portable import Network, PortableCategorical, PortableGaussian
+
+
+class Kernel(NamedTuple):
+    """The kernel of a loss, and what it reads."""
+
+    loss: Any
+    numbers: tuple[str, ...]
+    """Names of fields of lockstep.algorithms.onpolicy.Batch, in order."""
+    flags: tuple[str, ...]
+    """The same of flags, before `valid`."""
+    hyper: Callable[[Any, dict[str, float]], tuple[float, ...]]
+    """From the config and the iteration's hyperparameters to those of the kernel, behind value_coef. Advantages that
+    are standardized have their mean and deviation behind these."""
+
+
+def _of_vtrace(config: IMPALAConfig | APPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
+    return hyper["discount"], config.vtrace_lambda, config.rho_clip, config.c_clip
+
+
+def _of_appo(config: APPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
+    highest = 1.0 + hyper["clip"]
+    return *_of_vtrace(config, hyper), 1.0 / highest, highest, config.value_clip
+
+
+_ENDS = ("terminated", "truncated")
+KERNELS: dict[type[OnPolicyConfig], Kernel] = {
+    A2CConfig: Kernel(a2c_loss, ("advantage", "value_target"), (), lambda config, hyper: ()),
+    IMPALAConfig: Kernel(impala_loss, ("reward", "log_prob"), _ENDS, _of_vtrace),
+    APPOConfig: Kernel(appo_loss, ("reward", "log_prob", "value"), _ENDS, _of_appo),
+}
+"""By the class of an algorithm's settings."""
+
+
+class _Items(NamedTuple):
+    """The rollouts of all slots. Without sequences, a rollout is one step of T * B columns."""
+
+    observations: np.ndarray
+    """Normalized, or whole pixels: float32 [S, R, C, D]."""
+    actions: np.ndarray
+    """float32 [S, T, C, A]; A is 0 if actions are discrete."""
+    choices: np.ndarray
+    """Discrete actions: int64 [S, T, C]."""
+    numbers: np.ndarray
+    """float32 [S, K, T, C]"""
+    flags: np.ndarray
+    """bool [S, F, T, C]"""
+    strided: np.ndarray
+    """bool [S]: whose vectors lie between those of other shards, which decides how torch adds up the first layer."""
+
+
+class LossLearner(KernelLearner):
+    """Learns by an on-policy loss that has a kernel."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        super().__init__(agent, slots, tree, alive=alive)
+        experiment, model, algorithm = agent.experiment, agent.model, agent.algorithm
+        config = experiment.algorithm
+        assert isinstance(config, OnPolicyConfig) and isinstance(model, StandardModel)
+        assert isinstance(algorithm, OnPolicy) and isinstance(self.batches, FreshBatches)
+        assert isinstance(model.distribution, (PortableCategorical, PortableGaussian))
+        self._config, self._model, self._fresh = config, model, self.batches
+        self._standardizes = algorithm.normalize_advantages
+        self._kernel, self._kind = KERNELS[type(config)], model.distribution.kind
+        self._gradients_of = gradients_of(self._kernel.loss)
+        self._network = Network.of(model, agent.flat)
+        encoder = model.trunks[0].encoder
+        assert isinstance(encoder, ObservationEncoder)
+        self._encoder, self._brightest = encoder, np.float32(brightness(encoder))
+        self._items = self._memory(agent, algorithm.bootstrap_inputs)
+        self._index = np.zeros((0, 0, 0), np.int64)
+        """int64 [G, S, n]: the columns of each gradient step."""
+        self._moments: Tensor | None = None
+        """float64 [G, 2]: the mean and deviation of each minibatch's advantages, if they are standardized."""
+
+    def _memory(self, agent: Agent, bootstraps: bool) -> _Items:
+        config, kernel, discrete = self._config, self._kernel, not self._model.distribution.action_shape
+        environments = agent.experiment.envs_per_shard
+        steps, columns = (config.rollout, environments) if config.sequences else (1, config.rollout * environments)
+        assert agent.observation_space.shape is not None
+        features, slots = int(np.prod(agent.observation_space.shape)), len(self._slots)
+        size = 0 if discrete else self._model.distribution.action_shape[0]
+        return _Items(
+            np.zeros((slots, steps + bootstraps, columns, features), np.float32),
+            np.zeros((slots, steps, columns, size), np.float32),
+            np.zeros((slots, steps, columns), np.int64),
+            np.zeros((slots, len(kernel.numbers), steps, columns), np.float32),
+            np.zeros((slots, len(kernel.flags) + 1, steps, columns), np.bool_),
+            np.zeros(slots, np.bool_),
+        )
+
+    def _begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
+        # Torch's operations are exact here, except for sums over advantages.
+        with portable_operations() if self._standardizes else contextlib.nullcontext():
+            steps = super()._begin(iteration, rollouts, hyper)
+        every = np.arange(self._items.choices.shape[2])[None].repeat(steps, 0)
+        plans = []
+        for place, slot in enumerate(self._slots):
+            cuts = self._fresh.cuts(slot)
+            assert cuts is not None
+            self._fresh.normalizers(slot).apply(self._model)
+            self._take(place, cuts)
+            plans.append(every if cuts.items is None else cuts.items.numpy())
+            self._moments = cuts.moments  # alike for all slots
+        self._index = np.ascontiguousarray(np.stack(plans, 1))
+        return steps
+
+    def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
+        network, numbers = self._network, [hyper["value_coef"], *self._kernel.hyper(self._config, hyper)]
+        if self._moments is not None:
+            mean, deviation = self._moments[step].tolist()
+            numbers += [mean, deviation + 1e-8]
+        elif "advantage" in self._kernel.numbers:
+            numbers += [0.0, 1.0]
+        self._gradients_of(
+            *(network.layers, self._kind, network.free_std, network.log_stds, self._parameters, self._brightest),
+            *self._items,
+            self._index[step],
+            np.array(numbers, np.float32),
+            np.float32(hyper["entropy_coef"]),
+            joined,
+            out,
+        )
+
+    def _take(self, place: int, cuts: Cuts) -> None:
+        """Write a slot's rollout into its items."""
+        to, encoder = _Items(*(x[place, ...] for x in self._items)), self._encoder
+        to.observations[...] = observed(encoder, cuts.whole.obs, whole=True).reshape(to.observations.shape)
+        whole = cuts.items is None and not (encoder.layout.images or encoder.normalize)  # torch copies other slices
+        to.strided[...] = whole and not encoder.layout.vector(cuts.whole.obs).is_contiguous()
+        held = to.actions if self._model.distribution.action_shape else to.choices
+        held[...] = cuts.whole.action.numpy().reshape(held.shape)
+        for name, x in zip(self._kernel.numbers, to.numbers, strict=True):
+            x[...] = getattr(cuts.whole, name).numpy().reshape(x.shape)
+        for name, x in zip((*self._kernel.flags, "valid"), to.flags, strict=True):
+            x[...] = getattr(cuts.whole, name).numpy().reshape(x.shape)

@@ -1,0 +1,273 @@
+"""The kernels of A2C, IMPALA and APPO have the bits of torch's replaced operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tiny import EXPERIMENTS, options
+from torch import Tensor
+
+from lockstep import train
+from lockstep.agent import Agent
+from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyConfig
+from lockstep.algorithms.onpolicy import Batch
+from lockstep.collectors.at_once import ShardRollout
+from lockstep.kernels.on_policy import gradients_of
+from lockstep.kernels.policies import CATEGORICAL, GAUSSIAN
+from lockstep.kernels.sums import add_up, column_sums, row_sums
+from lockstep.learners.portable_losses import KERNELS
+from lockstep.models import StandardModelConfig
+from lockstep.models.arithmetic import portable_operations
+from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.layer_tables import brightness
+from lockstep.models.parameters import FlatParameters
+from lockstep.models.policy import StandardModel
+from lockstep.models.portable import Network
+
+SEEN, PICTURE = spaces.Box(-np.inf, np.inf, (7,), np.float32), spaces.Box(0, 255, (3, 10, 9), np.uint8)
+MANY = spaces.Discrete(11)
+"""More than a sum has parts."""
+SHARDS, STEPS, COLUMNS = 4, 5, 6
+CONFIGS: dict[str, OnPolicyConfig] = {
+    "a2c": A2CConfig(),
+    "impala": IMPALAConfig(vtrace_lambda=0.9, rho_clip=1.5, c_clip=0.8),
+    "appo": APPOConfig(clip=0.3),
+    "appo with value clip": APPOConfig(clip=0.3, value_clip=0.4, vtrace_lambda=0.9),
+}
+HYPER = {"discount": 0.97, "value_coef": 0.7, "entropy_coef": 0.03, "clip": 0.3}
+
+
+def build(space: spaces.Space[Any], **settings: Any) -> StandardModel:
+    config = StandardModelConfig(**{"encoder": "mlp", "hidden_sizes": (12, 9), **settings})
+    seen = PICTURE if config.encoder == "minatar" else SEEN
+    draw = torch.Generator().manual_seed(4)
+    with portable_operations():
+        model = config.build(seen, space, precision="fp32", normalize_observations=False, seed=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=draw)
+        if model.policy_head.log_std is not None and len(model.policy_head.log_std) > 1:
+            model.policy_head.log_std[0] = 2.5  # beyond its bounds
+    return model
+
+
+def batches(model: StandardModel, config: OnPolicyConfig) -> list[Batch]:
+    """By shard: a rollout under a policy that is a little or very different, with invalid slots and both ends."""
+    draw = torch.Generator().manual_seed(5)
+    steps, columns = (STEPS, COLUMNS) if config.sequences else (1, STEPS * COLUMNS)
+    rows, shape = steps + config.build().bootstrap_inputs, (steps, columns)
+
+    def chance(p: float) -> Tensor:
+        return torch.rand(shape, generator=draw) < p
+
+    def made() -> Batch:
+        obs = torch.randn(rows, columns, 7, generator=draw)
+        if model.trunks[0].encoder.layout.images:  # type: ignore[union-attr]
+            obs = torch.randint(256, (rows, columns, *PICTURE.shape), dtype=torch.uint8, generator=draw)
+        start = torch.zeros(rows, columns, dtype=torch.bool)
+        noise = torch.rand(*shape, model.distribution.noise_size, generator=draw)
+        with torch.no_grad(), portable_operations():
+            output, _ = model(obs, start, torch.zeros(columns, 0))
+            policy = output.policy[:steps]
+            action = model.distribution.sample(policy, noise)
+            log_prob = model.distribution.log_prob(policy, action)
+        difference = 0.3 * torch.randn(shape, generator=draw)
+        difference[0, :3] = torch.tensor([100.0, -90.0, 0.0])  # a ratio that is cut, one that is 0, and one of 1
+        difference = torch.where(chance(0.03), 2.0, difference)
+        return Batch(
+            obs=obs,
+            start=start,
+            prev_action=None,
+            prev_reward=None,
+            state=torch.zeros(columns, 0),
+            action=action,
+            reward=torch.randn(shape, generator=draw),
+            log_prob=log_prob - difference,
+            value=output.value[:steps] + 0.5 * torch.randn(shape, generator=draw),
+            terminated=chance(0.15),
+            truncated=chance(0.15),
+            valid=chance(0.8),
+            advantage=None if config.sequences else torch.randn(shape, generator=draw),
+            value_target=None if config.sequences else torch.randn(shape, generator=draw),
+        )
+
+    return [made() for _ in range(SHARDS)]
+
+
+def by_kernel(
+    model: StandardModel,
+    config: OnPolicyConfig,
+    held: list[Batch],
+    index: np.ndarray,
+    flat: FlatParameters,
+    strided: tuple[bool, ...] = (False,) * SHARDS,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each shard's gradient, count and sums of metrics; and the tree's sum of them."""
+    kernel, network = KERNELS[type(config)], Network.of(model, flat)
+    parameters = flat.vector.detach().numpy()
+    discrete, encoder = not model.distribution.action_shape, model.trunks[0].encoder
+    assert isinstance(encoder, ObservationEncoder)
+    hyper = [HYPER["value_coef"], *kernel.hyper(config, HYPER), *([] if config.sequences else [0.1, 1.3])]
+
+    def stacked(names: tuple[str, ...]) -> np.ndarray:
+        return np.stack([np.stack([getattr(batch, name).numpy() for name in names]) for batch in held])
+
+    obs = np.stack([batch.obs.flatten(2).float().numpy() for batch in held])
+    action = np.stack([batch.action.numpy() for batch in held])
+    items = (
+        obs,
+        np.zeros((*action.shape, 0), np.float32) if discrete else action,
+        action if discrete else np.zeros(action.shape[:3], np.int64),
+        stacked(kernel.numbers),
+        stacked((*kernel.flags, "valid")),
+        np.array(strided),
+    )
+    tail = 1 + len(config.build().metric_names)
+    out, joined = np.zeros((2, SHARDS, parameters.size + tail), np.float32)
+    for to in (out, out, joined, joined):  # nothing of an earlier call remains
+        gradients_of(kernel.loss)(
+            *(network.layers, CATEGORICAL if discrete else GAUSSIAN, network.free_std, network.log_stds, parameters),
+            *(
+                np.float32(brightness(encoder)),
+                *items,
+                index,
+                np.array(hyper, np.float32),
+                np.float32(HYPER["entropy_coef"]),
+                to is joined,
+                to,
+            ),
+        )
+    return out, joined[0]
+
+
+def by_torch(
+    model: StandardModel,
+    config: OnPolicyConfig,
+    held: list[Batch],
+    index: np.ndarray | None,
+    flat: FlatParameters,
+) -> Iterator[np.ndarray]:
+    """The same as the first, of these columns or, without an index, of all where they lie."""
+    algorithm = config.build()
+    for place, batch in enumerate(held):
+        taken = batch if index is None else batch.columns(torch.from_numpy(index[place]))
+        if taken.advantage is not None:
+            taken = taken.replace(advantage=(taken.advantage - 0.1) / 1.3)
+        with portable_operations():
+            flat.forget_gradient()
+            loss = algorithm.loss(model, taken, HYPER)
+            loss.total.backward()
+            metrics = [loss.metrics[name] for name in algorithm.metric_names]
+            yield flat.gather_gradient([taken.valid.sum(dtype=torch.float32), *metrics]).detach().numpy()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("space", "settings"),
+    [
+        (spaces.Discrete(5), {"activation": "relu"}),
+        (MANY, {"separate_value_network": True, "hidden_sizes": (17, 1)}),
+        (spaces.Discrete(2), {"hidden_sizes": (8,)}),
+        (spaces.Discrete(5), {"encoder": "minatar", "dense_size": 20}),
+        (spaces.Discrete(3), {"encoder": "minatar", "dense_size": 7, "separate_value_network": True}),
+        (spaces.Box(-1, 1, (3,), np.float32), {}),
+        (spaces.Box(-1, 1, (1,), np.float32), {"separate_value_network": True}),
+        (spaces.Box(-1, 1, (8,), np.float32), {"std": "state"}),
+    ],
+)
+def test_gradients_and_metrics_are_those_of_torch_bit_by_bit(
+    name: str, space: spaces.Space[Any], settings: dict[str, Any]
+) -> None:
+    config, model = CONFIGS[name], build(space, **settings)
+    if "state" in settings.values():
+        with torch.no_grad():
+            model.policy_head.linear.bias[[8, 9, 10]] = torch.tensor([2.5, 2.1, 1.9])  # around the upper bound
+    flat, held = FlatParameters(model, 1 + len(config.build().metric_names)), batches(model, config)
+    columns = COLUMNS if config.sequences else STEPS * COLUMNS
+    draw = np.random.default_rng(6)
+    index = np.stack([draw.permutation(columns)[: 2 * columns // 3] for _ in range(SHARDS)])
+    out, joined = by_kernel(model, config, held, index, flat)
+    for found, expected in zip(out, by_torch(model, config, held, index, flat), strict=True):
+        assert np.abs(expected[: flat.vector.numel()]).max() > 0.01
+        np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+    add_up(out, 0, out.shape[1])
+    np.testing.assert_array_equal(joined.view(np.int32), out[0].view(np.int32))
+
+
+@pytest.mark.parametrize("shards", [SHARDS, 2])
+def test_observations_between_others_are_added_up_as_torch_does(shards: int) -> None:
+    """Whole rollouts of several shards that act together are not copied, and torch adds a layer's bias last there."""
+    config, model = CONFIGS["impala"], build(MANY, separate_value_network=True)
+    flat, held = FlatParameters(model, 1 + len(config.build().metric_names)), batches(model, config)
+    between = torch.stack([batch.obs for batch in held], 1)  # [R, S, C, D]
+    held = [batch.replace(obs=between[:, s] if s < shards else batch.obs) for s, batch in enumerate(held)]
+    every = np.arange(COLUMNS)[None].repeat(SHARDS, 0)
+    out, joined = by_kernel(model, config, held, every, flat, tuple(s < shards for s in range(SHARDS)))
+    expected = list(by_torch(model, config, held, None, flat))
+    np.testing.assert_array_equal(out.view(np.int32), np.stack(expected).view(np.int32))
+    add_up(out, 0, out.shape[1])
+    np.testing.assert_array_equal(joined.view(np.int32), out[0].view(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("portable-cartpole-a2c", {}),
+        ("portable-cartpole-a2c", {"algorithm.epochs": 2, "algorithm.minibatches": 2}),
+        ("portable-minatar-impala-lag-1", {}),
+        ("portable-pendulum-appo-lag-2", {}),
+        ("portable-pendulum-appo-lag-2", {"algorithm.minibatches": 1, "scheme.acting_batch": 8}),
+    ],
+)
+def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
+    name: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = EXPERIMENTS[name]().replace(**changes)
+    assert Agent(experiment).has_kernels
+    train(experiment, options=options(tmp_path / "kernels"))
+    monkeypatch.setattr(type(experiment.algorithm), "loss_has_kernel", False)
+    assert not Agent(experiment).has_kernels
+    train(experiment, options=options(tmp_path / "torch"))
+    ledgers = [(tmp_path / run / "ledger.jsonl").read_bytes() for run in ("kernels", "torch")]
+    assert ledgers[0] == ledgers[1]
+
+
+def test_whole_pixels_are_acted_on_step_by_step_as_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights that are divided for them follow every version."""
+    experiment = EXPERIMENTS["portable-minatar-impala-lag-1"]()
+    at_once = train(experiment, options=options(tmp_path / "at-once"))
+    monkeypatch.setattr(ShardRollout, "of", lambda *_: None)
+    assert train(experiment, options=options(tmp_path / "by-step")).digest == at_once.digest
+
+
+class OwnConfig(A2CConfig):
+    """Of a user, whose loss may be another one."""
+
+
+def test_what_has_other_bits_is_left_to_torch() -> None:
+    """ELU's slope, sums over more than 8 numbers, subclasses, random network distillation."""
+    full = EXPERIMENTS["portable-cartpole-a2c"]()
+    assert Agent(full).has_kernels
+    assert not Agent(full.replace(**{"model.activation": "elu"})).has_kernels
+    assert not full.replace(algorithm=OwnConfig()).has_kernels
+    assert not full.replace(**{"algorithm.rnd.coef": 0.5}).has_kernels
+    for size in (8, 9):
+        model = full.build_model(SEEN, spaces.Box(-1, 1, (size,), np.float32))
+        assert model.portable_operations is (size > 8)
+
+
+def test_sums_have_eight_parts() -> None:
+    """Number i belongs to part i mod 8: 1e8 and -1e8 meet before the ones that they would swallow."""
+    x = np.zeros((2, 17), np.float32)
+    x[0, [0, 8, 1, 2]] = 1e8, -1e8, 1, 1
+    x[1, [0, 1, 8]] = 1e8, 1, -1e8
+    found, columns = np.empty(2, np.float32), np.empty(2, np.float32)
+    row_sums(x, found)
+    column_sums(np.ascontiguousarray(x.T), columns)
+    assert found.tolist() == columns.tolist() == [2, 1]
