@@ -169,7 +169,7 @@ def _measured(name: str, number: int, seconds: float) -> dict[str, Any]:
 
     def spent(part: str) -> float:
         """Seconds of an iteration in all processes, of which `time/` is the mean."""
-        return settled.share(f"time/{part}") * layout.processes * each_iteration
+        return run.share(f"time/{part}", 3) * layout.processes * each_iteration
 
     return {
         "layout": str(layout),

@@ -24,6 +24,12 @@ from lockstep.models.policies import first_normalizers, parts_of
 from lockstep.models.trunk import PRECISIONS
 from lockstep.models.versions import Version
 
+NO_KERNELS = (
+    "no kernels compute this algorithm with this model, so torch's operations are replaced one by one, and the run "
+    "takes two to seven times as long as with --precision fp32. That learns as well, but its digest belongs to one "
+    "make of CPU. docs/reproducibility.md lists what kernels compute."
+)
+
 
 class Agent:
     """An experiment's model with its state. A new agent is version 0, before any warm start, with the same bits in
@@ -88,8 +94,12 @@ class Agent:
         parts = parts_of(self.observation_space, self.action_space)
         found = list(dict.fromkeys(text for part in parts for text in self.experiment.model.warnings(*part)))
         choices = getattr(self.model.distribution, "num_logits", 0)  # users' distributions may lack it
-        mask = unused_mask(self.observation_space, choices)
-        return [*found, mask] if mask else found
+        if mask := unused_mask(self.observation_space, choices):
+            found.append(mask)
+        experiment = self.experiment
+        if experiment.has_kernels and experiment.model.has_policy_and_value and not self.has_kernels:
+            found.append(NO_KERNELS)  # because of the spaces; other reasons are known before the run
+        return found
 
     @property
     def networks(self) -> PolicyModel | Networks:

@@ -135,7 +135,7 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
         raise SettingsError(
             f"submit gives each task its own GPU, which the task sees as GPU 0. Use --layout {layout.backend},device=0."
         )
-    if layout.copies > 1 and layout.uses_gpus and "gpus_per_task" in given.slurm_options:
+    if layout.copies > 1 and layout.uses_gpus and given.tasks_per_node > 1 and "gpus_per_task" in given.slurm_options:
         raise SettingsError(
             f"--slurm-options gpus_per_task={given.slurm_options['gpus_per_task']}: then each task sees only its own "
             f"GPUs, but --layout {layout} numbers all GPUs of a node. Leave it out: submit asks for the layout's GPUs."

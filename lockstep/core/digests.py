@@ -52,7 +52,7 @@ def fast_digest(tensor: Tensor | np.ndarray) -> str:
     """
     digest = xxhash.xxh3_64(_header(tensor.dtype, tensor.shape))
     for piece in _pieces(tensor):
-        digest.update(piece)
+        digest.update(piece.data)
     return digest.hexdigest()
 
 
@@ -68,5 +68,5 @@ def state_digest(tensors: Mapping[str, Tensor]) -> str:
         for text in (name.encode(), _header(tensors[name].dtype, tensors[name].shape)):
             digest.update(len(text).to_bytes(8, "little") + text)
         for piece in _pieces(tensors[name]):
-            digest.update(piece)
+            digest.update(piece.data)
     return digest.hexdigest()

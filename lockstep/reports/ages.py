@@ -10,7 +10,7 @@ import bisect
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.config.layout import Layout
@@ -237,7 +237,8 @@ def _waits(runs: Sequence[Run]) -> str:
     """A row for each run: which role waited for which."""
     rows = []
     for run in runs:
-        records = run.records[_beginning(len(run.records)) :]
+        first = _beginning(len(run.records))
+        records = run.records[first:]
         if not records:
             continue
         before = run.records[-len(records) - 1].get("seconds") or 0.0 if len(records) < len(run.records) else 0.0
@@ -245,7 +246,7 @@ def _waits(runs: Sequence[Run]) -> str:
         if not seconds > 0:
             continue
         waited = {name: sum(record.get(f"wait/{name}") or 0.0 for record in records) / seconds for name in _WAITS}
-        among = replace(run, records=records).share("time/waiting")
+        among = run.share("time/waiting", first)
         cells = [f"{waited[name]:.1%}" if run.has(f"wait/{name}") else "" for name in _WAITS]
         cells.append("" if math.isnan(among) else f"{among:.1%}")
         rows.append([run.name, *cells, _limit(waited) if all(cells[: len(waited)]) else ""])

@@ -140,12 +140,12 @@ class Run:
         """The largest value, NaN if there is none."""
         return max((value for record in self.records if (value := record.get(metric)) is not None), default=math.nan)
 
-    def share(self, metric: str) -> float:
-        """Mean over time of each iteration's share, NaN if there is none."""
+    def share(self, metric: str, first: int = 0) -> float:
+        """Mean over time of each iteration's share, from the record `first` on; NaN if there is none."""
         known, seconds, before = [], [], 0.0
-        for record in self.records:
+        for index, record in enumerate(self.records):
             now = record.get("seconds") or before
-            if (value := record.get(metric)) is not None:
+            if index >= first and (value := record.get(metric)) is not None:
                 known.append(value)
                 seconds.append(now - before)
             before = now

@@ -10,7 +10,7 @@ import sys
 from torch import Tensor
 
 from lockstep import envs
-from lockstep.agent import Agent
+from lockstep.agent import NO_KERNELS, Agent
 from lockstep.buffers import data, memory
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
@@ -122,11 +122,7 @@ def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions)
             "which learns as well. The two give different results: a run that is to match another keeps its precision."
         )
     if experiment.precision == "portable" and not experiment.has_kernels:
-        told.append(
-            "no kernels compute this algorithm with this model, so torch's operations are replaced one by one, and the "
-            "run takes two to seven times as long as with --precision fp32. That learns as well, but its digest "
-            "belongs to one make of CPU. docs/reproducibility.md lists what kernels compute."
-        )
+        told.append(NO_KERNELS)
     if experiment.allow_nondeterministic and layout.uses_gpus:
         told.append(
             "--allow-nondeterministic: an operation without a deterministic kernel gives other bits each time, and "

@@ -507,10 +507,10 @@ def test_the_slower_side_is_the_one_that_was_waited_for(
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     with (run / "metrics.jsonl").open("w") as file:
         for line, oldest in zip(lines, (1, 4, 2), strict=True):
-            beginning = {"wait/rollouts": 150.0} if oldest == 1 else {}
+            beginning = {"wait/rollouts": 150.0, "time/waiting": 0.9} if oldest == 1 else {"time/waiting": 0.2}
             file.write(json.dumps(line | beginning | {"lag/policy_versions_max": oldest}) + "\n")
     shown = rows(report([run], tmp_path / "r.html"), "lag")
-    assert ["a", f"{rollouts / 2:.1f}%", f"{parameters / 2:.1f}%", slower] in shown
+    assert ["a", f"{rollouts / 2:.1f}%", f"{parameters / 2:.1f}%", "20.0%", slower] in shown
     assert shown[1][:6] == ["a", "async, at most 4", "0", "4", "async, at most 8", "0.5"]
 
 

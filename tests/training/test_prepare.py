@@ -9,6 +9,7 @@ import pytest
 from tiny import EXPERIMENTS, options
 
 from lockstep import train
+from lockstep.agent import NO_KERNELS, Agent
 from lockstep.config.layout import Layout
 from lockstep.system import machine
 from lockstep.training.prepare import warn_before_run
@@ -45,6 +46,7 @@ def test_bf16_is_warned_about_where_the_cpu_emulates_it(
         ("ppo-lstm", "portable", True),
         ("ppo-lstm", "fp32", False),
         ("rainbow-lag-1", "portable", True),
+        ("portable-cartpole-a2c", "portable", False),
     ],
 )
 def test_portable_arithmetic_without_kernels_is_warned_about(
@@ -53,3 +55,11 @@ def test_portable_arithmetic_without_kernels_is_warned_about(
     experiment = dataclasses.replace(EXPERIMENTS[name](), precision=precision)
     warn_before_run(experiment, Layout(), options(tmp_path / "run"))
     assert ("no kernels compute this algorithm" in capsys.readouterr().err) is warned
+
+
+def test_kernels_that_do_not_know_a_space_or_an_activation_are_missed() -> None:
+    experiment = EXPERIMENTS["portable-cartpole-a2c"]()
+    assert Agent(experiment).has_kernels and NO_KERNELS not in Agent(experiment).warnings()
+    assert not experiment.replace(**{"model.activation": "elu"}).has_kernels
+    several = experiment.replace(**{"env.id": "lockstep/TupleBandit-v0", "env.adapter": "gymnasium"})
+    assert several.has_kernels and NO_KERNELS in Agent(several).warnings()
