@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lockstep.agent import Agent
 from lockstep.distributed.tree import TreeSum, complete
-from lockstep.learners.learner import Learner
+from lockstep.learners.learner import Learner, inverse
+from lockstep.learners.optimizer import PortableOptimizer
 
 
 class KernelLearner(Learner):
@@ -30,6 +31,12 @@ class KernelLearner(Learner):
         """Whether a kernel may add up the gradients of all slots."""
         self._reuses = plain and not self._lag
         """Whether nothing keeps a gradient until the next one: another reduction may, and delayed gradients do."""
+        algorithm, optimizer = self._algorithm, self.optimizer
+        assert isinstance(optimizer, PortableOptimizer)
+        self.optimizer: PortableOptimizer = optimizer
+        apart = algorithm.reads_steps or algorithm.weighted or algorithm.counted or not algorithm.mean_loss
+        self._at_once = not (apart or self._lag)
+        """Whether a gradient is the sum over all slots divided by the number of samples, and applied at once."""
 
     def _push(self, step: int, hyper: dict[str, float], digests: dict[int, str]) -> None:
         if step == 0 or not self._subtree:  # the first step needs every slot's gradient, for its digest
@@ -47,6 +54,23 @@ class KernelLearner(Learner):
         out = self._out if self._reuses else np.zeros_like(self._out)  # memory that was just used is faster
         self.compute(step, hyper, out, joined=joined)
         return out
+
+    def _applied_at_once(
+        self, total: Tensor, iteration: int, number: int, hyper: dict[str, float], sums: Tensor
+    ) -> float | None:
+        """Apply a global gradient with few operations around the optimizer's kernel, if that has one for this; else as
+        Learner._applied_at_once."""
+        if not self._at_once:
+            return None
+        numbers, size, groups = total.numpy(), self._parameters.size, self._algorithm.groups(number, hyper)
+        factor = inverse(max(float(numbers[size]), 1.0))
+        if factor is None or not self.optimizer.joins(groups):
+            return None
+        added = sums.numpy()
+        added += numbers[size : size + len(added)]
+        norm = self.optimizer.at_once(numbers, factor, groups)
+        self._follow(number)
+        return norm
 
     @abstractmethod
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
