@@ -72,7 +72,7 @@ class ActingBatch:
         steps, size = agent.experiment.algorithm.rollout, group.size
         self._check = RolloutCheck(finite_check, steps)
         self._experiment = agent.experiment
-        self._distribution = agent.model.distribution
+        self._model, self._distribution = agent.model, agent.model.distribution
         self._previous = agent.experiment.model.uses_previous
         self.envs, self.members = environments, environments.members
         self._buffers = [_Open(buffer) for buffer in buffers]
@@ -301,7 +301,8 @@ class ActingBatch:
             if member.last >= 0:
                 self._fill_up(member)
         if self._on_device is None and not self._compiled:
-            rollout.log_prob.copy_(self._distribution.log_prob(self._policy, rollout.action))
+            with arithmetic(self._model):  # actions may need less
+                rollout.log_prob.copy_(self._distribution.log_prob(self._policy, rollout.action))
             if rollout.policy is not None:
                 rollout.policy.copy_(self._policy)
 

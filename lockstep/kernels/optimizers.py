@@ -15,23 +15,37 @@ from lockstep.kernels.math import sqrt
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _LANES = 64
 """Parts of a sum: so many that LLVM computes with vectors."""
+_TOGETHER = 1024
+"""Numbers that are scaled before they are squared, so that they are still in the cache then: a multiple of _LANES."""
+
+
+@compiled
+def _add_squares(x: np.ndarray, sums: np.ndarray) -> None:
+    """Add the square of each number to a part of a sum, float64 [64]: number i belongs to part i mod 64."""
+    for i in range(0, len(x) - len(x) % _LANES, _LANES):
+        for lane in range(_LANES):
+            number = np.float64(x[i + lane])
+            sums[lane] += number * number
+    for i in range(len(x) - len(x) % _LANES, len(x)):
+        number = np.float64(x[i])
+        sums[i % _LANES] += number * number
+
+
+@compiled
+def _root(sums: np.ndarray) -> float:
+    """The square root of a sum, whose parts are added in order."""
+    total = 0.0
+    for lane in range(_LANES):
+        total += sums[lane]
+    return sqrt(total)
 
 
 @compiled
 def norm(gradient: np.ndarray) -> float:
     """The Euclidean norm, summed in float64: number i belongs to part i mod 64, and the parts are added in order."""
     sums = np.zeros(_LANES)
-    for i in range(0, len(gradient) - len(gradient) % _LANES, _LANES):
-        for lane in range(_LANES):
-            x = np.float64(gradient[i + lane])
-            sums[lane] += x * x
-    for i in range(len(gradient) - len(gradient) % _LANES, len(gradient)):
-        x = np.float64(gradient[i])
-        sums[i % _LANES] += x * x
-    total = 0.0
-    for lane in range(_LANES):
-        total += sums[lane]
-    return sqrt(total)
+    _add_squares(gradient, sums)
+    return _root(sums)
 
 
 @compiled
@@ -47,9 +61,16 @@ def power(base: float, exponent: int) -> float:
 
 
 @compiled
-def clip(gradient: np.ndarray, largest: float) -> float:
-    """Scale a gradient down to a norm, in place. Returns the norm before."""
-    found = norm(gradient)
+def clip(gradient: np.ndarray, factor: np.float32, largest: float) -> float:
+    """Multiply a gradient by a factor, and scale the product down to a norm, in place. Returns the product's norm."""
+    sums = np.zeros(_LANES)
+    for begin in range(0, len(gradient), _TOGETHER):
+        part = gradient[begin : begin + _TOGETHER]
+        if factor != _ONE:
+            for i in range(len(part)):
+                part[i] *= factor
+        _add_squares(part, sums)
+    found = _root(sums)
     if found > largest:
         scale = np.float32(largest / (found + 1e-6))
         for i in range(len(gradient)):
@@ -61,6 +82,7 @@ def clip(gradient: np.ndarray, largest: float) -> float:
 def adam(
     x: np.ndarray,
     gradient: np.ndarray,
+    factor: np.float32,
     largest: float,
     first: np.ndarray,
     second: np.ndarray,
@@ -75,6 +97,7 @@ def adam(
     Args:
         x: parameters, float32 [P].
         gradient: float32 [P].
+        factor: what it is multiplied by first.
         largest: norm to which the gradient is scaled down.
         first, second: moments, float32 [P].
         steps: the number of this step, from 1.
@@ -83,7 +106,7 @@ def adam(
     Returns:
         The gradient's norm before it was clipped.
     """
-    found = clip(gradient, largest)
+    found = clip(gradient, factor, largest)
     step = np.float32(rate / (1.0 - power(beta1, steps)))
     scale = np.float32(np.float64(1.0) / sqrt(1.0 - power(beta2, steps)))
     b1, b2, e = np.float32(beta1), np.float32(beta2), np.float32(eps)
@@ -115,8 +138,8 @@ def radam(
 ) -> float:
     """One step of rectified Adam (Liu et al. 2020, https://arxiv.org/abs/1908.03265, algorithm 2). While the variance
     of the second moment is unknown, which is in the first steps, it moves by the mean gradient alone. As in torch, this
-    lasts as long as ρ is at most 5. Arguments and result as for adam."""
-    found = clip(gradient, largest)
+    lasts as long as ρ is at most 5. Other arguments and the result are those of adam."""
+    found = clip(gradient, _ONE, largest)
     decayed = power(beta2, steps)
     longest = 2.0 / (1.0 - beta2) - 1.0
     length = longest - 2.0 * steps * decayed / (1.0 - decayed)
@@ -140,6 +163,7 @@ def radam(
 def adam_of_groups(
     x: np.ndarray,
     gradient: np.ndarray,
+    factor: np.float32,
     largest: float,
     first: np.ndarray,
     second: np.ndarray,
@@ -159,8 +183,8 @@ def adam_of_groups(
     """
     for g in range(len(groups)):
         begin, end, steps = groups[g]
-        moments = first[begin:end], second[begin:end]
-        norms[g] = adam(x[begin:end], gradient[begin:end], largest, *moments, steps, rates[g], beta1, beta2, eps)
+        own, moments = (x[begin:end], gradient[begin:end]), (first[begin:end], second[begin:end])
+        norms[g] = adam(*own, factor, largest, *moments, steps, rates[g], beta1, beta2, eps)
 
 
 @compiled
@@ -175,8 +199,8 @@ def follow(target: np.ndarray, x: np.ndarray, weight: np.float32) -> None:
 def rmsprop(
     x: np.ndarray, gradient: np.ndarray, largest: float, second: np.ndarray, rate: float, decay: float, eps: float
 ) -> float:
-    """One step of RMSProp without momentum, not centered. Arguments and result as for adam."""
-    found = clip(gradient, largest)
+    """One step of RMSProp without momentum, not centered. Other arguments and the result are those of adam."""
+    found = clip(gradient, _ONE, largest)
     r, d, c, e = np.float32(rate), np.float32(decay), np.float32(1.0 - decay), np.float32(eps)
     for i in range(len(x)):
         g = gradient[i]

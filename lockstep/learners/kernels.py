@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lockstep.agent import Agent
 from lockstep.distributed.tree import TreeSum, complete
-from lockstep.learners.learner import Learner
+from lockstep.learners.learner import Learner, inverse
+from lockstep.learners.optimizer import PortableOptimizer
 
 
 class KernelLearner(Learner):
@@ -30,6 +31,13 @@ class KernelLearner(Learner):
         """Whether a kernel may add up the gradients of all slots."""
         self._reuses = plain and not self._lag
         """Whether nothing keeps a gradient until the next one: another reduction may, and delayed gradients do."""
+        algorithm, optimizer = self._algorithm, self.optimizer
+        assert isinstance(optimizer, PortableOptimizer)
+        self.optimizer: PortableOptimizer = optimizer
+        more = algorithm.reads_steps or algorithm.weighted or algorithm.counted or self._lag
+        self._fuses = not more
+        """Whether a gradient is the sum over all slots, or that divided by the number of samples, and is applied before
+        the next one is computed."""
 
     def _push(self, step: int, hyper: dict[str, float], digests: dict[int, str]) -> None:
         if step == 0 or not self._subtree:  # the first step needs every slot's gradient, for its digest
@@ -47,6 +55,23 @@ class KernelLearner(Learner):
         out = self._out if self._reuses else np.zeros_like(self._out)  # memory that was just used is faster
         self.compute(step, hyper, out, joined=joined)
         return out
+
+    def _applied_in_one_call(
+        self, total: Tensor, iteration: int, number: int, hyper: dict[str, float], sums: Tensor
+    ) -> float | None:
+        """Apply a global gradient with few operations around the optimizer's kernel, and return its norm; None if that
+        kernel does not cover it."""
+        if not self._fuses:
+            return None
+        numbers, size, groups = total.numpy(), self._parameters.size, self._algorithm.groups(number, hyper)
+        factor = inverse(max(float(numbers[size]), 1.0)) if self._algorithm.mean_loss else 1.0
+        if factor is None or not self.optimizer.joins(groups):
+            return None
+        added = sums.numpy()
+        added += numbers[size : size + len(added)]
+        norm = self.optimizer.step_of_sum(numbers, factor, groups)
+        self._follow(number)
+        return norm
 
     @abstractmethod
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:

@@ -132,9 +132,9 @@ class Learner:
             total = self.reduction.finish().to(agent.device)
             applied[updates] = Applied(None, len(self._in_flight))
             updates += 1
-            if (done := self._applied_by_graph(total, iteration, before + updates, hyper)) is not None:
-                sums += done[0]
-                norms, moved = norms + done[1], moved + 1
+            norm = self._applied_in_one_call(total, iteration, before + updates, hyper, sums)
+            if norm is not None:
+                norms, moved = norms + norm, moved + 1
                 continue
             gradient, added = self._split(total)
             found = self._means(added) if reads else {}
@@ -202,13 +202,14 @@ class Learner:
             capture, lambda: [*self._agent.vectors, *self.optimizer.state().values()], self._agent.round
         )
 
-    def _applied_by_graph(
-        self, total: Tensor, iteration: int, number: int, hyper: dict[str, float]
-    ) -> tuple[Tensor, Any] | None:
-        """Apply a global gradient by a graph: counts and sums of metrics, and its norm; None if there is none.
+    def _applied_in_one_call(
+        self, total: Tensor, iteration: int, number: int, hyper: dict[str, float], sums: Tensor
+    ) -> Any | None:
+        """Apply a global gradient by a graph, if there is one, and return its norm.
 
         Args:
             number: that of the gradient step, as Algorithm.groups counts.
+            sums: to which counts and sums of metrics are added.
         """
         if self._updates is None:
             return None
@@ -220,7 +221,11 @@ class Learner:
             gradient, added = self._split(place)
             return added, self._apply(Computed(gradient, iteration, number, groups))
 
-        return self._updates.run(total, kind, apply)
+        if (done := self._updates.run(total, kind, apply)) is None:
+            return None
+        added, norm = done
+        sums += added
+        return norm
 
     def _together(self) -> list[tuple[int, ...]]:
         """The slots whose gradients are computed together. A graph normalizes observations of all with one version's
@@ -234,8 +239,12 @@ class Learner:
     def _apply(self, computed: Computed) -> float | Tensor:
         """Apply a gradient, and return its norm."""
         norm = self.optimizer.step(computed.gradient, computed.groups)
-        self._agent.follow(computed.step)
+        self._follow(computed.step)
         return norm
+
+    def _follow(self, step: int) -> None:
+        """Let the target network follow, if there is one, after so many gradient steps."""
+        self._agent.follow(step)
 
     def _split(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Split the sum over slices into the mean gradient, and the number of valid samples followed by the sum of
@@ -361,10 +370,15 @@ def _number(x: Tensor) -> Any:
     return float(x) if x.device.type == "cpu" else x
 
 
+def inverse(divisor: float) -> float | None:
+    """The inverse of a power of two. A product with it has the bits of the quotient, and is cheaper."""
+    return 1 / divisor if math.frexp(divisor)[0] == 0.5 else None
+
+
 def _divide(x: Tensor, by: Any) -> None:
-    """Divide in place. By a power of two, the product with its inverse has the same bits and is cheaper."""
-    if isinstance(by, float) and math.frexp(by)[0] == 0.5:
-        x *= 1 / by
+    """Divide in place."""
+    if isinstance(by, float) and (factor := inverse(by)) is not None:
+        x *= factor
     else:
         x /= by
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import gymnasium
 import numpy as np
 import torch
-from torch import Tensor
 
 from lockstep.agent import Agent
 from lockstep.algorithms.ddpg import DDPGConfig
@@ -28,7 +27,7 @@ from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradients, td3
 from lockstep.kernels.optimizers import follow
 from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradients
 from lockstep.learners.kernels import KernelLearner
-from lockstep.learners.learner import Computed, LearningReport
+from lockstep.learners.learner import LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import Deterministic, SquashedGaussian
 from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers
@@ -93,11 +92,9 @@ class ReplayLearner(KernelLearner):
         for row, (slot, weights) in enumerate(zip(self._slots, items.weight.reshape(len(out), -1), strict=True)):
             largest[0 if joined else row, slot] = weights.max()
 
-    def _apply(self, computed: Computed) -> float | Tensor:
-        norm = self.optimizer.step(computed.gradient, computed.groups)
-        if weight := self._following(computed.step):
+    def _follow(self, step: int) -> None:
+        if weight := self._following(step):
             follow(self._target, self._parameters, np.float32(weight))
-        return norm
 
     def _items(self, step: int) -> Arrays:
         """All slots' slices of one gradient step's minibatch."""

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from lockstep.config.settings import SettingsError
 from lockstep.models.distributions import Distribution, SentBox
 from lockstep.models.gaussian import LOG_STD_RANGE, bounded, expected_log_slope, log_slope, standard_normal
+from lockstep.portable.numbers import tensor_exp, tensor_tanh
 
 _LOG_TWO_PI = math.log(2 * math.pi)
 
@@ -152,19 +153,22 @@ class DiagonalGaussian(Scaled):
 class SquashedGaussian(DiagonalGaussian):
     """tanh of a diagonal normal distribution (Haarnoja et al. 2018, appendix C)."""
 
+    exact = True
+
     def bound(self, outputs: Tensor) -> Tensor:
         mean, log_std = outputs.split(self.size, -1)
         return torch.cat([mean, log_std.clamp(*LOG_STD_RANGE)], -1)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        return self.sample_with_log_prob(params, noise)[0]
+        mean, log_std = self.split(params)
+        return tensor_tanh(mean + tensor_exp(log_std) * standard_normal(noise))
 
     def sample_with_log_prob(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """[..., P], [..., D] -> actions [..., D] and log-probabilities [...], both differentiable."""
         return _SquashedSample.apply(*self.split(params), standard_normal(noise))  # type: ignore[no-any-return]
 
     def mode(self, params: Tensor) -> Tensor:
-        return torch.tanh(super().mode(params))
+        return tensor_tanh(super().mode(params))
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         u = torch.atanh(action.clamp(-1 + 1e-6, 1 - 1e-6))

@@ -35,6 +35,24 @@ def portable_numbers() -> Iterator[None]:
         enter(-1)
 
 
+def tensor_exp(x: Tensor) -> Tensor:
+    """e**x of a float32 tensor."""
+    if not _uses.count or x.requires_grad:
+        return torch.exp(x)
+    from lockstep.portable import elementwise
+
+    return elementwise.exp(x)
+
+
+def tensor_tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent of a float32 tensor."""
+    if not _uses.count or x.requires_grad:
+        return torch.tanh(x)
+    from lockstep.portable import elementwise
+
+    return elementwise.tanh(x)
+
+
 def tanh(x: np.ndarray) -> np.ndarray:
     """The hyperbolic tangent of a float32 array."""
     if not _uses.count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -16,10 +17,12 @@ from lockstep.algorithms.offpolicy import drifting
 from lockstep.config.settings import SettingsError
 from lockstep.models import ActorCritic, ActorCriticConfig
 from lockstep.models.action_spaces import make_distribution
+from lockstep.models.arithmetic import portable_operations
 from lockstep.models.base import Exploring
 from lockstep.models.capture import Inference
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, SquashedGaussian
 from lockstep.models.distributions import Categorical
+from lockstep.portable.numbers import portable_numbers
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
 KINDS = (Deterministic, DiagonalGaussian, SquashedGaussian)
@@ -62,6 +65,34 @@ def test_squashed_densities_are_torchs() -> None:
     torch.testing.assert_close(distribution.log_prob(params, action)[inner], log_prob[inner], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(distribution.sample(params, noise), action)
     torch.testing.assert_close(distribution.mode(params), torch.tanh(params[:, :2]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_acting_has_the_bits_of_portable_operations_without_them(kind: type[Deterministic]) -> None:
+    distribution = kind(BOX)
+    draw = torch.Generator().manual_seed(5)
+    params = distribution.bound(torch.randn(500, distribution.num_params, generator=draw))
+    noise = torch.rand(500, 2, generator=draw)
+
+    def act() -> list[torch.Tensor]:
+        return [distribution.sample(params, noise), distribution.mode(params), distribution.uniform(params, noise)]
+
+    with portable_operations():
+        expected = act()
+    with portable_numbers() if distribution.exact else portable_operations():
+        found = act()
+    assert all(map(torch.equal, found, expected))
+
+
+def test_samples_of_a_squashed_distribution_have_gradients() -> None:
+    params = torch.tensor([0.3, -0.2, -0.5, 0.1], requires_grad=True)
+    noise = torch.tensor([0.2, 0.7])
+    for context in (contextlib.nullcontext(), portable_operations()):
+        with context:
+            found, _ = SquashedGaussian(BOX).sample_with_log_prob(params, noise)
+            (expected,) = torch.autograd.grad(found.sum(), params)
+            (gradient,) = torch.autograd.grad(SquashedGaussian(BOX).sample(params, noise).sum(), params)
+        torch.testing.assert_close(gradient, expected)
 
 
 def test_entropies_are_mean_surprises() -> None:
