@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lockstep.agent import Agent
 from lockstep.distributed.tree import TreeSum, complete
-from lockstep.learners.learner import Learner, inverse
+from lockstep.learners.learner import Computed, Learner, inverse
 from lockstep.learners.optimizer import PortableOptimizer
 
 
@@ -72,6 +72,15 @@ class KernelLearner(Learner):
         norm = self.optimizer.step_of_sum(numbers, factor, groups)
         self._follow(number)
         return norm
+
+    def _apply(self, computed: Computed) -> float | Tensor:
+        norm = self.optimizer.step(computed.gradient, computed.groups)
+        self._follow(computed.step)
+        return norm
+
+    def _follow(self, step: int) -> None:
+        """Let the target network follow, if there is one, after so many gradient steps."""
+        self._agent.follow(step)
 
     @abstractmethod
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:

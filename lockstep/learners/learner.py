@@ -239,12 +239,8 @@ class Learner:
     def _apply(self, computed: Computed) -> float | Tensor:
         """Apply a gradient, and return its norm."""
         norm = self.optimizer.step(computed.gradient, computed.groups)
-        self._follow(computed.step)
+        self._agent.follow(computed.step)
         return norm
-
-    def _follow(self, step: int) -> None:
-        """Let the target network follow, if there is one, after so many gradient steps."""
-        self._agent.follow(step)
 
     def _split(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Split the sum over slices into the mean gradient, and the number of valid samples followed by the sum of
@@ -263,8 +259,14 @@ class Learner:
             for place, name in enumerate(algorithm.metric_names, start=1):
                 if name.startswith("loss/"):
                     tail[place] /= largest
-        if isinstance(scale, Tensor) or scale != 1.0:
-            _divide(gradient, scale)
+        if isinstance(scale, Tensor):
+            gradient /= scale
+        elif scale != 1.0:
+            factor = inverse(scale)
+            if factor is None:
+                gradient /= scale
+            else:
+                gradient *= factor
         return gradient, tail[:count]
 
     def _means(self, sums: Tensor) -> dict[str, float]:
@@ -373,14 +375,6 @@ def _number(x: Tensor) -> Any:
 def inverse(divisor: float) -> float | None:
     """The inverse of a power of two. A product with it has the bits of the quotient, and is cheaper."""
     return 1 / divisor if math.frexp(divisor)[0] == 0.5 else None
-
-
-def _divide(x: Tensor, by: Any) -> None:
-    """Divide in place."""
-    if isinstance(by, float) and (factor := inverse(by)) is not None:
-        x *= factor
-    else:
-        x /= by
 
 
 def _at_least_one(x: Tensor) -> Any:
