@@ -18,7 +18,6 @@ from lockstep.models.encoders import (
     _NATURE_MINIMUM,
     MLP,
     DataEfficientCNN,
-    Initialization,
     MinAtarCNN,
     NatureCNN,
     ObservationEncoder,
@@ -122,12 +121,19 @@ class TrunkConfig(ModelConfig):
         def image_encoder(shape: tuple[int, int, int]) -> nn.Module:
             auto: Literal["nature", "impala"] = "nature" if min(shape[1:]) >= _NATURE_MINIMUM else "impala"
             name = auto if self.encoder == "auto" else self.encoder
-            initialization: Initialization = "impala" if name == "impala" else "orthogonal"
-            if self.initialization == "fixup":
-                if name != "impala":
-                    raise _no_fixup(f"images of {shape[1]}x{shape[2]} pixels take the encoder {name}")
-            elif self.initialization != "auto":
-                initialization = self.initialization
+            initialization = self.initialization
+            if initialization == "auto":
+                initialization = "impala" if name == "impala" else "orthogonal"
+            if name == "impala":
+                if self.normalizes_layers:
+                    raise SettingsError(
+                        f"model.encoder={self.encoder} is the residual network impala for images of {shape[1]}x"
+                        f"{shape[2]} pixels, which model.layer_norm cannot normalize. Use another encoder, such as "
+                        "--model.encoder minatar, or --model.no-layer-norm."
+                    )
+                return ImpalaResNet(shape, self.channels, self.dense_size or 256, initialization)
+            if initialization == "fixup":
+                raise _no_fixup(f"images of {shape[1]}x{shape[2]} pixels take the encoder {name}")
             if name == "symbols":
                 return SymbolNet(shape, _SYMBOLS, self._mlp)
             if name == "minatar":
@@ -136,16 +142,7 @@ class TrunkConfig(ModelConfig):
                 return NatureCNN(shape, self.dense_size or 512, initialization, self.normalizes_layers)
             if name == "der":
                 return DataEfficientCNN(shape, self.dense_size, initialization, self.normalizes_layers)
-            if name == "convnet_simple":
-                return SimpleConvNet(shape, self.dense_size or 512, initialization, self.normalizes_layers)
-            if self.normalizes_layers:
-                raise SettingsError(
-                    f"model.encoder={self.encoder} is the residual network impala for images of {shape[1]}x{shape[2]} "
-                    "pixels, which model.layer_norm cannot normalize. Use another encoder, such as --model.encoder "
-                    "minatar, or --model.no-layer-norm."
-                )
-            fixup = self.initialization == "fixup"
-            return ImpalaResNet(shape, self.channels, self.dense_size or 256, "fixup" if fixup else initialization)
+            return SimpleConvNet(shape, self.dense_size or 512, initialization, self.normalizes_layers)
 
         return ObservationEncoder(
             ObservationLayout.of(observation_space),
