@@ -1,4 +1,4 @@
-"""An algorithm of your own: PPO with a penalty on the KL divergence in place of clipping.
+"""Your own algorithm: PPO with a penalty on the KL divergence in place of clipping.
 
 Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, section 4 (fixed β).
 

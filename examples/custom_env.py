@@ -1,4 +1,4 @@
-"""An environment of your own: steer a point to a target. Any gymnasium.Env works.
+"""Your own environment: steer a point to a target. Any gymnasium.Env works.
 
 lockstep train examples/custom_env.py:recipe --layout processes:2
 """

@@ -1,4 +1,4 @@
-"""A model of your own: a residual network over vector observations, trained with PPO.
+"""Your own model: a residual network over vector observations, trained with PPO.
 
 lockstep train examples/custom_model.py:recipe --layout processes:2
 """

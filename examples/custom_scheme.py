@@ -1,4 +1,4 @@
-"""A scheme of your own: collectors take new parameters only every few versions, for slow networks.
+"""Your own scheme: collectors take new parameters only every few versions, for slow networks.
 
 lockstep train examples/custom_scheme.py:recipe --layout cpu:a2-l1
 """

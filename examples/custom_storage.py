@@ -1,4 +1,4 @@
-"""A storage of your own: every minibatch from replay also contains the newest step of each environment.
+"""Your own storage: every minibatch from replay also contains the newest step of each environment.
 
 Source: Zhang and Sutton 2017, https://arxiv.org/abs/1712.01275 (combined experience replay).
 

@@ -1,4 +1,4 @@
-"""A gradient compression of your own: shards send the largest numbers of their gradients, and keep the
+"""Your own gradient compression: shards send the largest numbers of their gradients, and keep the
 rest for the next step.
 
 Source: Stich et al. 2018, https://arxiv.org/abs/1809.07599 (top-k with memory).

@@ -26,7 +26,7 @@ _MAX_VIDEO = 2_500_000
 _BESIDE = 4
 """Methods side by side in a table; with more, they go below each other."""
 _WAITING = {"wait/rollouts": "learners for rollouts", "wait/parameters": "collectors for parameters"}
-"""Who waits for what."""
+"""Metrics of waits, and how the table of speeds names them."""
 
 
 def speed(runs: Sequence[Run]) -> str:
