@@ -1,11 +1,13 @@
 """Runs of a suite, gathered beside published scores.
 
     lockstep sweep runs/der der-atari100k --suite atari100k --seed 1..3 --eval-every 100000 --eval-episodes 100
+    lockstep sweep runs/ppo ppo-mujoco --suite mujoco --seed 1..5 --eval-every 489 --eval-episodes 10
     python benchmarks/suites.py atari100k runs/der          # gathers what has ended; writes into benchmarks/suites/
     python benchmarks/suites.py atari100k runs/der --prune  # and deletes the replay memories of gathered runs
 
 Calls add up: what one has gathered stays. So runs may be trained on several machines, and their folders need not be
-kept. A score is the run's last evaluation; a run without one is evaluated on 100 episodes.
+kept. A run's evaluation is its last one; a run without one is evaluated on 100 episodes. Tables show the suite's
+metric: evaluations of Atari 100k, the last training episodes of the others.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def gather(name: str, root: Path, out: Path = RESULTS, *, prune: bool = False) -
         for memory in folder.glob("checkpoints/*/replay-*") if prune else ():
             memory.unlink()
     if known:
-        found = standing(name, _methods(list(known.values())), "eval/score")
+        found = standing(name, _methods(list(known.values())), suite.metric)
         (out / f"{name}.md").write_text(_tables(name, found), encoding="utf-8")
         print(found)
     return new
@@ -106,7 +108,8 @@ def _methods(known: list[dict[str, Any]]) -> list[Method]:
     found = []
     for each in known:
         settings = {"env.id": each["task"], "algorithm.$type": each["method"], **each["rules"]}
-        records = [{"samples": each["samples"], "eval/score": each["score"]}]
+        scores = {"eval/score": each["score"], "score/mean": each["training"]}
+        records = [{"samples": each["samples"], **{name: score for name, score in scores.items() if score is not None}}]
         found.append(Run(Path(each["run"]), each["seed"], settings, {}, records))
     groups = methods(found, across_tasks=True)
     for group in groups:

@@ -102,10 +102,10 @@ SUITES: dict[str, Suite] = {
     ),
     "mujoco": Suite(
         "MuJoCo",
-        ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"),
+        ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Ant-v4", "Humanoid-v4"),
         "score/mean",
         {"total_steps": 1_000_000},
-        "Three tasks, a million steps each. The score is that of the last training episodes. No scale makes scores of "
+        "Five tasks, a million steps each. The score is that of the last training episodes. No scale makes scores of "
         "different tasks comparable, so there are no aggregates over tasks.",
     ),
 }
@@ -136,7 +136,8 @@ def published(name: str) -> dict[str, dict[str, float]]:
     for row in rows:
         task = row.pop("task")
         for method, score in row.items():
-            found.setdefault(method, {})[task] = float(score)
+            if score:
+                found.setdefault(method, {})[task] = float(score)
     return found
 
 
