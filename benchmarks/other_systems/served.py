@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
@@ -19,7 +20,10 @@ _ANSWER = "samples/s "
 
 
 class Served:
-    """A script of this folder, under the Python of a peer. The first answer includes what it compiles."""
+    """A script of this folder, under the Python of a peer. The first answer includes what it compiles.
+
+    Between measurements it is stopped, because threads of some libraries spin while they wait.
+    """
 
     def __init__(
         self, peer: str, python: Path, script: str, task: Mapping[str, Any], variables: Mapping[str, str] | None = None
@@ -35,6 +39,11 @@ class Served:
             env={**os.environ, **(variables or {})},
         )
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def measure(self, seconds: float) -> float:
         """Samples per second over at least this time.
 
@@ -42,11 +51,13 @@ class Served:
             PeerError: it ended; the text has the last lines of its errors.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.send_signal(signal.SIGCONT)
         with contextlib.suppress(OSError):  # it has ended, and its output ends as well
             self._process.stdin.write(f"{seconds}\n")
             self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith(_ANSWER):
+                self._process.send_signal(signal.SIGSTOP)
                 return float(line.removeprefix(_ANSWER))
         self._process.wait()
         self._errors.seek(0)
