@@ -28,7 +28,7 @@ def starter(marks: Path, engine: str, *, watch: bool = False) -> str:
     program = marks / "engine"
     start = [sys.executable, "-I", "-S", vizdoom_engine.__file__, "watch" if watch else "replace"]
     start += [str(os.getpid()), str(marks), _home(), engine]
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(start)} "$@"{" >/dev/null 2>&1" * watch}\n', encoding="utf-8")
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(start)} "$@"{" </dev/null >/dev/null 2>&1" * watch}\n', encoding="utf-8")
     program.chmod(0o700)
     return str(program)
 
