@@ -20,8 +20,7 @@ def main(way: str, parent: str, marks: str, home: str, engine: str, *arguments: 
 
     Args:
         way: `replace`, or `watch`: the package vizdoom crashes the controller if an engine ends before its game has
-            begun. Then a watching process makes the file `failed` in MARKS instead of ending, unless the controller has
-            made the file `started`.
+            begun. So as long as MARKS exists, a watching process then makes the file `failed` there instead of ending.
         parent: process id of the controller. The engine ends with it.
         marks: folder for a file that has the name of the memory that engine and controller share, and contains the
             engine's process id, and that of the watching process if there is one.
@@ -45,9 +44,8 @@ def main(way: str, parent: str, marks: str, home: str, engine: str, *arguments: 
             mark.write(f"{os.getpid()} {watching}")  # the engine keeps this number
         os.execv(engine, [engine, *given])
     os.waitpid(child, 0)
-    if not os.path.exists(os.path.join(marks, "started")):
-        with contextlib.suppress(OSError):  # the controller has given up, and removed the folder
-            open(os.path.join(marks, "failed"), "w").close()
+    with contextlib.suppress(FileNotFoundError):
+        open(os.path.join(marks, "failed"), "w").close()
         while True:
             signal.pause()
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,12 +34,19 @@ pytestmark = needs_vizdoom
 def _nothing_is_left_behind(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    before = {file.name for file in Path("/dev/shm").glob("ViZDoom*")}
+    def left() -> set[Path]:
+        folders = Path(tempfile.gettempdir()).glob("lockstep-vizdoom-*")
+        return {*Path("/dev/shm").glob("ViZDoom*"), *(each for each in folders if each.name != home)}
+
+    home = f"lockstep-vizdoom-{os.getuid()}"  # all engines' folder, which stays
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    before = left()
     folder = tmp_path_factory.mktemp("current")
     monkeypatch.chdir(folder)
     yield
     assert not [file.name for file in folder.iterdir() if file.name.startswith("_vizdoom")]
-    assert {file.name for file in Path("/dev/shm").glob("ViZDoom*")} <= before
+    assert left() <= before
 
 
 def played(env: Any, seed: int, steps: int = 60) -> list[Any]:
@@ -250,10 +258,9 @@ def test_a_duel_whose_engine_is_killed_is_an_error(number: int) -> None:
 ENDING = """
 import sys
 from lockstep.envs.doom.duel import Duel
-from lockstep.envs.doom.starting import engine_and_watch
 env = Duel(img_width=64, img_height=36)
 env.reset(seed=1)
-print(*[pid for engine in env._engines for pid in engine_and_watch(engine._folder)], flush=True)
+print(*[pid for engine in env._engines for pid in engine._pids], flush=True)
 sys.stdin.read()
 """
 

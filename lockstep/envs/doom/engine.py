@@ -52,6 +52,8 @@ class Engine:
         self._marks = tempfile.TemporaryDirectory(prefix="lockstep-vizdoom-")
         self._folder = Path(self._marks.name)
         self._started, self._failure, self._closed = threading.Event(), "", False
+        self._pids: list[int] = []
+        """The engine, and the process that watches it, once they have started."""
         self._game: Any = vizdoom.DoomGame()
         folder = Path(vizdoom.__file__).parent
         self._game.set_vizdoom_path(starter(self._folder, str(folder / "vizdoom"), watch=True))
@@ -99,8 +101,6 @@ class Engine:
             self._game.init()
         except Exception as error:
             self._failure = f"{error}"
-        else:
-            (self._folder / "started").touch()
         self._started.set()
 
     def ready(self) -> None:
@@ -121,7 +121,8 @@ class Engine:
         if self._failure:
             self.close()
             raise EngineError(f"The Doom engine of player {self.name} could not start: {self._failure}.")
-        unlink(self._folder)
+        self._pids = engine_and_watch(self._folder)
+        self._clean()
 
     def failed(self) -> bool:
         """Whether the engine ended before it was ready."""
@@ -130,12 +131,11 @@ class Engine:
     @property
     def pid(self) -> int | None:
         """The engine's process id; None before it has one."""
-        return next(iter(engine_and_watch(self._folder)), None)
+        return next(iter(self._pids or engine_and_watch(self._folder)), None)
 
     def kill(self) -> None:
         """End the engine at once. A call that waits for it then raises EngineError."""
-        known = engine_and_watch(self._folder)
-        for pid in known if self._started.is_set() else known[:1]:
+        for pid in self._pids or engine_and_watch(self._folder)[:1]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -171,12 +171,22 @@ class Engine:
             return
         self._closed = True
         if self._started.is_set():
+            self._clean()  # before the engine ends: the watching process ends with it then
             with contextlib.suppress(Exception), _watch.over(self):  # one that has crashed cannot be closed
                 self._game.close()
         else:
             self.kill()
+            for _ in range(100):  # the watching process looks for the folder once
+                if not self.pid or self.failed():
+                    break
+                time.sleep(0.01)
+            self._clean()
+
+    def _clean(self) -> None:
+        """Remove the traces of a start."""
+        if self._folder.exists():
             unlink(self._folder)
-        self._marks.cleanup()
+            self._marks.cleanup()
 
     @contextlib.contextmanager
     def _heard(self) -> Iterator[None]:

@@ -28,14 +28,16 @@ def starter(marks: Path, engine: str, *, watch: bool = False) -> str:
     program = marks / "engine"
     start = [sys.executable, "-I", "-S", vizdoom_engine.__file__, "watch" if watch else "replace"]
     start += [str(os.getpid()), str(marks), _home(), engine]
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(start)} "$@"{" </dev/null >/dev/null 2>&1" * watch}\n', encoding="utf-8")
+    program.write_text(
+        f'#!/bin/sh\nexec {shlex.join(start)} "$@"{" </dev/null >/dev/null 2>&1" * watch}\n', encoding="utf-8"
+    )
     program.chmod(0o700)
     return str(program)
 
 
 def engine_and_watch(marks: Path) -> list[int]:
     """The process ids of the engine that the program in this folder has started, and of the process that watches it."""
-    others = ("engine", "started", "failed")
+    others = ("engine", "failed")
     return [int(pid) for mark in marks.glob("*") if mark.name not in others for pid in mark.read_text().split()]
 
 
