@@ -20,13 +20,13 @@ from lockstep.training.job import Job
 from lockstep.training.prepare import prepare
 
 needs_vizdoom = pytest.mark.skipif(importlib.util.find_spec("vizdoom") is None, reason="vizdoom is not installed")
-SMALL: dict[str, Any] = {"map": "map01", "img_width": 64, "img_height": 36, "minutes": 0.012}
-"""Matches of 12 steps."""
+SMALL: dict[str, Any] = {"map": "map01", "img_width": 64, "img_height": 36, "minutes": 0.016}
+"""Matches of 16 steps."""
 
 
-def small(recipe: Callable[[], Experiment], **more: Any) -> Experiment:
-    """Three iterations of 8 steps by four environments, so that matches end in the second one."""
-    env = {"num_envs": 4, "options": {**SMALL, **more}, "decorrelate": 0}
+def small(recipe: Callable[[], Experiment], num_envs: int, **more: Any) -> Experiment:
+    """Three iterations of 8 steps, so that matches end with the second one."""
+    env = {"num_envs": num_envs, "options": {**SMALL, **more}, "decorrelate": 0}
     return cut(recipe, env=env, scheme={"shards": 2})
 
 
@@ -38,6 +38,8 @@ def check_that_layouts_agree(experiment: Experiment, folder: Path, workers: Work
         ready = prepare(experiment, layout)
         orders[text] = workers.start(Job(RunFolder.create(ready, layout, run), ready, layout, run))
     alone = ran_of(lockstep.train(experiment, Layout(), options(folder / "inline", checkpoint_every=ITERATIONS - 1)))
+    records = RunFolder(alone.run).records()
+    assert [line["frames"] for line in records] == [2 * (line["samples"] or 0) for line in records] != []
     assert {text: workers.ran(order) for text, order in orders.items()} == dict.fromkeys(orders, alone)
     shutil.copytree(folder / "inline", folder / "resumed")
     assert ran_of(lockstep.resume(folder / "resumed", checkpoint=ITERATIONS - 1)) == alone

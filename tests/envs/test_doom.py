@@ -34,19 +34,22 @@ pytestmark = needs_vizdoom
 def _nothing_is_left_behind(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    def left() -> set[Path]:
-        folders = Path(tempfile.gettempdir()).glob("lockstep-vizdoom-*")
-        return {*Path("/dev/shm").glob("ViZDoom*"), *(each for each in folders if each.name != home)}
-
-    home = f"lockstep-vizdoom-{os.getuid()}"  # all engines' folder, which stays
-    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+    current, temporary = tmp_path_factory.mktemp("current"), tmp_path_factory.mktemp("temporary")
+    monkeypatch.chdir(current)
+    monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    before = left()
-    folder = tmp_path_factory.mktemp("current")
-    monkeypatch.chdir(folder)
+    instances, unlink = [], engines.unlink
+
+    def noting(marks: Path) -> None:
+        instances.extend(mark.name for mark in marks.iterdir())
+        unlink(marks)
+
+    monkeypatch.setattr(engines, "unlink", noting)
     yield
-    assert not [file.name for file in folder.iterdir() if file.name.startswith("_vizdoom")]
-    assert left() <= before
+    assert not list(current.glob("_vizdoom*"))
+    all_engines = f"lockstep-vizdoom-{os.getuid()}"  # a folder that stays
+    assert {each.name for each in temporary.glob("lockstep-vizdoom-*")} <= {all_engines}
+    assert not [file.name for file in Path("/dev/shm").iterdir() if file.name.endswith(tuple(instances))]
 
 
 def played(env: Any, seed: int, steps: int = 60) -> list[Any]:
@@ -108,7 +111,7 @@ def test_the_weapons_options_and_video(match: Callable[..., Deathmatch]) -> None
 
 
 def test_layouts_and_resumed_runs_agree_on_a_deathmatch(tmp_path: Path, workers: Workers) -> None:
-    check_that_layouts_agree(small(recipes.appo_vizdoom_deathmatch, bots=2), tmp_path, workers)
+    check_that_layouts_agree(small(recipes.appo_vizdoom_deathmatch, 2, bots=2), tmp_path, workers)
 
 
 def test_an_engine_that_is_killed_is_an_error(match: Callable[..., Deathmatch]) -> None:
@@ -220,7 +223,7 @@ def test_the_player_with_more_frags_wins() -> None:
 
 def test_layouts_and_resumed_runs_agree_on_a_duel(tmp_path: Path, workers: Workers) -> None:
     pytest.importorskip("pettingzoo")
-    check_that_layouts_agree(small(recipes.appo_vizdoom_duel), tmp_path, workers)
+    check_that_layouts_agree(small(recipes.appo_vizdoom_duel, 4), tmp_path, workers)
 
 
 def test_a_port_that_is_taken_is_replaced_by_another(monkeypatch: pytest.MonkeyPatch) -> None:

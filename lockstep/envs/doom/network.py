@@ -42,15 +42,17 @@ def connected(make: Callable[[int], Engine], buttons: Sequence[str], angle: int,
     """
     reasons = []
     for _ in range(_ATTEMPTS):
-        pair = [make(0), make(1)]
+        host, guest = make(0), make(1)
         try:
-            _connect(*pair, port=_free_port(), respawn=respawn)
-            _check_delay(*pair, [_QUARTER * (button == _TURN) for button in buttons], angle)
-            return pair
-        except EngineError as error:
+            _connect(host, guest, _free_port(), respawn)
+            _check_delay(host, guest, [_QUARTER * (button == _TURN) for button in buttons], angle)
+            return [host, guest]
+        except BaseException as error:
+            host.close()
+            guest.close()
+            if not isinstance(error, EngineError):
+                raise
             reasons.append(str(error))
-            for engine in pair:
-                engine.close()
     why = " ".join(dict.fromkeys(reasons))
     raise EngineError(f"Two Doom engines could not be connected in {_ATTEMPTS} attempts. {why}")
 
