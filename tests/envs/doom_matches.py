@@ -24,9 +24,9 @@ SMALL: dict[str, Any] = {"map": "map01", "img_width": 64, "img_height": 36, "min
 """Matches of 16 steps."""
 
 
-def small(recipe: Callable[[], Experiment], num_envs: int, **more: Any) -> Experiment:
+def small(recipe: Callable[[], Experiment], **more: Any) -> Experiment:
     """Three iterations of 8 steps, so that matches end with the second one."""
-    env = {"num_envs": num_envs, "options": {**SMALL, **more}, "decorrelate": 0}
+    env = {"num_envs": 4, "options": {**SMALL, **more}, "decorrelate": 0}
     return cut(recipe, env=env, scheme={"shards": 2})
 
 

@@ -111,7 +111,7 @@ def test_the_weapons_options_and_video(match: Callable[..., Deathmatch]) -> None
 
 
 def test_layouts_and_resumed_runs_agree_on_a_deathmatch(tmp_path: Path, workers: Workers) -> None:
-    check_that_layouts_agree(small(recipes.appo_vizdoom_deathmatch, 2, bots=2), tmp_path, workers)
+    check_that_layouts_agree(small(recipes.appo_vizdoom_deathmatch, bots=2), tmp_path, workers)
 
 
 def test_an_engine_that_is_killed_is_an_error(match: Callable[..., Deathmatch]) -> None:
@@ -223,7 +223,7 @@ def test_the_player_with_more_frags_wins() -> None:
 
 def test_layouts_and_resumed_runs_agree_on_a_duel(tmp_path: Path, workers: Workers) -> None:
     pytest.importorskip("pettingzoo")
-    check_that_layouts_agree(small(recipes.appo_vizdoom_duel, 4), tmp_path, workers)
+    check_that_layouts_agree(small(recipes.appo_vizdoom_duel), tmp_path, workers)
 
 
 def test_a_port_that_is_taken_is_replaced_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
