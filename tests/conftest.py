@@ -41,6 +41,7 @@ SLOW = (
     "envs/test_check_env.py",
     "envs/test_compiled",
     "envs/test_dict_actions.py",
+    "envs/test_doom.py",
     "envs/test_mixed.py",
     "envs/test_shard_env.py",
     "envs/test_subprocess.py",

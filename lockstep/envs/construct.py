@@ -33,6 +33,7 @@ _EXTRAS = {
     "pygame": "classic",
     "gymnasium_robotics": "robotics",
     "pettingzoo": "pettingzoo",
+    "vizdoom": "vizdoom",
 }
 """Modules that an error may name, and the extras that install them."""
 

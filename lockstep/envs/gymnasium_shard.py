@@ -28,9 +28,12 @@ from lockstep.envs.settings import EnvConfig
 from lockstep.system.output import reserve_streams, tell
 
 
-def _emulated(env: gymnasium.Env[Any, Any]) -> tuple[int, str]:
-    """Frames for each step, and a description of the emulator, of an Atari game; 1 and "" of other environments."""
+def emulated(env: Any) -> tuple[int, str]:
+    """Frames for each step, and a description of the emulator, of an Atari game or one of Doom's matches; 1 and "" of
+    other environments."""
     game: Any = env.unwrapped
+    if (tics := getattr(game, "tics_per_action", None)) is not None:
+        return tics, f"{tics} tics an action"
     ale, frames = getattr(game, "ale", None), getattr(game, "_frameskip", None)
     if ale is None or not isinstance(frames, int):
         return 1, ""
@@ -84,7 +87,7 @@ class GymShard(ShardEnv):
                     f"The environment env.id={config.id} has no {name}. Let its constructor set self.{name} to a "
                     "space of gymnasium.spaces."
                 )
-        self.frames_per_step, self.emulator = _emulated(self._envs[0])
+        self.frames_per_step, self.emulator = emulated(self._envs[0])
         return self._envs[0].observation_space, self._envs[0].action_space
 
     def reset(self, out: Observation) -> None:

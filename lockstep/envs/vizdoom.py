@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shlex
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +14,9 @@ from envpool.registration import registry as _registry
 from gymnasium import spaces
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs import vizdoom_engine
 from lockstep.envs.base import Observation
+from lockstep.envs.doom.actions import COMPACT, FULL, Actions
+from lockstep.envs.doom.starting import check_memory, starter, unlink
 from lockstep.envs.envpool_shard import EnvPoolShard
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.settings import EnvConfig
@@ -27,50 +25,11 @@ PREFIX = "vizdoom/"
 _LIBRARY_ID = "Basic-v1"
 """The EnvPool environment that plays a scenario, with the scenario's map and configuration instead of its own."""
 
-_GAME_MEMORY = 2_700_000
-"""Bytes of shared memory for each engine."""
-
 MEASUREMENTS = (
     *("HEALTH", "ARMOR", "SELECTED_WEAPON", "SELECTED_WEAPON_AMMO"),
     *("AMMO2", "AMMO3", "AMMO4", "AMMO5", "AMMO6", "AMMO7", "KILLCOUNT"),
 )
 """Game variables in the order of the observation's `measurements`, as raw numbers."""
-
-Heads = tuple[tuple[str, ...], ...]
-"""Buttons by head. Choice 0 of a head presses none of its buttons, choice i the i-th."""
-
-_TURN = "TURN_LEFT_RIGHT_DELTA"
-"""A button that turns by an angle. Its head has one choice for each angle, and the middle one is 0."""
-_WALK: Heads = (("MOVE_FORWARD", "MOVE_BACKWARD"), ("MOVE_RIGHT", "MOVE_LEFT"), ("ATTACK",), ("SPEED",))
-_WEAPONS = tuple(f"SELECT_WEAPON{n}" for n in range(1, 8))
-
-
-@dataclass(frozen=True)
-class Actions:
-    """An action space: independent heads over the buttons."""
-
-    heads: Heads
-    angles: tuple[float, ...] = ()
-    """Degrees per tic by which the last head turns, if it turns."""
-
-    @property
-    def sizes(self) -> list[int]:
-        """Choices of each head."""
-        return [len(self.angles) if head == (_TURN,) else len(head) + 1 for head in self.heads]
-
-    def buttons(self, choices: np.ndarray) -> np.ndarray:
-        """Choices [B, heads] -> how far each button is pressed, float64 [B, buttons]"""
-        pressed = []
-        for head, choice in zip(self.heads, choices.T, strict=True):
-            if head == (_TURN,):
-                pressed.append(np.array(self.angles)[choice, None])
-            else:
-                pressed.append((choice[:, None] == np.arange(1, len(head) + 1)).astype(np.float64))
-        return np.concatenate(pressed, 1)
-
-
-_FULL = Actions((*_WALK, ("USE",), _WEAPONS, (_TURN,)), tuple(np.linspace(-12.5, 12.5, 21)))
-_COMPACT = Actions((*_WALK, (_TURN,)), tuple(np.linspace(-10.0, 10.0, 11)))
 
 
 @dataclass(frozen=True)
@@ -98,7 +57,7 @@ class Scenario:
 
 
 _BATTLE: dict[str, Any] = {
-    "actions": {"full": _FULL, "compact": _COMPACT},
+    "actions": {"full": FULL, "compact": COMPACT},
     "skill": 2,
     "timeout": 2100,
     "per_kill": 1.0,
@@ -194,13 +153,13 @@ class VizdoomShard(EnvPoolShard):
             return super()._make_spec()
 
     def _make_pool(self) -> Any:
-        _check_memory(self.num_envs)
+        check_memory(self.num_envs)
         with self._files() as files:
             self._settings |= files
             try:
                 return super()._make_pool()
             finally:
-                _unlink(Path(files["cfg_path"]).parent)
+                unlink(Path(files["cfg_path"]).parent)
 
     @contextlib.contextmanager
     def _files(self) -> Iterator[dict[str, str]]:
@@ -209,13 +168,9 @@ class VizdoomShard(EnvPoolShard):
         maps = Path(library["cfg_path"]).parent
         wad = str(maps / f"{self._scenario.map}.wad")
         with tempfile.TemporaryDirectory(prefix="lockstep-vizdoom-") as folder:
-            config, engine = Path(folder, "scenario.cfg"), Path(folder, "engine")
+            config = Path(folder, "scenario.cfg")
             config.write_text(self._config(wad), encoding="utf-8")
-            start = [sys.executable, "-I", "-S", vizdoom_engine.__file__]
-            start += [str(os.getpid()), folder, _home(), library["vzd_path"]]
-            engine.write_text(f'#!/bin/sh\nexec {shlex.join(start)} "$@"\n', encoding="utf-8")
-            engine.chmod(0o700)
-            yield {"cfg_path": str(config), "wad_path": wad, "vzd_path": str(engine)}
+            yield {"cfg_path": str(config), "wad_path": wad, "vzd_path": starter(Path(folder), library["vzd_path"])}
 
     def _config(self, wad: str) -> str:
         """The scenario in ViZDoom's format."""
@@ -267,29 +222,3 @@ def _choose(env_id: str, scenario: Scenario, name: Any) -> Actions:
     if name not in known:
         raise SettingsError(f"env.options.actions={name!r} is unknown for {env_id}. Use {' or '.join(known)}.")
     return scenario.actions[name]
-
-
-def _check_memory(games: int) -> None:
-    system = os.statvfs("/dev/shm")
-    free = system.f_bavail * system.f_frsize
-    if free < games * _GAME_MEMORY:
-        raise SettingsError(
-            f"{games} games of Doom need {games * _GAME_MEMORY / 1e6:.0f} MB of shared memory, but /dev/shm has "
-            f"{free / 1e6:.0f} MB left. Use fewer (--env.num-envs), or give the container more (docker run "
-            "--shm-size=1g)."
-        )
-
-
-def _home() -> str:
-    """One folder for all engines of a user. It stays behind empty, but only one does."""
-    home = Path(tempfile.gettempdir(), f"lockstep-vizdoom-{os.getuid()}")
-    home.mkdir(mode=0o700, exist_ok=True)
-    return str(home)
-
-
-def _unlink(marks: Path) -> None:
-    """Unlink the shared memory once this process and all engines have opened it. The system then frees it with the last
-    of them, however they end."""
-    for instance in marks.iterdir():
-        for kind in ("SM", "MQCtr", "MQDoom"):
-            Path("/dev/shm", f"ViZDoom{kind}{instance.name}").unlink(missing_ok=True)

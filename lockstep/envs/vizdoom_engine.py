@@ -1,4 +1,4 @@
-"""Starts one Doom engine. It runs as a separate program with the arguments PARENT MARKS HOME ENGINE ARGUMENT...
+"""Starts one Doom engine. It runs as a separate program with the arguments WAY PARENT MARKS HOME ENGINE ARGUMENT...
 
 ViZDoom runs each game in a separate process. That process would outlive a killed controller, end at a Ctrl-C that is
 meant for the controller, and write its settings into the working directory.
@@ -6,6 +6,7 @@ meant for the controller, and write its settings into the working directory.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -14,27 +15,46 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def main(parent: str, marks: str, home: str, engine: str, *arguments: str) -> None:
-    """Replace this process by the engine.
+def main(way: str, parent: str, marks: str, home: str, engine: str, *arguments: str) -> None:
+    """Replace this process by the engine, or watch it.
 
     Args:
+        way: `replace`, or `watch`: the package vizdoom crashes the controller if an engine ends before its game has
+            begun. So as long as MARKS exists, a watching process then makes the file `failed` there instead of ending.
         parent: process id of the controller. The engine ends with it.
-        marks: folder for an empty file with the name of the memory that engine and controller share.
+        marks: folder for a file that has the name of the memory that engine and controller share, and contains the
+            engine's process id, and that of the watching process if there is one.
         home: folder in which the engine makes a folder whenever it loads a map.
         engine: the program.
         arguments: the controller's arguments for the engine.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # the controller has already ended
-        return
+    _end_with(int(parent))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.chdir(home)
     given = list(arguments)
     instance = given[given.index("+viz_instance_id") + 1]
-    os.close(os.open(os.path.join(marks, instance), os.O_CREAT | os.O_WRONLY))
     given[given.index("-config") + 1] = os.devnull
-    os.execv(engine, [engine, *given])
+    watching = os.getpid()
+    child = os.fork() if way == "watch" else 0
+    if child == 0:
+        if way == "watch":
+            _end_with(watching)
+        with open(os.path.join(marks, instance), "w") as mark:
+            mark.write(f"{os.getpid()} {watching}")  # the engine keeps this number
+        os.execv(engine, [engine, *given])
+    os.waitpid(child, 0)
+    with contextlib.suppress(FileNotFoundError):
+        open(os.path.join(marks, "failed"), "w").close()
+        while True:
+            signal.pause()
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel end this process when that one ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has already ended
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, PQNConfig
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.envs.settings import EnvConfig
@@ -122,6 +124,35 @@ def appo_vizdoom(scenario: str = "Battle") -> Experiment:
         normalize=NormalizeConfig(observations=True, returns=True),
         total_steps=125_000_000,
     )
+
+
+def appo_vizdoom_deathmatch() -> Experiment:
+    """APPO on Doom's deathmatch, one player against seven bots (Petrenko et al. 2020, arXiv:2006.11751).
+
+    As `appo-vizdoom`, with the paper's deviations for matches: actions of two tics, a discount of 0.995, and shaped
+    rewards. They train only: evaluations count frags, as the metric env/frags does in training.
+    """
+    full = appo_vizdoom()
+    env = EnvConfig(
+        id="vizdoom/Deathmatch",
+        num_envs=64,
+        reseed_every=8192,  # longer than a match, which has 4,200 steps
+        decorrelate=4200,
+        curriculum={"shaping": True},
+        metrics=("frags", "deaths", "damage", "place"),
+    )
+    algorithm = dataclasses.replace(_appo(minibatches=1), discount=0.995)
+    return full.replace(env=env, algorithm=algorithm)
+
+
+def appo_vizdoom_duel() -> Experiment:
+    """APPO on Doom's duel, one policy playing both sides of it (Petrenko et al. 2020, arXiv:2006.11751).
+
+    As `appo-vizdoom-deathmatch`. Evaluations count 1 for a match won and -1 for one lost, so name an opponent:
+    `--eval-opponents random`.
+    """
+    full = appo_vizdoom_deathmatch()
+    return full.replace(env=dataclasses.replace(full.env, id="vizdoom/Duel", metrics=()))
 
 
 def _appo(minibatches: int) -> APPOConfig:

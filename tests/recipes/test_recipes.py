@@ -38,13 +38,13 @@ def spaces_of(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.envpool] if re.search("vizdoom|minigrid", name) else [])
+        pytest.param(name, marks=[pytest.mark.envpool] if re.search("vizdoom$|minigrid", name) else [])
         for name in RECIPES
     ],
 )
 def test_recipe_builds_a_model_for_its_environment(name: str) -> None:
     experiment = RECIPES[name]()
-    optional = (("gymnasium_robotics", "gymnasium_robotics:"), ("mpe2", "pettingzoo/mpe2."))
+    optional = (("gymnasium_robotics", "gymnasium_robotics:"), ("mpe2", "pettingzoo/mpe2."), ("vizdoom", "vizdoom/D"))
     for package, prefix in optional:
         lacks = experiment.env.adapter != "compiled" and importlib.util.find_spec(package) is None
         if experiment.env.id.startswith(prefix) and lacks:

@@ -19,7 +19,7 @@ from lockstep.envs.closing import close_all
 from lockstep.envs.construct import PREFIX, construct
 from lockstep.envs.convert import single_action
 from lockstep.envs.episodes import Seeds
-from lockstep.envs.gymnasium_shard import GymShard
+from lockstep.envs.gymnasium_shard import GymShard, emulated
 from lockstep.envs.multiagent.opponents import Opponents
 from lockstep.envs.multiagent.policies import Views
 from lockstep.envs.settings import EnvConfig
@@ -303,7 +303,7 @@ class MatchShard(GymShard):
         assert self.num_envs % self._agents == 0, f"{self.num_envs} environments do not form matches of {self._agents}"
         self._matches = [Match(construct(config, render), config) for _ in range(self.num_envs // self._agents)]
         self._envs = [match.env for match in self._matches]
-        self.frames_per_step = 1
+        self.frames_per_step, self.emulator = emulated(self._envs[0])
         return self._matches[0].observation_space, self._matches[0].action_space
 
     def _reset_one(self, j: int, seed: int) -> None:

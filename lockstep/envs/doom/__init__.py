@@ -1,0 +1,1 @@
+"""Doom: what its scenarios and matches share, and matches of several players."""

@@ -1,0 +1,233 @@
+"""One engine of the package `vizdoom` (extra `vizdoom`): the seat of one player, at a match on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.envs.doom.starting import check_memory, engine_and_watch, starter, unlink
+
+WIDTH, HEIGHT = 160, 120
+"""Pixels that an engine draws."""
+PATIENCE = 20
+"""Seconds for which an engine may be silent before it is ended: nothing else can interrupt a call that waits for it."""
+_MATCH = (
+    "-deathmatch +sv_forcerespawn 1 +sv_noautoaim 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 +sv_nocrouch 1 "
+    "+sv_nojump 1 +sv_nofreelook 1 +sv_noexit 1 +timelimit 0 +viz_afk_timeout 1000000"
+)
+"""Rules of a match, as in Sample Factory. The caller counts the time, so that the last picture of a match is seen."""
+
+
+class EngineError(RuntimeError):
+    """An engine could not start, ended, or did not answer. The message names the player."""
+
+
+class Engine:
+    """A player's seat. Everything that it shows follows from the seed and the actions of all players.
+
+    Args:
+        name: of the player, for messages.
+        wad: absolute path of the file that contains the map.
+        level: the map's name, as in map01.
+        seed: 0 … 2³¹ - 1. The host's counts for all players.
+        buttons: what the player can press, in the order of actions.
+        variables: the game's variables to observe.
+    """
+
+    def __init__(
+        self, name: str, wad: str, level: str, seed: int, buttons: Sequence[str], variables: Sequence[str]
+    ) -> None:
+        import vizdoom
+
+        self.name = name
+        self._marks = tempfile.TemporaryDirectory(prefix="lockstep-vizdoom-")
+        self._folder = Path(self._marks.name)
+        self._started, self._failure, self._closed = threading.Event(), "", False
+        self._pids: list[int] = []
+        """The engine, and the process that watches it, once they have started."""
+        self._game: Any = vizdoom.DoomGame()
+        folder = Path(vizdoom.__file__).parent
+        self._game.set_vizdoom_path(starter(self._folder, str(folder / "vizdoom"), watch=True))
+        self._game.add_game_args(f"+viz_bots_path {folder / 'bots.cfg'} +name {name} +colorset 0")
+        self._game.set_doom_scenario_path(wad)
+        self._game.set_doom_map(level)
+        self._game.set_seed(seed)
+        self._game.set_mode(vizdoom.Mode.PLAYER)  # the engine waits for actions
+        self._game.set_screen_resolution(vizdoom.ScreenResolution.RES_160X120)
+        self._game.set_screen_format(vizdoom.ScreenFormat.CRCGCB)
+        self._game.set_window_visible(False)
+        self._game.set_render_hud(False)
+        self._game.set_render_decals(False)
+        self._game.set_render_particles(False)
+        self._game.set_render_crosshair(True)
+        self._game.set_render_weapon(True)
+        self._game.set_available_buttons([getattr(vizdoom.Button, button) for button in buttons])
+        self._game.set_available_game_variables([getattr(vizdoom.GameVariable, each) for each in variables])
+        self._nothing = [0.0] * len(buttons)
+
+    def host(self, players: int, port: int | None = None, *, respawn: int = 0) -> None:
+        """Begin to start as the host of a match; `ready` waits for that.
+
+        Args:
+            players: with an engine, including this one. Bots have none.
+            port: UDP port for the others.
+            respawn: seconds for which a dead player stays dead, at least.
+        """
+        network = "" if port is None else f"-port {port} -netmode 1"
+        self._start(f"-host {players} {network} {_MATCH} +viz_respawn_delay {respawn}")
+
+    def join(self, port: int) -> None:
+        """Begin to start as a guest of the host with this UDP port; `ready` waits for that."""
+        # A guest would see itself where it expects to be. Now it sees what has happened.
+        self._start(f"-join 127.0.0.1:{port} +cl_noprediction 1")
+
+    def _start(self, arguments: str) -> None:
+        check_memory(1)
+        self._game.add_game_args(f"{arguments} +viz_connect_timeout {PATIENCE}")
+        threading.Thread(target=self._init, name=f"doom-{self.name}", daemon=True).start()
+
+    def _init(self) -> None:
+        """Start, in a thread that waits forever if the engine fails: the package crashes the process otherwise."""
+        try:
+            self._game.init()
+        except Exception as error:
+            self._failure = f"{error}"
+        self._started.set()
+
+    def ready(self) -> None:
+        """Wait until the engine and those of all other players have started.
+
+        Raises:
+            EngineError: it ended, for example because its port is taken or no host answered.
+        """
+        for _ in range(100 * PATIENCE):
+            if self._started.wait(0.01):
+                break
+            if self.failed():
+                self._failure = "it ended"
+                break
+        else:
+            self._failure = f"it was not ready after {PATIENCE} seconds"
+            self.kill()
+        if self._failure:
+            self.close()
+            raise EngineError(f"The Doom engine of player {self.name} could not start: {self._failure}.")
+        self._pids = engine_and_watch(self._folder)
+        self._clean()
+
+    def failed(self) -> bool:
+        """Whether the engine ended before it was ready."""
+        return (self._folder / "failed").exists()
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id; None before it has one."""
+        return next(iter(self._pids or engine_and_watch(self._folder)), None)
+
+    def kill(self) -> None:
+        """End the engine at once. A call that waits for it then raises EngineError."""
+        for pid in self._pids or engine_and_watch(self._folder)[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def command(self, text: str) -> None:
+        """Give the engine a command of Doom's console, which it obeys in the next tic."""
+        self._game.send_game_command(text)
+
+    def act(self, pressed: list[float] | None, tics: int = 1, *, look: bool = True) -> None:
+        """Play.
+
+        Args:
+            pressed: how far each button is pressed; None presses none.
+            tics: for how many tics.
+            look: whether `picture` and `numbers` must be current afterwards.
+
+        Raises:
+            EngineError: the engine ended, or did not answer.
+        """
+        with self._heard():
+            self._game.set_action(self._nothing if pressed is None else pressed)
+            self._game.advance_action(tics, look)
+
+    def look(self) -> tuple[np.ndarray, np.ndarray]:
+        """The player's picture, uint8 [3, HEIGHT, WIDTH], and variables, float64, after the last action."""
+        state = self._game.get_state()
+        if state is None:
+            raise EngineError(f"The Doom engine of player {self.name} ended the match by itself.")
+        return state.screen_buffer, state.game_variables
+
+    def close(self) -> None:
+        """End the engine, in a fraction of a second. Further calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._started.is_set():
+            self._clean()  # before the engine ends: the watching process ends with it then
+            with contextlib.suppress(Exception), _watch.over(self):  # one that has crashed cannot be closed
+                self._game.close()
+        else:
+            self.kill()
+            for _ in range(100):  # the watching process looks for the folder once
+                if not self.pid or self.failed():
+                    break
+                time.sleep(0.01)
+            self._clean()
+
+    def _clean(self) -> None:
+        """Remove the traces of a start."""
+        if self._folder.exists():
+            unlink(self._folder)
+            self._marks.cleanup()
+
+    @contextlib.contextmanager
+    def _heard(self) -> Iterator[None]:
+        try:
+            with _watch.over(self):
+                yield
+        except Exception as error:
+            self.close()
+            raise EngineError(
+                f"The Doom engine of player {self.name} ended, or did not answer for {PATIENCE} seconds: {error}"
+            ) from error
+
+
+class _Watch:
+    """A thread that kills engines that do not answer."""
+
+    def __init__(self) -> None:
+        self._since: dict[Engine, int] = {}
+        """The count at which the present call of an engine began."""
+        self._count = 0
+        self._process = 0
+
+    @contextlib.contextmanager
+    def over(self, engine: Engine) -> Iterator[None]:
+        if self._process != os.getpid():  # a fork has no threads
+            self._process, self._since = os.getpid(), {}
+            threading.Thread(target=self._look, name="doom-watch", daemon=True).start()
+        self._since[engine] = self._count
+        try:
+            yield
+        finally:
+            self._since.pop(engine, None)
+
+    def _look(self) -> None:
+        while True:
+            # A count of pauses stands still while this process is stopped, unlike a clock.
+            time.sleep(1)
+            self._count += 1
+            for engine, since in list(self._since.items()):
+                if self._count - since > PATIENCE:
+                    engine.kill()
+
+
+_watch = _Watch()

@@ -1,0 +1,119 @@
+"""Shaped rewards of Doom's matches: what a player gains and loses from one step to the next.
+
+The paper (Petrenko et al. 2020, arXiv:2006.11751, appendix A.3) names what is rewarded; the numbers are those of Sample
+Factory's published settings.
+
+Shape legend: V variables of the game.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SLOTS = range(1, 8)
+"""Weapons' slots, as in a press of SELECT_WEAPON1: fist and chainsaw, pistol, shotguns, chaingun, rocket launcher,
+plasma gun, BFG."""
+_WORTH = {1: 1.0, 2: 1.0, 3: 5.0, 4: 5.0, 5: 5.0, 6: 10.0, 7: 10.0}
+"""How much a weapon of each slot, and its ammunition, is worth."""
+_MOST = {"DAMAGECOUNT": 200.0, "HITCOUNT": 5.0}
+"""The largest gain of one step that counts, so that weapons that hit many at once are not worth too much."""
+_KEPT = 5
+"""Steps for which a weapon must have been selected before it is rewarded."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Rewards and penalties; all are positive numbers."""
+
+    frag: float = 1.0
+    """For each frag: a player's death that this player caused."""
+    frag_lost: float = 1.5
+    """Penalty for a frag that is taken away, because the player killed itself."""
+    death: float = 0.75
+    """Penalty for each death."""
+    hit: float = 0.01
+    """For each hit of another player, at most 5 a step."""
+    damage: float = 0.003
+    """For each point of damage to others, at most 200 a step."""
+    health: float = 0.005
+    """For each point of health found."""
+    health_lost: float = 0.003
+    """Penalty for each point of health lost."""
+    armor: float = 0.005
+    """For each point of armor found."""
+    armor_lost: float = 0.001
+    """Penalty for each point of armor lost."""
+    weapon: float = 0.02
+    """For each new weapon, times 1 (fist, pistol), 5 (shotguns, chaingun, rocket launcher) or 10 (plasma gun, BFG)."""
+    weapon_lost: float = 0.01
+    """Penalty for each weapon lost, times the same."""
+    ammo: float = 0.0002
+    """For each unit of ammunition found, times the same."""
+    ammo_spent: float = 0.0001
+    """Penalty for each unit of ammunition spent, times the same."""
+    ready: float = 0.0002
+    """For each step with a loaded weapon that has been selected for five steps, times the same. It discourages frequent
+    changes."""
+
+
+SELF_PLAY = Weights(frag_lost=0.001, death=1.0, hit=0.0, damage=0.01, health=0.01, health_lost=0.01)
+"""Sample Factory's weights for self-play: what one player wins by a frag, the other loses by the death."""
+
+COUNTED = (
+    *("FRAGCOUNT", "DEATHCOUNT", "HITCOUNT", "DAMAGECOUNT", "HEALTH", "ARMOR"),
+    *(f"WEAPON{n}" for n in SLOTS),
+    *(f"AMMO{n}" for n in SLOTS),
+)
+"""Variables [V] whose changes are rewarded."""
+NEEDED = (*COUNTED, "SELECTED_WEAPON", "SELECTED_WEAPON_AMMO", "DEAD")
+"""All variables that a reward depends on."""
+
+
+class Shaping:
+    """The shaped reward of one player's episode. Call `begin`, and then `reward` for every step."""
+
+    def __init__(self, weights: Weights) -> None:
+        w = weights
+        self._rates = {
+            "FRAGCOUNT": (w.frag, w.frag_lost),
+            "DEATHCOUNT": (-w.death, -w.death),
+            "HITCOUNT": (w.hit, w.hit),
+            "DAMAGECOUNT": (w.damage, w.damage),
+            "HEALTH": (w.health, w.health_lost),
+            "ARMOR": (w.armor, w.armor_lost),
+            **{f"WEAPON{n}": (w.weapon * _WORTH[n], w.weapon_lost * _WORTH[n]) for n in SLOTS},
+            **{f"AMMO{n}": (w.ammo * _WORTH[n], w.ammo_spent * _WORTH[n]) for n in SLOTS},
+        }
+        """By variable: the reward for each unit that it rises, and the penalty for each that it falls."""
+        self._ready = {n: w.ready * _WORTH[n] for n in SLOTS}
+        self._before: Mapping[str, float] = {}
+        self._selected: deque[int] = deque(maxlen=_KEPT)
+
+    def begin(self, now: Mapping[str, float]) -> None:
+        """Begin an episode, in which the variables now have these values."""
+        self._before = now
+        self._selected.clear()
+
+    def reward(self, now: Mapping[str, float]) -> float:
+        """The reward of a step after which the variables have these values. It is 0 in the step in which the player
+        returns from the dead, because what it lost is not its doing."""
+        before, self._before = self._before, now
+        self._selected.append(max(0, int(now["SELECTED_WEAPON"])))
+        if before["DEAD"] and not now["DEAD"]:
+            return 0.0
+        parts = []
+        for name, (up, down) in self._rates.items():
+            change = min(_alive(name, now) - _alive(name, before), _MOST.get(name, math.inf))
+            parts.append(change * (up if change > 0 else down))
+        kept = len(self._selected) == _KEPT and len(set(self._selected)) == 1
+        if kept and now["SELECTED_WEAPON_AMMO"] > 0:
+            parts.append(self._ready.get(self._selected[-1], 0.0))
+        return math.fsum(parts)
+
+
+def _alive(name: str, variables: Mapping[str, float]) -> float:
+    """A variable's value. Health below 0 counts as 0: dead is dead."""
+    return max(0.0, variables[name]) if name == "HEALTH" else variables[name]

@@ -1,0 +1,68 @@
+"""Starts Doom engines such that they end with this process and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from lockstep.config.settings import SettingsError
+from lockstep.envs import vizdoom_engine
+
+_GAME_MEMORY = 2_700_000
+"""Bytes of shared memory for each engine."""
+
+
+def starter(marks: Path, engine: str, *, watch: bool = False) -> str:
+    """Write a program that starts an engine; return its path.
+
+    Args:
+        marks: folder for the program, and for a file of each engine that it starts. The file has the name of the memory
+            that the engine shares with this process.
+        engine: the engine's program.
+        watch: whether another process watches the engine while it starts, and drops what it prints (see
+            lockstep.envs.vizdoom_engine).
+    """
+    program = marks / "engine"
+    start = [sys.executable, "-I", "-S", vizdoom_engine.__file__, "watch" if watch else "replace"]
+    start += [str(os.getpid()), str(marks), _home(), engine]
+    program.write_text(
+        f'#!/bin/sh\nexec {shlex.join(start)} "$@"{" </dev/null >/dev/null 2>&1" * watch}\n', encoding="utf-8"
+    )
+    program.chmod(0o700)
+    return str(program)
+
+
+def engine_and_watch(marks: Path) -> list[int]:
+    """The process ids of the engine that the program in this folder has started, and of the process that watches it."""
+    others = ("engine", "failed")
+    return [int(pid) for mark in marks.glob("*") if mark.name not in others for pid in mark.read_text().split()]
+
+
+def unlink(marks: Path) -> None:
+    """Unlink the shared memory once this process and all engines have opened it. The system then frees it with the last
+    of them, however they end."""
+    for instance in marks.iterdir():
+        for kind in ("SM", "MQCtr", "MQDoom"):
+            Path("/dev/shm", f"ViZDoom{kind}{instance.name}").unlink(missing_ok=True)
+
+
+def check_memory(games: int) -> None:
+    """Raise SettingsError if the shared memory of so many engines does not fit."""
+    system = os.statvfs("/dev/shm")
+    free = system.f_bavail * system.f_frsize
+    if free < games * _GAME_MEMORY:
+        raise SettingsError(
+            f"{games} games of Doom need {games * _GAME_MEMORY / 1e6:.0f} MB of shared memory, but /dev/shm has "
+            f"{free / 1e6:.0f} MB left. Use fewer (--env.num-envs), or give the container more (docker run "
+            "--shm-size=1g)."
+        )
+
+
+def _home() -> str:
+    """One folder for all engines of a user. It stays behind empty, but only one does."""
+    home = Path(tempfile.gettempdir(), f"lockstep-vizdoom-{os.getuid()}")
+    home.mkdir(mode=0o700, exist_ok=True)
+    return str(home)
