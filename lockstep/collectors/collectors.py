@@ -170,8 +170,7 @@ class Collector:
         playing = self._batches
         for t in range(steps):
             if t < len(noise):
-                self._model.set_noise(noise[t])
-                self._actor.refresh()
+                self._actor.set_noise(noise[t])
             version = version_at(t) if t else version
             if version.number != acted[-1][1]:
                 acted.append((t, version.number))

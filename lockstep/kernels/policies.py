@@ -25,7 +25,7 @@ _ONE = np.float32(1)
 
 
 @scalar
-def _within(noise):
+def within(noise):
     """Uniform noise, kept away from 0 and 1."""
     return min(max(noise, _TINY), _ONE - _TINY)
 
@@ -67,7 +67,7 @@ def sample_categorical(logits: np.ndarray, noise: np.ndarray, action: np.ndarray
     n, size = logits.shape
     given, subtracted = noise.reshape(n * size), np.empty(n * size, np.float32)
     for i in range(n * size):
-        subtracted[i] = log(-log(_within(given[i])))
+        subtracted[i] = log(-log(within(given[i])))
     for i in range(n):
         best = 0
         highest = np.float32(-np.inf)
@@ -84,7 +84,7 @@ def sample_gaussian(policy: np.ndarray, noise: np.ndarray, action: np.ndarray) -
     size = noise.shape[1]
     for i in range(len(policy)):
         for d in range(size):
-            action[i, d] = policy[i, d] + exp(policy[i, size + d]) * ndtri(_within(noise[i, d]))
+            action[i, d] = policy[i, d] + exp(policy[i, size + d]) * ndtri(within(noise[i, d]))
 
 
 @compiled

@@ -92,6 +92,11 @@ class Inference:
                 self._recorded.refresh(in_place=self._fixed)
         return self._recorded
 
+    def set_noise(self, uniform: Tensor | None) -> None:
+        """As PolicyModel.set_noise, from the next call on."""
+        self._model.set_noise(uniform)
+        self.refresh()
+
     def refresh(self) -> None:
         """Use the model's present weights and statistics from the next call on."""
         self._stale = True
