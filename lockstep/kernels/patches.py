@@ -72,7 +72,7 @@ def _paste(
 
 @compiled
 def _weigh(patches: np.ndarray, k: int, weight: int, bias: int, rectify: bool, y: np.ndarray) -> None:
-    """Write the outputs [nQ, M] of all patches, nQK numbers. An address does not keep an array alive, but a call does."""
+    """Write the outputs [nQ, M] of all patches, nQK numbers. An address keeps no array alive, but a call does."""
     n, m = y.shape
     product(1, address(patches), k, 1, weight, 1, k, bias, 0, address(y), m, n, k, m, rectify)
 
