@@ -14,40 +14,59 @@ from numba import boolean, float32, intp
 
 from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.products import product
-from lockstep.kernels.tiles import address, load, store
+from lockstep.kernels.tiles import WIDTH as VECTOR
+from lockstep.kernels.tiles import address, load, move, store
+
+
+@compiled
+def _cut_image(floats: np.ndarray, channels: int, height: int, width: int, kernel: int, cut: np.ndarray) -> None:
+    """Write the patches of an image [CHW] to cut [QK]. Both have 16 more numbers."""
+    place = address(cut)
+    for q in range((height // kernel) * (width // kernel)):
+        corner = q // (width // kernel) * kernel * width + q % (width // kernel) * kernel
+        for c in range(channels):
+            for row in range(kernel):
+                begin = address(floats) + 4 * ((c * height + row) * width + corner)
+                for j in range(0, kernel, VECTOR):
+                    move(begin + 4 * j, place + 4 * j)
+                place += 4 * kernel
 
 
 @compiled
 def cut_pixels(images: np.ndarray, kernel: int, out: np.ndarray) -> None:
-    """Write the patches of images, uint8 [n, C, H, W] -> float32 [n, QK]."""
+    """Write the patches of images, uint8 [n, C, H, W] -> float32 [n, QK].
+
+    Rows of patches are moved 16 numbers at a time. What one writes too much, the next one overwrites, so the numbers
+    behind the last patch go to the copy's end.
+    """
     n, channels, height, width = images.shape
-    down, across, square = height // kernel, width // kernel, kernel * kernel
+    down, across, pixels = height // kernel, width // kernel, channels * height * width
+    size = down * across * channels * kernel * kernel
+    floats, cut = np.zeros(pixels + VECTOR, np.float32), np.empty(size + VECTOR, np.float32)
+    flat = images.reshape((n, pixels))
     for i in range(n):
+        of = flat[i]
+        for j in range(pixels):
+            floats[j] = of[j]
+        _cut_image(floats, channels, height, width, kernel, cut)
         to = out[i]
-        for c in range(channels):
-            for row in range(down * kernel):
-                of = images[i, c, row]
-                begin = (row // kernel * across * channels + c) * square + row % kernel * kernel
-                for q in range(across):
-                    for j in range(kernel):
-                        to[begin + j] = np.float32(of[q * kernel + j])
-                    begin += channels * square
+        for j in range(size):
+            to[j] = cut[j]
 
 
 @compiled
 def _cut(x: np.ndarray, channels: int, height: int, width: int, kernel: int, out: np.ndarray) -> None:
     """Write the patches of images whose channels lie together, [n, HWC] -> [nQ, K]."""
-    down, across, square, place = height // kernel, width // kernel, kernel * kernel, 0
-    for i in range(len(x)):
-        of = x[i]
-        for q in range(down * across):
-            to = out[place]
-            for cell in range(square):
-                row, column = q // across * kernel + cell // kernel, q % across * kernel + cell % kernel
-                begin = (row * width + column) * channels
-                for c in range(channels):
-                    to[c * square + cell] = of[begin + c]
-            place += 1
+    across, square, to = width // kernel, kernel * kernel, address(out)
+    each = (height // kernel) * across
+    for i in range(len(x) * each):
+        q, image = i % each, address(x) + 4 * (i // each) * height * width * channels
+        for cell in range(square):
+            row, column = q // across * kernel + cell // kernel, q % across * kernel + cell % kernel
+            begin = image + 4 * (row * width + column) * channels
+            for c in range(channels):
+                store(to + 4 * (c * square + cell), load(begin + 4 * c))
+        to += 4 * channels * square
 
 
 @compiled
@@ -55,19 +74,18 @@ def _paste(
     patches: np.ndarray, channels: int, height: int, width: int, kernel: int, added: bool, out: np.ndarray
 ) -> None:
     """Add patches [nQ, K] to images whose channels lie together, [n, HWC], or, if not added, write such images."""
-    down, across, square, place = height // kernel, width // kernel, kernel * kernel, 0
+    across, square, of = width // kernel, kernel * kernel, address(patches)
+    each = (height // kernel) * across
     if not added:
         out[:] = 0
-    for i in range(len(out)):
-        to = out[i]
-        for q in range(down * across):
-            of = patches[place]
-            for cell in range(square):
-                row, column = q // across * kernel + cell // kernel, q % across * kernel + cell % kernel
-                begin = (row * width + column) * channels
-                for c in range(channels):
-                    to[begin + c] += of[c * square + cell]
-            place += 1
+    for i in range(len(out) * each):
+        q, image = i % each, address(out) + 4 * (i // each) * height * width * channels
+        for cell in range(square):
+            row, column = q // across * kernel + cell // kernel, q % across * kernel + cell % kernel
+            begin = image + 4 * (row * width + column) * channels
+            for c in range(channels):
+                store(begin + 4 * c, load(begin + 4 * c) + load(of + 4 * (c * square + cell)))
+        of += 4 * channels * square
 
 
 @compiled
