@@ -51,6 +51,8 @@ class Arrays(NamedTuple):
 
 def _by_step(parts: Sequence[np.ndarray], steps: int) -> np.ndarray:
     """Items of each slot for several gradient steps, one after the other -> [steps, N, ...]"""
+    if steps == len(parts) == 1:
+        return parts[0][None]
     return np.concatenate([x.reshape(steps, len(x) // steps, *x.shape[1:]) for x in parts], 1)
 
 

@@ -73,6 +73,10 @@ class QNetworkInference(Inference):
     def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
         return _arithmetic_of(self._model) or super().arithmetic()
 
+    def load(self, vector: Tensor) -> bool:
+        self._flat.vector.data.copy_(vector)
+        return True
+
     def set_noise(self, uniform: Tensor | None) -> None:
         if uniform is None:
             self._noise[:] = 0
