@@ -17,6 +17,9 @@ from lockstep.kernels.products import product
 from lockstep.kernels.tiles import WIDTH as VECTOR
 from lockstep.kernels.tiles import address, load, move, store
 
+_TOGETHER = 256
+"""Patches that are multiplied together with the gradients by their outputs, so that they stay in the cache."""
+
 
 @compiled
 def _cut_image(floats: np.ndarray, channels: int, height: int, width: int, kernel: int, cut: np.ndarray) -> None:
@@ -155,13 +158,15 @@ def convolve_patches_back(
         for j in range(m):
             for i in range(k):
                 turned[i, j] = load(by_weight + 4 * (j * k + i))
-    patches = np.empty((0 if is_cut else each, k), np.float32)
-    for i in range(len(x)):  # so that the patches of one image stay in the cache
+    together = max(1, _TOGETHER // each)
+    patches = np.empty((0 if is_cut else together * each, k), np.float32)
+    for i in range(0, len(x), together):
+        end = min(i + together, len(x))
         if is_cut:
-            _add_products(x[i : i + 1], by_y[i : i + 1], turned)
+            _add_products(x[i:end], by_y[i:end], turned)
         else:
-            _cut(x[i : i + 1], channels, height, width, kernel, patches)
-            _add_products(patches, by_y[i : i + 1], turned)
+            _cut(x[i:end], channels, height, width, kernel, patches)
+            _add_products(patches, by_y[i:end], turned)
     for j in range(m):
         for i in range(k):
             store(by_weight + 4 * (j * k + i), turned[i, j])

@@ -44,21 +44,25 @@ def log_softmax(logits: np.ndarray, out: np.ndarray) -> None:
     n, size = logits.shape
     largest, total = np.empty(n, np.float32), np.empty(n, np.float32)
     for i in range(n):
-        largest[i] = logits[i, 0]
+        of, to = logits[i], out[i]
+        most = of[0]
         for a in range(1, size):
-            largest[i] = max(largest[i], logits[i, a])
+            most = max(most, of[a])
         for a in range(size):
-            out[i, a] = logits[i, a] - largest[i]
+            to[a] = of[a] - most
+        largest[i] = most
     exponentials(out, out)
     for i in range(n):
-        total[i] = 0
+        of, added = out[i], np.float32(0)
         for a in range(size):
-            total[i] += out[i, a]
+            added += of[a]
+        total[i] = added
     for i in range(n):
         total[i] = largest[i] + log(total[i])
     for i in range(n):
+        of, to, less = logits[i], out[i], total[i]
         for a in range(size):
-            out[i, a] = logits[i, a] - total[i]
+            to[a] = of[a] - less
 
 
 @compiled

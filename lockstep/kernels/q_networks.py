@@ -155,8 +155,9 @@ def expected(atoms: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     log_softmax(rows, p)
     exponentials(p, p)
     for i in range(len(p)):
+        of = p[i]
         for k in range(kinds):
-            p[i, k] *= atoms[k]
+            of[k] *= atoms[k]
     row_sums(p, out.reshape(n * actions))
     return out
 
