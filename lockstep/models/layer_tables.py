@@ -34,7 +34,8 @@ def knows(encoder: object, networks: tuple[type[ConvNet], ...] = (MinAtarCNN,)) 
         return False
     if not encoder.layout.images:
         return True
-    return encoder.images is not None and encoder.vectors is None and type(encoder.images[0]) in networks
+    alone = encoder.images is not None and len(encoder.images) == 1 and encoder.vectors is None
+    return alone and type(encoder.images[0]) in networks  # type: ignore[index]
 
 
 def like_torch(encoder: ObservationEncoder) -> bool:
