@@ -310,7 +310,7 @@ def _title(experiment: Experiment, layout: Layout) -> str:
 
 class _TensorBoard:
     def __init__(self, folder: RunFolder, samples: int) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[reportAttributeAccessIssue]
         from torch.utils.tensorboard import SummaryWriter
 
         # An interrupted run's output after its checkpoint is written again: TensorBoard must not show both. It reads
