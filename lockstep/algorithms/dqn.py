@@ -117,6 +117,8 @@ class DQN(OffPolicy[DQNConfigT]):
     """Moves the value of a replayed action towards its reward and the value of the best action that followed."""
 
     metric_names = ("loss/value", "value/mean", "value/target", "value/error")
+    _spread: tuple[Any, Tensor] | None = None
+    """By which numbers environments explored last, and what that was."""
 
     def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
         """Huber loss of the expected return, cross-entropy of atoms, or quantile regression, summed over items."""
@@ -187,10 +189,13 @@ class DQN(OffPolicy[DQNConfigT]):
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
         epsilon = acting_epsilon(self.config, self.courses, progress, samples)
-        place = torch.tensor(list(environments), dtype=torch.float64) / max(1, num_envs - 1)
         spread = self.config.epsilon_spread if epsilon == self.config.epsilon_end else 0.0
-        numbers = torch.as_tensor(epsilon, dtype=torch.float64) ** (1 + spread * place)
-        return Exploration(samples < self.config.warmup, numbers.to(torch.float32).unsqueeze(-1))
+        given = epsilon, spread, environments, num_envs
+        if self._spread is None or self._spread[0] != given:
+            place = torch.tensor(list(environments), dtype=torch.float64) / max(1, num_envs - 1)
+            numbers = torch.as_tensor(epsilon, dtype=torch.float64) ** (1 + spread * place)
+            self._spread = given, numbers.to(torch.float32).unsqueeze(-1)
+        return Exploration(samples < self.config.warmup, self._spread[1])
 
 
 def disturb(online: QModel, target: QModel, noise: Tensor | None) -> None:

@@ -108,12 +108,27 @@ class StackedFrames(Ring):
 
     def put(self, at: Tensor, obs: Tensor, arrivals: Arrivals, there: Tensor | None = None) -> None:
         source = obs if there is None else there
-        steps, (puts, next_place) = len(self._frames), self._counts.tolist()
+        puts, next_place = self._counts.tolist()
         goes_on = torch.empty(obs.shape[:2], dtype=torch.bool)
         goes_on[:1] = _equal(obs[:1, :, :-1], self._newest[None, :, 1:]) & (puts > 0)
         goes_on[1:] = _equal(obs[1:, :, :-1], obs[:-1, :, 1:])
         self._newest.copy_(obs[-1])
         arrivals.write(self._frames, int(at[0]), source[:, :, -1])
+        before, now = int(at[0]) - 1, torch.arange(len(at)).unsqueeze(1)
+        age, beginning = self._age[before] + 1 + now, self._beginning[before].repeat(len(at), 1)
+        if not goes_on.all():  # which is rare, and takes many operations
+            age, beginning, next_place = self._begin(goes_on, age, beginning, obs, source, arrivals)
+        self._age[at], self._beginning[at] = age.clamp(max=self.before), beginning
+        for there_too, x in zip(self._there, self._mirrored(), strict=False):
+            arrivals.write(there_too, int(at[0]), x[at])
+        self._counts.copy_(torch.tensor([puts + len(at), next_place]))
+
+    def _begin(
+        self, goes_on: Tensor, age: Tensor, beginning: Tensor, obs: Tensor, source: Tensor, arrivals: Arrivals
+    ) -> tuple[Tensor, Tensor, int]:
+        """Keep the stacks aside with which episodes begin, those that do not go on [T, B]. Returns the ages and
+        beginnings [T, B] of all steps, given what they would be without these, and where the next stack is kept."""
+        steps, (puts, next_place) = len(self._frames), self._counts.tolist()
         t, environment = (~goes_on).nonzero(as_tuple=True)
         places = (next_place + torch.arange(len(t))) % len(self._aside)
         if len(t) > len(self._aside) or bool((self._aside_step[places] > puts + t - steps).any()):
@@ -132,13 +147,9 @@ class StackedFrames(Ring):
         began, where = torch.full(goes_on.shape, -1), torch.zeros(goes_on.shape, dtype=torch.int64)
         began[t, environment], where[t, environment] = t, places
         began = began.cummax(0).values  # the step of this call at which each episode began, -1 if before
-        before, now = int(at[0]) - 1, torch.arange(len(at)).unsqueeze(1)
-        age = torch.where(began < 0, self._age[before] + 1 + now, now - began)
-        self._beginning[at] = torch.where(began < 0, self._beginning[before], where.gather(0, began.clamp(min=0)))
-        self._age[at] = age.clamp(max=self.before)
-        for there_too, x in zip(self._there, self._mirrored(), strict=False):
-            arrivals.write(there_too, int(at[0]), x[at])
-        self._counts.copy_(torch.tensor([puts + len(at), next_place + len(t)]))
+        age = torch.where(began < 0, age, torch.arange(len(obs)).unsqueeze(1) - began)
+        beginning = torch.where(began < 0, beginning, where.gather(0, began.clamp(min=0)))
+        return age, beginning, next_place + len(t)
 
     def _grow(self, aside: int) -> None:
         """Make room for this many stacks that are kept aside. Existing ones do not move.

@@ -143,7 +143,8 @@ class ActingBatch:
         self._open.buffer.whole.start[-1] = True
 
     def begin(self, lap: int) -> None:
-        """Copy the last step of the previous rollout into the first of this one, and draw its random numbers."""
+        """Copy the last step of the previous rollout into the first of this one, and draw its random numbers. In
+        portable arithmetic, only what computes needs its operations: they cost time."""
         before, self._open, self.received = self._open, self._buffers[lap % len(self._buffers)], 0
         buffer = self._open.buffer
         self.rollouts = buffer.shards
@@ -153,7 +154,8 @@ class ActingBatch:
             member.last = -1
         for each in self.envs.stepped:
             if each.env.reseed_due():
-                each.env.reseed(self._open.at(0, each.rows))
+                with arithmetic(self._model):  # of an environment in torch
+                    each.env.reseed(self._open.at(0, each.rows))
                 for member in each.members:
                     self._check_start(0, member, f"when it was started afresh in rollout {lap + member.offset}")
                     buffer.whole.start[0, member.rows] = True
@@ -165,10 +167,12 @@ class ActingBatch:
             noise = self._noise[:, member.rows]
             drawn = torch.from_numpy(draw.random(noise.shape, np.float32))
             if member.drift is not None and not self._random:
-                drawn, member.drift = drifting(drawn, member.drift, self._theta)
+                with arithmetic(self._model):
+                    drawn, member.drift = drifting(drawn, member.drift, self._theta)
             noise.copy_(drawn)
         if self._played_there is not None:
-            self._played_there.begin(buffer)
+            with arithmetic(self._model):
+                self._played_there.begin(buffer)
             return
         buffer.whole.core_state.copy_(self._state)
         if self._on_device is not None:
@@ -180,7 +184,8 @@ class ActingBatch:
         samples = rollout * experiment.samples_per_iteration
         environments = range(member.shard * size, (member.shard + 1) * size)
         progress = min(1.0, samples / experiment.total_steps)
-        how = self._algorithm.exploration(progress, samples, environments, experiment.env.num_envs)
+        with arithmetic(self._model):
+            how = self._algorithm.exploration(progress, samples, environments, experiment.env.num_envs)
         if how is None:
             return
         self._random = how.random

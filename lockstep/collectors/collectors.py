@@ -122,8 +122,7 @@ class Collector:
         """
         noise = lap + self._batches[0].members[0].offset if noise is None else noise
         try:
-            with arithmetic(self._model):
-                first = self._begin(lap, version_at)
+            first = self._begin(lap, version_at)
             with self._actor.arithmetic():
                 acted, last = self._play(lap, first, version_at, noise)
         except Exception:  # perhaps caused by numbers that are not finite
@@ -147,7 +146,8 @@ class Collector:
     def _begin(self, lap: int, version_at: Callable[[int], Version]) -> Version:
         """Prepare all batches for a rollout. Returns the version that acts first."""
         version = version_at(0)  # may wait, and with that for the buffer to be free
-        version.normalizers.apply(self._model)  # a rollout is learned from with the same statistics
+        with arithmetic(self._model):
+            version.normalizers.apply(self._model)  # a rollout is learned from with the same statistics
         if version.normalizers.normalizes_observations:
             self._actor.refresh()
         for batch in self._batches:
@@ -170,8 +170,7 @@ class Collector:
         playing = self._batches
         for t in range(steps):
             if t < len(noise):
-                self._model.set_noise(noise[t])
-                self._actor.refresh()
+                self._actor.set_noise(noise[t])
             version = version_at(t) if t else version
             if version.number != acted[-1][1]:
                 acted.append((t, version.number))
@@ -280,9 +279,10 @@ class Collector:
     def _load(self, version: Version) -> None:
         if self._loaded == version.number:
             return
-        named = self._flat.named(version.parameters)
-        for name, parameter in self._parameters.items():
-            parameter.copy_(named[name])
+        if not self._actor.load(version.parameters):
+            named = self._flat.named(version.parameters)
+            for name, parameter in self._parameters.items():
+                parameter.copy_(named[name])
         self._actor.refresh()
         if any(batch.compiled for batch in self._batches):  # which do not call the actor
             self._model.weights_changed()

@@ -18,9 +18,9 @@ from lockstep.kernels.tiles import WIDTH, address, load, narrow_tile, store, til
 
 
 @compiled
-def places(height: int, width: int, kernel: int) -> int:
-    """Q"""
-    return (height - kernel + 1) * (width - kernel + 1)
+def places(height: int, width: int, kernel: int, stride: int = 1) -> int:
+    """Q, and how many places a kernel has that moves by several cells."""
+    return ((height - kernel) // stride + 1) * ((width - kernel) // stride + 1)
 
 
 @compiled

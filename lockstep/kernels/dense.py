@@ -1,7 +1,7 @@
 """Networks of layers, forwards and backwards, in float32 arithmetic that is the same on every CPU.
 
 Every sum is written in one order: a layer's output begins with its bias and adds the inputs one by one; a gradient adds
-the samples one by one. Layers are dense, or the first one convolves images.
+the samples one by one. Layers are dense, or convolve images.
 
 Shape legend: P parameters, L layers, n samples, S equal slices of them, K inputs and M outputs of a layer.
 """
@@ -14,16 +14,20 @@ from numba import boolean, float32, int64
 from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.convolution import convolve, convolve_back, places
 from lockstep.kernels.math import expm1, tanh
+from lockstep.kernels.patches import convolve_patches, convolve_patches_back, paste_patches
 from lockstep.kernels.products import product
 from lockstep.kernels.sums import add_up
 from lockstep.kernels.tiles import address
 
-WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED, KERNEL, CHANNELS, HEIGHT, WIDTH = range(11)
-"""Columns of a table of layers, int64 [L, 11]: where weights and biases [M] begin among the parameters, the layer's
+WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED, KERNEL, STRIDE, CHANNELS, HEIGHT, WIDTH = range(12)
+"""Columns of a table of layers, int64 [L, 12]: where weights and biases [M] begin among the parameters, the layer's
 size, which activation follows it, the earlier layer whose output it takes, -1 for x, and how its weights lie: 0 as
-[M, K], 1 as [K, M]. The last four are 0 unless the layer is a convolution of x (lockstep.kernels.convolution). Then K
-are the numbers of a patch, and M those of all places."""
-NO_IMAGE = (0, 0, 0, 0)
+[M, K], 1 as [K, M]. The last five are 0 unless the layer is a convolution. Then K are the numbers of a patch, and M
+those of all places. A stride of 1 belongs to a convolution of x (lockstep.kernels.convolution). Any other one is the
+kernel's size (lockstep.kernels.patches), and x must have been cut into patches for it."""
+COLUMNS = 12
+"""How many."""
+NO_IMAGE = (0, 0, 0, 0, 0)
 """The last columns of a dense layer."""
 NONE, TANH, RELU, ELU = range(4)
 """Activations."""
@@ -39,16 +43,16 @@ def weights(parameters: np.ndarray, layers: np.ndarray, layer: int) -> tuple[int
 
 
 @compiled
-def _places(layers: np.ndarray, layer: int) -> int:
+def shared_by(layers: np.ndarray, layer: int) -> int:
     """How many outputs of a layer share a weight."""
-    kernel, _, height, width = layers[layer, KERNEL:]
-    return places(height, width, kernel) if kernel else 1
+    kernel, stride, _, height, width = layers[layer, KERNEL:]
+    return places(height, width, kernel, stride) if kernel else 1
 
 
 @compiled
 def _rows_of_weights(layers: np.ndarray, layer: int) -> int:
     """How many rows of weights, with a bias each, a layer has. The places of a convolution share them."""
-    return layers[layer, OUTPUTS] // _places(layers, layer)
+    return layers[layer, OUTPUTS] // shared_by(layers, layer)
 
 
 @compiled
@@ -103,7 +107,7 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
 
     Args:
         parameters: float32 [P].
-        layers: the table, int64 [L, 11].
+        layers: the table, int64 [L, 12].
         x: observations, float32 [n, K].
         scratch: see activations.
     """
@@ -113,9 +117,11 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
         y = activations(scratch, layers, len(x), layer)
         bias = address(parameters) + 4 * begin
         weight, between_inputs, between_outputs = weights(parameters, layers, layer)
-        kernel, channels, height, width = layers[layer, KERNEL:]
+        kernel, stride, channels, height, width = layers[layer, KERNEL:]
         rectify = layers[layer, ACTIVATION] == RELU
-        if kernel:
+        if stride > 1:
+            convolve_patches(below, source < 0, channels, height, width, kernel, weight, bias, rectify, y)
+        elif kernel:
             convolve(below, channels, height, width, kernel, weight, bias, rectify, y)
         else:
             n, k, m = len(x), below.shape[1], y.shape[1]
@@ -149,8 +155,8 @@ def _by_parameters(
     """
     (samples, k), m, slices, fresh = below.shape, grad.shape[1], len(gradient), len(zeros) > 0
     n, begin, to = samples // slices, layers[layer, BIAS], weights(gradient, layers, layer)[0]
-    kernel, channels, height, width = layers[layer, KERNEL:]
-    shared, outputs = _places(layers, layer), _rows_of_weights(layers, layer)
+    kernel, stride, channels, height, width = layers[layer, KERNEL:]
+    shared, outputs = shared_by(layers, layer), _rows_of_weights(layers, layer)
     for s in range(slices):
         by_bias = gradient[s, begin : begin + outputs]
         if fresh:
@@ -158,7 +164,10 @@ def _by_parameters(
         _gather(grad[s * n : (s + 1) * n].reshape((n * shared, outputs)), by_bias)
     add_up(gradient, begin, begin + outputs)
     start = address(zeros) if fresh else to
-    if kernel:
+    if stride > 1:
+        is_cut = layers[layer, SOURCE] < 0
+        convolve_patches_back(below, is_cut, channels, height, width, kernel, grad, fresh, to)
+    elif kernel:
         convolve_back(below, channels, height, width, kernel, grad, fresh, to)
     elif layers[layer, TURNED]:
         product(slices, address(below), 1, k, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m, False)
@@ -214,7 +223,7 @@ def backward(
 
     Args:
         parameters: float32 [P].
-        layers: the table, int64 [L, 11].
+        layers: the table, int64 [L, 12].
         x: observations, float32 [n, K].
         scratch: what forward wrote.
         gradients: as scratch: the gradient by the outputs of layers that no other layer takes. The rest is overwritten.
@@ -245,9 +254,13 @@ def backward(
             add_up(gradient, bias, bias + outputs)
         of_below = activations(gradients, layers, samples, source) if source >= 0 else by_x
         if len(of_below):
-            assert not layers[layer, KERNEL]
             weight, between_inputs, between_outputs = weights(parameters, layers, layer)
             added = False  # whether a later layer has added to it
             for later in range(layer + 1, len(layers)):
                 added = added or layers[later, SOURCE] == source
+            kernel, stride, channels, height, width = layers[layer, KERNEL:]
+            if kernel:
+                assert stride > 1
+                paste_patches(grad, channels, height, width, kernel, weight, added, of_below)
+                continue
             _back(grad, weight, between_outputs, between_inputs, zeros[: 0 if added else below.shape[1]], of_below)

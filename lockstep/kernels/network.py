@@ -13,18 +13,16 @@ from numba import boolean, float32, int64
 
 from lockstep.kernels import dense
 from lockstep.kernels.cache import apart, compiled
-from lockstep.kernels.convolution import places
 from lockstep.kernels.dense import (
     BIAS,
-    HEIGHT,
     INPUTS,
     KERNEL,
     OUTPUTS,
     SOURCE,
     WEIGHT,
-    WIDTH,
     activations,
     backward,
+    shared_by,
 )
 from lockstep.kernels.sums import add_up, column_sums
 
@@ -47,7 +45,7 @@ def evaluate(
     """Evaluate policy and value.
 
     Args:
-        layers: the table, int64 [L, 11].
+        layers: the table, int64 [L, 12].
         free_std: where the log standard deviations begin among the parameters, if they do not depend on the
             observation; else -1.
         log_stds: how many of the policy's last parameters are log standard deviations.
@@ -76,11 +74,11 @@ def evaluate(
 
 @compiled
 def divide_by_brightness(layers: np.ndarray, brightest: np.float32, values: np.ndarray) -> None:
-    """Divide the weights of convolutions among parameters, or the gradients by them, [P or more] in place. With such
-    weights, pixels are whole numbers: torch scales them so."""
+    """Divide the weights of convolutions of x among parameters, or the gradients by them, [P or more] in place. With
+    such weights, pixels are whole numbers: torch scales them so."""
     for layer in range(len(layers)):
-        if layers[layer, KERNEL]:
-            shared = places(layers[layer, HEIGHT], layers[layer, WIDTH], layers[layer, KERNEL])
+        if layers[layer, KERNEL] and layers[layer, SOURCE] < 0:
+            shared = shared_by(layers, layer)
             begin, count = layers[layer, WEIGHT], layers[layer, INPUTS] * (layers[layer, OUTPUTS] // shared)
             for i in range(begin, begin + count):
                 values[i] /= brightest
@@ -176,7 +174,7 @@ def lead_back(free_std: int, log_stds: int, parameters: np.ndarray, gradient: np
 
 
 @compiled
-def _biases_in_parts(layers: np.ndarray, n: int, gradients: np.ndarray, gradient: np.ndarray, joined: bool) -> None:
+def biases_in_parts(layers: np.ndarray, n: int, gradients: np.ndarray, gradient: np.ndarray, joined: bool) -> None:
     """Write gradients by biases that have one output, or that a convolution's places share. Arguments are those of
     differentiate_as_torch, which has written the gradients by outputs before the activation."""
     slices = len(gradient)
@@ -184,7 +182,7 @@ def _biases_in_parts(layers: np.ndarray, n: int, gradients: np.ndarray, gradient
         outputs, kernel, bias = layers[layer, OUTPUTS], layers[layer, KERNEL], layers[layer, BIAS]
         if outputs > 1 and not kernel:
             continue
-        shared = places(layers[layer, HEIGHT], layers[layer, WIDTH], kernel) if kernel else 1
+        shared = shared_by(layers, layer)
         rows = activations(gradients, layers, n, layer).reshape((slices, n // slices * shared, outputs // shared))
         for s in range(slices):
             column_sums(rows[s], gradient[s, bias : bias + outputs // shared])
@@ -264,7 +262,7 @@ def differentiate_as_torch(
             for j in range(to.shape[1]):
                 to[i, j] = to[i, j] + by_below[i, j] if added else by_below[i, j]
     backward(parameters, layers[:policy], x, scratch[:begin], gradients[:begin], gradient, True, joined, x[:0])
-    _biases_in_parts(layers, n, gradients, gradient, joined)
+    biases_in_parts(layers, n, gradients, gradient, joined)
     if free_std >= 0:
         by_log_std = by_policy[:, emitted:].copy().reshape((slices, n // slices, size - emitted))
         _by_free_std(free_std, parameters, by_log_std, gradient, joined)

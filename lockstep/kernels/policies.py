@@ -25,7 +25,7 @@ _ONE = np.float32(1)
 
 
 @scalar
-def _within(noise):
+def within(noise):
     """Uniform noise, kept away from 0 and 1."""
     return min(max(noise, _TINY), _ONE - _TINY)
 
@@ -44,21 +44,25 @@ def log_softmax(logits: np.ndarray, out: np.ndarray) -> None:
     n, size = logits.shape
     largest, total = np.empty(n, np.float32), np.empty(n, np.float32)
     for i in range(n):
-        largest[i] = logits[i, 0]
+        of, to = logits[i], out[i]
+        most = of[0]
         for a in range(1, size):
-            largest[i] = max(largest[i], logits[i, a])
+            most = max(most, of[a])
         for a in range(size):
-            out[i, a] = logits[i, a] - largest[i]
+            to[a] = of[a] - most
+        largest[i] = most
     exponentials(out, out)
     for i in range(n):
-        total[i] = 0
+        of, added = out[i], np.float32(0)
         for a in range(size):
-            total[i] += out[i, a]
+            added += of[a]
+        total[i] = added
     for i in range(n):
         total[i] = largest[i] + log(total[i])
     for i in range(n):
+        of, to, less = logits[i], out[i], total[i]
         for a in range(size):
-            out[i, a] = logits[i, a] - total[i]
+            to[a] = of[a] - less
 
 
 @compiled
@@ -67,7 +71,7 @@ def sample_categorical(logits: np.ndarray, noise: np.ndarray, action: np.ndarray
     n, size = logits.shape
     given, subtracted = noise.reshape(n * size), np.empty(n * size, np.float32)
     for i in range(n * size):
-        subtracted[i] = log(-log(_within(given[i])))
+        subtracted[i] = log(-log(within(given[i])))
     for i in range(n):
         best = 0
         highest = np.float32(-np.inf)
@@ -84,7 +88,7 @@ def sample_gaussian(policy: np.ndarray, noise: np.ndarray, action: np.ndarray) -
     size = noise.shape[1]
     for i in range(len(policy)):
         for d in range(size):
-            action[i, d] = policy[i, d] + exp(policy[i, size + d]) * ndtri(_within(noise[i, d]))
+            action[i, d] = policy[i, d] + exp(policy[i, size + d]) * ndtri(within(noise[i, d]))
 
 
 @compiled

@@ -18,7 +18,7 @@ DQN_SUMS = 4
 
 
 @compiled
-def _best(values: np.ndarray) -> int:
+def best(values: np.ndarray) -> int:
     """The first of the actions [A] with the highest value."""
     best = 0
     for a in range(1, len(values)):
@@ -67,7 +67,7 @@ def dqn_gradients(
     by_q = activations(gradients, layers, n, last)
     by_q[:] = 0
     for i in range(n):
-        wanted = reward[i] + discount[i] * q_t[i, _best(selector[i])]
+        wanted = reward[i] + discount[i] * q_t[i, best(selector[i])]
         value = q_tm1[i, action[i]]
         error = value - wanted
         distance = abs(error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -26,11 +26,12 @@ from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradients, td3_gradients
 from lockstep.kernels.optimizers import follow
 from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradients
+from lockstep.kernels.returns_learning import returns_gradients
 from lockstep.learners.kernels import KernelLearner
 from lockstep.learners.learner import LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import Deterministic, SquashedGaussian
-from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers
+from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, plain, q_layers, q_network
 from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
 
@@ -50,6 +51,8 @@ class Arrays(NamedTuple):
 
 def _by_step(parts: Sequence[np.ndarray], steps: int) -> np.ndarray:
     """Items of each slot for several gradient steps, one after the other -> [steps, N, ...]"""
+    if steps == len(parts) == 1:
+        return parts[0][None]
     return np.concatenate([x.reshape(steps, len(x) // steps, *x.shape[1:]) for x in parts], 1)
 
 
@@ -59,6 +62,9 @@ class ReplayLearner(KernelLearner):
     Args:
         sums: how many metrics the kernel adds up.
     """
+
+    _whole: ClassVar[bool] = False
+    """Whether the kernel takes pixels as whole numbers: see lockstep.models.layer_tables.observed."""
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum, alive: Callable[[], None], sums: int) -> None:
         super().__init__(agent, slots, tree, alive=alive)
@@ -106,7 +112,7 @@ class ReplayLearner(KernelLearner):
         return Arrays(*(x[index] for x in self._seen[1]))
 
     def _arrays(self, batch: Transitions) -> Arrays:
-        obs, next_obs = (observed(self._encoder, x) for x in (batch.obs, batch.next_obs))
+        obs, next_obs = (observed(self._encoder, x, whole=self._whole) for x in (batch.obs, batch.next_obs))
         action, reward, discount = (np.ascontiguousarray(x[0]) for x in (batch.action, batch.reward, batch.discount))
         noise = np.zeros(0, np.float32) if batch.noise is None else batch.noise.numpy()
         return Arrays(obs, action, reward, discount, next_obs, np.ascontiguousarray(batch.weight), noise)
@@ -132,6 +138,25 @@ class QLearner(ReplayLearner):
         self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
     ) -> None:
         dqn_gradients(self._layers, self._parameters, self._target, self._double, *items[:-1], joined, out, priority)
+
+
+class ReturnsLearner(ReplayLearner):
+    """The same with noisy layers, dueling streams or distributions of returns."""
+
+    _whole = True
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        model, config = agent.model, agent.experiment.algorithm
+        assert isinstance(model, QModel) and isinstance(config, DQNConfig)
+        super().__init__(agent, slots, tree, alive, DQN_SUMS)
+        self._network, self._double = q_network(model, agent.flat), config.double
+        self._used = np.zeros((2, self._parameters.size), np.float32)
+
+    def _call(
+        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
+    ) -> None:
+        vectors = self._parameters, self._target, self._double
+        returns_gradients(self._network, *vectors, *items, joined, self._used, out, priority)
 
 
 class ActorCriticLearner(ReplayLearner):
@@ -166,13 +191,13 @@ class ActorCriticLearner(ReplayLearner):
         td3_gradients(*networks, *map(np.float32, smoothing), period, moves, *given, drawn, joined, out, priority)
 
 
-def learner_with_kernels(agent: Agent) -> type[QLearner] | type[ActorCriticLearner] | None:
-    """The learner that can compute all of an agent's losses: DQN on vectors or small images; SAC, TD3 and DDPG as they
-    are, on vectors. None: torch's operations do."""
-    model, plain = agent.model, isinstance(agent.observation_space, gymnasium.spaces.Box)
-    if not agent.experiment.has_kernels or not plain or encoder_of(model) is None:
+def learner_with_kernels(agent: Agent) -> type[QLearner | ReturnsLearner | ActorCriticLearner] | None:
+    """The learner that can compute all of an agent's losses: DQN on vectors, small images or those of the network for
+    few samples; SAC, TD3 and DDPG as they are, on vectors. None: torch's operations do."""
+    model, box = agent.model, isinstance(agent.observation_space, gymnasium.spaces.Box)
+    if not agent.experiment.has_kernels or not box or encoder_of(model) is None:
         return None
     if isinstance(model, QModel):
-        return QLearner
+        return QLearner if plain(model) else ReturnsLearner
     continuous = isinstance(model.distribution, (SquashedGaussian, Deterministic))
     return ActorCriticLearner if continuous else None

@@ -92,6 +92,15 @@ class Inference:
                 self._recorded.refresh(in_place=self._fixed)
         return self._recorded
 
+    def load(self, vector: Tensor) -> bool:
+        """Use parameters of a learner's model, as one vector, if they lie there as here. Call refresh then."""
+        return False
+
+    def set_noise(self, uniform: Tensor | None) -> None:
+        """As PolicyModel.set_noise, from the next call on."""
+        self._model.set_noise(uniform)
+        self.refresh()
+
     def refresh(self) -> None:
         """Use the model's present weights and statistics from the next call on."""
         self._stale = True

@@ -5,7 +5,7 @@ Shape legend: T time, B environments, L layers, D numbers of an observation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -13,27 +13,29 @@ from torch import Tensor, nn
 
 from lockstep.kernels import network as networks
 from lockstep.kernels.convolution import places as places_of
-from lockstep.kernels.dense import ELU, NO_IMAGE, NONE, RELU, TANH
+from lockstep.kernels.dense import COLUMNS, ELU, NO_IMAGE, NONE, RELU, TANH
+from lockstep.kernels.patches import cut_pixels
+from lockstep.kernels.q_networks import QNetwork
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import PolicyModel
-from lockstep.models.encoders import MinAtarCNN, ObservationEncoder
-from lockstep.models.layers import PixelConv2d
+from lockstep.models.encoders import ConvNet, DataEfficientCNN, MinAtarCNN, ObservationEncoder
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import entry
 from lockstep.models.parameters import FlatParameters
-from lockstep.models.q import QModel
+from lockstep.models.q import NoisyLinear, QHead, QModel
 
 ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
 """Numbers of activations, by name."""
 
 
-def knows(encoder: object) -> TypeGuard[ObservationEncoder]:
-    """Whether kernels compute an encoder: that of vectors without a mask, or of one small image."""
+def knows(encoder: object, networks: tuple[type[ConvNet], ...] = (MinAtarCNN,)) -> TypeGuard[ObservationEncoder]:
+    """Whether kernels compute an encoder: that of vectors without a mask, or of one image by one of these networks."""
     if not isinstance(encoder, ObservationEncoder) or encoder.layout.mask_size:
         return False
     if not encoder.layout.images:
         return True
-    return encoder.images is not None and encoder.vectors is None and isinstance(encoder.images[0], MinAtarCNN)
+    alone = encoder.images is not None and len(encoder.images) == 1 and encoder.vectors is None
+    return alone and type(encoder.images[0]) in networks  # type: ignore[index]
 
 
 def like_torch(encoder: ObservationEncoder) -> bool:
@@ -45,7 +47,7 @@ def like_torch(encoder: ObservationEncoder) -> bool:
 def encoder_of(model: PolicyModel) -> ObservationEncoder | None:
     """The encoder of a Q-network, or of an actor-critic on vectors, if kernels compute it."""
     if isinstance(model, QModel):
-        return model.trunk.encoder if knows(model.trunk.encoder) else None
+        return model.trunk.encoder if knows(model.trunk.encoder, (MinAtarCNN, DataEfficientCNN)) else None
     if isinstance(model, ActorCritic) and knows(encoder := model.actor.encoder) and not encoder.layout.images:
         return encoder
     return None
@@ -54,9 +56,12 @@ def encoder_of(model: PolicyModel) -> ObservationEncoder | None:
 def encoder_layers(model: nn.Module, path: str) -> Iterator[tuple[str, int]]:
     """The names of an encoder's layers among the model's modules, with the activation of each."""
     modules = dict(model.named_modules())
-    if f"{path}.images.0" in modules:
-        yield f"{path}.images.0.convolutions.0", RELU
-        yield f"{path}.images.0.dense", RELU
+    image = modules.get(f"{path}.images.0")
+    if isinstance(image, ConvNet):
+        for place in range(len(image.convolutions)):
+            yield f"{path}.images.0.convolutions.{place}", RELU
+        if image.dense is not None:
+            yield f"{path}.images.0.dense", RELU
         return
     activation = ACTIVATIONS[modules[f"{path}.vectors"].activation_name]  # type: ignore[index]
     for name in modules:
@@ -69,24 +74,74 @@ def layer_row(
 ) -> list[int]:
     """A layer's row in the table of lockstep.kernels.dense."""
     module, places = modules[name], [flat.offset(f"{name}.weight"), flat.offset(f"{name}.bias")]
-    if isinstance(module, nn.Linear):
-        return [*places, module.in_features, module.out_features, activation, source, 0, *NO_IMAGE]
-    assert isinstance(module, PixelConv2d) and source < 0
-    encoder = modules[name.partition(".images.")[0]]
+    if not isinstance(module, nn.Conv2d):
+        assert isinstance(module, (nn.Linear, NoisyLinear))
+        outputs, inputs = module.weight.shape
+        return [*places, inputs, outputs, activation, source, 0, *NO_IMAGE]
+    channels, height, width = _image_before(modules, name)
+    kernel, stride = module.kernel_size[0], module.stride[0]
+    patch = channels * kernel * kernel
+    outputs = module.out_channels * places_of(height, width, kernel, stride)
+    return [*places, patch, outputs, activation, source, 0, kernel, stride, channels, height, width]
+
+
+def _image_before(modules: Mapping[str, nn.Module], name: str) -> tuple[int, int, int]:
+    """The shape [C, H, W] of what a convolution of an encoder's image sees."""
+    (path, _, last), encoder = name.rpartition("."), modules[name.partition(".images.")[0]]
     assert isinstance(encoder, ObservationEncoder)
-    (_, shape), *_ = encoder.layout.images
-    kernel, (_, height, width) = module.kernel_size[0], shape
-    patch = module.in_channels * kernel * kernel
-    outputs = module.out_channels * places_of(height, width, kernel)
-    return [*places, patch, outputs, activation, source, 0, kernel, *shape]
+    (_, (channels, height, width)), *_ = encoder.layout.images
+    for place in range(int(last)):
+        before = modules[f"{path}.{place}"]
+        assert isinstance(before, nn.Conv2d)
+        kernel, stride = before.kernel_size[0], before.stride[0]
+        channels, height, width = before.out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+    return channels, height, width
+
+
+def _rows(model: nn.Module, layers: Iterable[tuple[str, int]], flat: FlatParameters) -> np.ndarray:
+    """The table of layers that follow each other, given by name and activation, int64 [L, 12]."""
+    modules, rows = dict(model.named_modules()), list[list[int]]()
+    for name, activation in layers:
+        rows.append(layer_row(modules, name, activation, len(rows) - 1, flat))
+    return np.array(rows, np.int64)
+
+
+def plain(model: QModel) -> bool:
+    """Whether a Q-network consists of an encoder of vectors or MinAtar's images and one linear layer. Its kernels are
+    older than torch's replaced operations, and have other bits."""
+    head, encoder = model.head, model.trunk.encoder
+    linear = isinstance(head, QHead) and head.value is None and isinstance(head.advantage, nn.Linear)
+    return linear and model.atoms is None and not model.quantiles and knows(encoder)
 
 
 def q_layers(model: QModel, flat: FlatParameters) -> np.ndarray:
-    """The table of a Q-network with a linear head, int64 [L, 11]."""
-    modules, rows = dict(model.named_modules()), list[list[int]]()
-    for name, activation in (*encoder_layers(model, "trunk.encoder"), ("head.advantage", NONE)):
-        rows.append(layer_row(modules, name, activation, len(rows) - 1, flat))
-    return np.array(rows, np.int64)
+    """The table of a Q-network that is plain, int64 [L, 12]."""
+    return _rows(model, (*encoder_layers(model, "trunk.encoder"), ("head.advantage", NONE)), flat)
+
+
+def q_network(model: QModel, flat: FlatParameters) -> QNetwork:
+    """Where the parts of a Q-network lie among its parameters."""
+    modules, encoder = dict(model.named_modules()), model.trunk.encoder
+    assert isinstance(encoder, ObservationEncoder)
+
+    def stream(name: str) -> list[tuple[str, int]]:
+        if not isinstance(modules.get(name), nn.Sequential):
+            return [(name, NONE)] if name in modules else []
+        return [(f"{name}.0", RELU), (f"{name}.2", NONE)]
+
+    noisy = []
+    for name, module in modules.items():
+        if isinstance(module, NoisyLinear):
+            places = [flat.offset(f"{name}.{part}") for part in ("weight", "bias", "weight_sigma", "bias_sigma")]
+            noisy.append([*places, module.weight.shape[1], module.weight.shape[0]])
+    return QNetwork(
+        _rows(model, encoder_layers(model, "trunk.encoder"), flat),
+        _rows(model, stream("head.advantage"), flat),
+        _rows(model, stream("head.value"), flat).reshape(-1, COLUMNS),
+        np.array(noisy, np.int64).reshape(-1, 6),
+        np.zeros(0, np.float32) if model.atoms is None else model.atoms.numpy(),
+        np.float32(brightness(encoder)),
+    )
 
 
 def mlp_layers(layers: nn.Module, name: str, flat: FlatParameters) -> np.ndarray:
@@ -120,9 +175,14 @@ def observed(encoder: ObservationEncoder, obs: Any, *, whole: bool = False) -> n
     """What an encoder's layers see of observations [T, B, ...]: float32 [T * B, D].
 
     Args:
-        whole: leave pixels as they are, since the weights are divided: see lockstep.kernels.network.
+        whole: leave pixels as they are, since the weights are divided: see lockstep.kernels.network. If the kernels of
+            the first convolution do not overlap, images are cut into patches.
     """
     if encoder.layout.images:
+        assert encoder.images is not None
+        first = encoder.images[0].convolutions[0]  # type: ignore[index]
+        if whole and first.stride[0] > 1:  # type: ignore[union-attr]
+            return _patches(entry(obs, encoder.layout.images[0][0]), first.kernel_size[0])  # type: ignore
         pixels = rows_of(entry(obs, encoder.layout.images[0][0]).flatten(2)).astype(np.float32)
         return pixels if whole else pixels / np.float32(brightness(encoder))
     x = rows_of(encoder.layout.vector(obs))
@@ -130,6 +190,15 @@ def observed(encoder: ObservationEncoder, obs: Any, *, whole: bool = False) -> n
         return x
     out = np.empty_like(x)
     networks.normalize(x, encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip), out)
+    return out
+
+
+def _patches(images: Tensor, kernel: int) -> np.ndarray:
+    """Images uint8 [T, B, C, H, W] -> float32 [T * B, D], cut into patches: see lockstep.kernels.patches."""
+    held = np.ascontiguousarray(images.numpy()).reshape(-1, *images.shape[2:])
+    count, channels, height, width = held.shape
+    out = np.empty((count, (height // kernel) * (width // kernel) * channels * kernel * kernel), np.float32)
+    cut_pixels(held, kernel, out)
     return out
 
 

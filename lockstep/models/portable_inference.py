@@ -8,17 +8,19 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.kernels.dense import ACTIVATION, TANH, activations, evaluate
+from lockstep.kernels.q_networks import act, disturb, scale_noise
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.capture import Inference, Inputs
 from lockstep.models.continuous import Deterministic
 from lockstep.models.distributions import Distribution
 from lockstep.models.encoders import ObservationEncoder
-from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers
+from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, plain, q_layers, q_network
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
@@ -44,9 +46,7 @@ class KernelInference(Inference):
         self._values = isinstance(model, QModel)
 
     def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
-        distribution = self._model.distribution
-        exact = isinstance(distribution, Distribution) and distribution.exact
-        return portable_numbers() if exact else super().arithmetic()
+        return _arithmetic_of(self._model) or super().arithmetic()
 
     def evaluate(self, inputs: Inputs) -> tuple[ModelOutput, Tensor]:
         x, last = observed(self._encoder, inputs.obs), len(self._layers) - 1
@@ -58,10 +58,53 @@ class KernelInference(Inference):
         return ModelOutput(policy, policy.new_zeros(policy.shape[:2])), inputs.state
 
 
-def kernel_inference(model: PolicyModel) -> KernelInference | None:
+class QNetworkInference(Inference):
+    """The same of a Q-network with noisy layers, dueling streams or distributions of returns. Arguments are those of
+    KernelInference."""
+
+    def __init__(self, model: QModel, encoder: ObservationEncoder) -> None:
+        super().__init__(model)
+        self._encoder, self._flat = encoder, FlatParameters(model)
+        self._network, self._stale = q_network(model, self._flat), True
+        self._noise = np.zeros(model.noise_numbers, np.float32)
+        self._used = np.zeros(self._flat.vector.numel(), np.float32)
+        """The disturbed weights and biases."""
+
+    def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
+        return _arithmetic_of(self._model) or super().arithmetic()
+
+    def load(self, vector: Tensor) -> bool:
+        self._flat.vector.data.copy_(vector)
+        return True
+
+    def set_noise(self, uniform: Tensor | None) -> None:
+        if uniform is None:
+            self._noise[:] = 0
+        else:
+            scale_noise(uniform.numpy(), self._noise)
+        self.refresh()
+
+    def evaluate(self, inputs: Inputs) -> tuple[ModelOutput, Tensor]:
+        if self._stale:
+            self._stale = False
+            disturb(self._network, self._flat.vector.detach().numpy(), self._noise, self._used)
+        q = act(self._network, self._used, observed(self._encoder, inputs.obs, whole=True))
+        numbers = torch.from_numpy(q).view(*inputs.start.shape[:2], -1)
+        return ModelOutput(numbers, numbers.amax(-1)), inputs.state
+
+
+def _arithmetic_of(model: PolicyModel) -> contextlib.AbstractContextManager[Any] | None:
+    """A context in which few operations are portable, if choosing actions needs no others."""
+    exact = isinstance(model.distribution, Distribution) and model.distribution.exact
+    return portable_numbers() if exact else None
+
+
+def kernel_inference(model: PolicyModel) -> KernelInference | QNetworkInference | None:
     """Inference by a kernel, if it covers an acting copy of a model whose settings have kernels."""
     encoder = encoder_of(model)
     if encoder is None:
         return None
     assert isinstance(model, (QModel, ActorCritic))
+    if isinstance(model, QModel) and not plain(model):
+        return QNetworkInference(model, encoder)
     return KernelInference(model, encoder)

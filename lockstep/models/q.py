@@ -265,9 +265,11 @@ class QModelConfig(TrunkConfig):
 
     @property
     def has_kernels(self) -> bool:
-        plain = self.core == "none" and not self.previous_action_reward and self.encoder in KERNEL_ENCODERS
-        expected = self.returns == "expected" and not self.dueling and not self.noisy and not self.stream_size
-        return type(self) is QModelConfig and plain and expected and not self.layer_norm
+        plain = self.core == "none" and not self.previous_action_reward and not self.layer_norm
+        known = self.encoder in (*KERNEL_ENCODERS, "der") and self.returns in ("expected", "categorical")
+        changed = self.returns != "expected" or self.dueling or self.noisy or self.stream_size
+        # ELU's slope has several formulas, of which torch's replaced operations use another one.
+        return type(self) is QModelConfig and plain and known and not (changed and self.activation == "elu")
 
     def build(
         self,

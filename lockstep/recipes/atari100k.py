@@ -34,7 +34,7 @@ def der_atari100k(game: str = "Pong") -> Experiment:
             epsilon_end=0.0,
             replay=ReplayConfig(capacity=100_000, prioritized=True, alpha=0.5, beta=0.4),
         ),
-    )
+    ).replace(precision="portable")
 
 
 def drq_atari100k(game: str = "Pong") -> Experiment:

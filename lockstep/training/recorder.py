@@ -310,6 +310,7 @@ def _title(experiment: Experiment, layout: Layout) -> str:
 
 class _TensorBoard:
     def __init__(self, folder: RunFolder, samples: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[reportAttributeAccessIssue]
         from torch.utils.tensorboard import SummaryWriter
 
         # An interrupted run's output after its checkpoint is written again: TensorBoard must not show both. It reads
@@ -317,10 +318,13 @@ class _TensorBoard:
         while list(folder.tensorboard.glob(f"events.out.tfevents.{int(time.time()):010d}*")):
             time.sleep(0.1)
         self._writer = SummaryWriter(str(folder.tensorboard), purge_step=samples + 1)
+        self._summary = Summary
 
     def log(self, values: dict[str, float], samples: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name if "/" in name else f"progress/{name}", value, samples)
+        # One event for all values: with one each, they took a tenth of the time of an iteration of a single step.
+        named = {name if "/" in name else f"progress/{name}": value for name, value in values.items()}
+        listed = [self._summary.Value(tag=name, simple_value=value) for name, value in named.items()]
+        self._writer._get_file_writer().add_summary(self._summary(value=listed), samples)
 
     def close(self) -> None:
         self._writer.close()

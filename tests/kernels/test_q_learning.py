@@ -29,7 +29,7 @@ def agent_of(task: tuple[str, dict[str, Any]], *, prioritized: bool = False, dou
     algorithm = full.algorithm
     assert isinstance(algorithm, DQNConfig)
     algorithm = replace(algorithm, double=double, replay=replace(algorithm.replay, prioritized=prioritized))
-    env = EnvConfig(id=name, adapter="compiled", num_envs=4)
+    env = EnvConfig(id=name, adapter="auto" if name == "Pong" else "compiled", num_envs=4)
     agent = Agent(full.replace(precision="portable", env=env, algorithm=algorithm, model=QModelConfig(**settings)))
     draw = torch.Generator().manual_seed(1)
     for vector in agent.vectors:
@@ -84,9 +84,3 @@ def test_a_kernel_evaluates_the_network(task: tuple[str, dict[str, Any]]) -> Non
     expected, _ = agent.model(obs, start, torch.zeros(ITEMS, 0))
     torch.testing.assert_close(found.policy, expected.policy)
     torch.testing.assert_close(found.value, expected.value)
-
-
-@pytest.mark.parametrize("change", [{"dueling": True}, {"noisy": True}, {"returns": "categorical"}, {"stream_size": 9}])
-def test_other_models_have_no_kernels(change: dict[str, Any]) -> None:
-    name, settings = CARTPOLE
-    assert learner_with_kernels(agent_of((name, {**settings, **change}))) is None

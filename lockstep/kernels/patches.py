@@ -1,0 +1,191 @@
+"""Convolutions whose kernels do not overlap, in float32 arithmetic that is the same on every CPU: products of patches.
+
+Kernels move by their size, without padding, so every cell belongs to at most one patch. Channels of a layer's outputs
+lie together. An observation's pixels are cut into patches once, before the first layer (cut_pixels).
+
+Shape legend: n samples, C channels, H and W sides of an image, Q = (H // k)(W // k) patches of k x k cells, K = Ckk
+numbers of a patch, in the order of torch's weights (C, k, k), M channels of outputs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import boolean, float32, intp
+
+from lockstep.kernels.cache import apart, compiled
+from lockstep.kernels.products import product
+from lockstep.kernels.tiles import WIDTH as VECTOR
+from lockstep.kernels.tiles import address, load, move, store
+
+_TOGETHER = 256
+"""Patches that are multiplied together with the gradients by their outputs, so that they stay in the cache."""
+
+
+@compiled
+def _cut_image(floats: np.ndarray, channels: int, height: int, width: int, kernel: int, cut: np.ndarray) -> None:
+    """Write the patches of an image [CHW] to cut [QK]. Both have 16 more numbers."""
+    place = address(cut)
+    for q in range((height // kernel) * (width // kernel)):
+        corner = q // (width // kernel) * kernel * width + q % (width // kernel) * kernel
+        for c in range(channels):
+            for row in range(kernel):
+                begin = address(floats) + 4 * ((c * height + row) * width + corner)
+                for j in range(0, kernel, VECTOR):
+                    move(begin + 4 * j, place + 4 * j)
+                place += 4 * kernel
+
+
+@compiled
+def cut_pixels(images: np.ndarray, kernel: int, out: np.ndarray) -> None:
+    """Write the patches of images, uint8 [n, C, H, W] -> float32 [n, QK].
+
+    Rows of patches are moved 16 numbers at a time. What one writes too much, the next one overwrites, so the numbers
+    behind the last patch go to the copy's end.
+    """
+    n, channels, height, width = images.shape
+    down, across, pixels = height // kernel, width // kernel, channels * height * width
+    size = down * across * channels * kernel * kernel
+    floats, cut = np.zeros(pixels + VECTOR, np.float32), np.empty(size + VECTOR, np.float32)
+    flat = images.reshape((n, pixels))
+    for i in range(n):
+        of = flat[i]
+        for j in range(pixels):
+            floats[j] = of[j]
+        _cut_image(floats, channels, height, width, kernel, cut)
+        to = out[i]
+        for j in range(size):
+            to[j] = cut[j]
+
+
+@compiled
+def _cut(x: np.ndarray, channels: int, height: int, width: int, kernel: int, out: np.ndarray) -> None:
+    """Write the patches of images whose channels lie together, [n, HWC] -> [nQ, K]."""
+    across, square, to = width // kernel, kernel * kernel, address(out)
+    each = (height // kernel) * across
+    for i in range(len(x) * each):
+        q, image = i % each, address(x) + 4 * (i // each) * height * width * channels
+        for cell in range(square):
+            row, column = q // across * kernel + cell // kernel, q % across * kernel + cell % kernel
+            begin = image + 4 * (row * width + column) * channels
+            for c in range(channels):
+                store(to + 4 * (c * square + cell), load(begin + 4 * c))
+        to += 4 * channels * square
+
+
+@compiled
+def _paste(
+    patches: np.ndarray, channels: int, height: int, width: int, kernel: int, added: bool, out: np.ndarray
+) -> None:
+    """Add patches [nQ, K] to images whose channels lie together, [n, HWC], or, if not added, write such images."""
+    across, square, of = width // kernel, kernel * kernel, address(patches)
+    each = (height // kernel) * across
+    if not added:
+        out[:] = 0
+    for i in range(len(out) * each):
+        q, image = i % each, address(out) + 4 * (i // each) * height * width * channels
+        for cell in range(square):
+            row, column = q // across * kernel + cell // kernel, q % across * kernel + cell % kernel
+            begin = image + 4 * (row * width + column) * channels
+            for c in range(channels):
+                store(begin + 4 * c, load(begin + 4 * c) + load(of + 4 * (c * square + cell)))
+        of += 4 * channels * square
+
+
+@compiled
+def _weigh(patches: np.ndarray, k: int, weight: int, bias: int, rectify: bool, y: np.ndarray) -> None:
+    """Write the outputs [nQ, M] of all patches, nQK numbers. An address keeps no array alive, but a call does."""
+    n, m = y.shape
+    product(1, address(patches), k, 1, weight, 1, k, bias, 0, address(y), m, n, k, m, rectify)
+
+
+@apart(float32[:, :], boolean, *[intp] * 6, boolean, float32[:, ::1])
+def convolve_patches(
+    x: np.ndarray,
+    is_cut: bool,
+    channels: int,
+    height: int,
+    width: int,
+    kernel: int,
+    weight: int,
+    bias: int,
+    rectify: bool,
+    y: np.ndarray,
+) -> None:
+    """Write the convolution of images to y.
+
+    Args:
+        x: patches [n, QK] if is_cut; else images whose channels lie together [n, HWC].
+        weight, bias: the addresses of weights [M, K] and biases [M].
+        rectify: write 0 for negative results.
+        y: float32 [n, QM].
+    """
+    count, k = len(x) * (height // kernel) * (width // kernel), channels * kernel * kernel
+    out = y.reshape((count, y.size // count))
+    if is_cut:
+        _weigh(x, k, weight, bias, rectify, out)
+    else:
+        patches = np.empty((count, k), np.float32)
+        _cut(x, channels, height, width, kernel, patches)
+        _weigh(patches, k, weight, bias, rectify, out)
+
+
+@compiled
+def _add_products(patches: np.ndarray, by_y: np.ndarray, to: np.ndarray) -> None:
+    """Add the sum over Q patches, QK numbers, of each one's numbers times the gradient by its outputs, QM numbers, to
+    a matrix [K, M]."""
+    k, m = to.shape
+    product(1, address(patches), 1, k, address(by_y), m, 1, address(to), m, address(to), m, k, by_y.size // m, m, False)
+
+
+@apart(float32[:, :], boolean, *[intp] * 4, float32[:, ::1], boolean, intp)
+def convolve_patches_back(
+    x: np.ndarray,
+    is_cut: bool,
+    channels: int,
+    height: int,
+    width: int,
+    kernel: int,
+    by_y: np.ndarray,
+    fresh: bool,
+    by_weight: int,
+) -> None:
+    """Add the gradient by weights to by_weight or, if it is to be fresh, write it: sample by sample, given the one by
+    y. Arguments as for convolve_patches."""
+    each, k = (height // kernel) * (width // kernel), channels * kernel * kernel
+    m = by_y.shape[1] // each
+    turned = np.zeros((k, m), np.float32)
+    if not fresh:
+        for j in range(m):
+            for i in range(k):
+                turned[i, j] = load(by_weight + 4 * (j * k + i))
+    together = max(1, _TOGETHER // each)
+    patches = np.empty((0 if is_cut else together * each, k), np.float32)
+    for i in range(0, len(x), together):
+        end = min(i + together, len(x))
+        if is_cut:
+            _add_products(x[i:end], by_y[i:end], turned)
+        else:
+            _cut(x[i:end], channels, height, width, kernel, patches)
+            _add_products(patches, by_y[i:end], turned)
+    for j in range(m):
+        for i in range(k):
+            store(by_weight + 4 * (j * k + i), turned[i, j])
+
+
+@compiled
+def _weigh_back(by_y: np.ndarray, weight: int, zeros: np.ndarray, patches: np.ndarray) -> None:
+    """Write the gradient by patches [nQ, K], given that by their outputs [nQ, M]."""
+    (n, m), k = by_y.shape, patches.shape[1]
+    product(1, address(by_y), m, 1, weight, k, 1, address(zeros), 0, address(patches), k, n, m, k, False)
+
+
+@apart(float32[:, ::1], *[intp] * 5, boolean, float32[:, :])
+def paste_patches(
+    by_y: np.ndarray, channels: int, height: int, width: int, kernel: int, weight: int, added: bool, by_x: np.ndarray
+) -> None:
+    """Add the gradient by images to by_x [n, HWC] or, if not added, write it: given the one by y. Arguments as for
+    convolve_patches."""
+    count, k = len(by_y) * (height // kernel) * (width // kernel), channels * kernel * kernel
+    patches = np.empty((count, k), np.float32)
+    _weigh_back(by_y.reshape((count, by_y.size // count)), weight, np.zeros(k, np.float32), patches)
+    _paste(patches, channels, height, width, kernel, added, by_x)

@@ -1,0 +1,239 @@
+"""Networks of action values with noisy layers, dueling streams and atoms (lockstep.models.q), with the bits of torch's
+replaced operations (lockstep.portable).
+
+Shape legend: P parameters, L layers, N noisy layers, Z numbers of noise, n samples, D numbers of an observation, F
+features, A actions, K numbers by which a head describes an action's return: atoms, or one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lockstep.kernels.cache import compiled
+from lockstep.kernels.dense import BIAS, INPUTS, OUTPUTS, WEIGHT, activations, backward, evaluate, shared_by
+from lockstep.kernels.math import ndtri
+from lockstep.kernels.network import biases_in_parts, divide_by_brightness
+from lockstep.kernels.policies import exponentials, log_softmax, within
+from lockstep.kernels.sums import row_sums
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
+
+
+class QNetwork(NamedTuple):
+    """Where the parts of a model lie among its parameters. Tables are those of lockstep.kernels.dense."""
+
+    encoder: np.ndarray
+    """Its table, int64 [L, 12]."""
+    advantage: np.ndarray
+    """The table of the advantages' stream, or of all values without dueling streams, which takes the features."""
+    value: np.ndarray
+    """That of the value's stream, with no rows without it."""
+    noisy: np.ndarray
+    """int64 [N, 6]: where the weights, biases, and the sizes of their noise begin, and how many inputs and outputs a
+    layer has."""
+    atoms: np.ndarray
+    """float32 [K]; [0] for expected returns."""
+    brightest: np.float32
+    """What convolutions of x divide their weights by."""
+
+
+@compiled
+def scale_noise(uniform: np.ndarray, out: np.ndarray) -> None:
+    """Write the noise of noisy layers' inputs and outputs (Fortunato et al. 2018, f), given uniform numbers [Z]."""
+    for i in range(len(uniform)):
+        normal = ndtri(within(uniform[i]))
+        root = np.sqrt(abs(normal))
+        out[i] = root if normal > 0 else (-root if normal < 0 else _ZERO)
+
+
+@compiled
+def _copy_layers(layers: np.ndarray, parameters: np.ndarray, used: np.ndarray) -> None:
+    """Copy the layers' weights and biases [P]."""
+    for layer in range(len(layers)):
+        weight, bias = layers[layer, WEIGHT], layers[layer, BIAS]
+        outputs = layers[layer, OUTPUTS] // shared_by(layers, layer)
+        for i in range(weight, weight + outputs * layers[layer, INPUTS]):
+            used[i] = parameters[i]
+        for i in range(bias, bias + outputs):
+            used[i] = parameters[i]
+
+
+@compiled
+def disturb(network: QNetwork, parameters: np.ndarray, noise: np.ndarray, used: np.ndarray) -> None:
+    """Write the weights and biases that a network computes with at their places in used, float32 [P].
+
+    Args:
+        parameters: float32 [P].
+        noise: what scale_noise wrote, float32 [Z].
+    """
+    _copy_layers(network.encoder, parameters, used)
+    if network.brightest != _ONE:
+        divide_by_brightness(network.encoder, network.brightest, used)
+    if len(network.noisy) == 0:
+        _copy_layers(network.advantage, parameters, used)
+        _copy_layers(network.value, parameters, used)
+    begin = 0
+    for layer in range(len(network.noisy)):
+        weight, bias, weight_sigma, bias_sigma, inputs, outputs = network.noisy[layer]
+        into, out = noise[begin : begin + inputs], noise[begin + inputs : begin + inputs + outputs]
+        begin += inputs + outputs
+        for j in range(outputs):
+            first, second = weight + j * inputs, weight_sigma + j * inputs
+            to, mean = used[first : first + inputs], parameters[first : first + inputs]
+            sigma, factor = parameters[second : second + inputs], out[j]
+            for i in range(inputs):
+                to[i] = mean[i] + sigma[i] * (factor * into[i])
+            used[bias + j] = parameters[bias + j] + parameters[bias_sigma + j] * factor
+
+
+@compiled
+def _by_sigmas(network: QNetwork, noise: np.ndarray, gradient: np.ndarray) -> None:
+    """Write the gradients by the sizes of noise, given those by the disturbed weights and biases, [P or more]."""
+    begin = 0
+    for layer in range(len(network.noisy)):
+        weight, bias, weight_sigma, bias_sigma, inputs, outputs = network.noisy[layer]
+        into, out = noise[begin : begin + inputs], noise[begin + inputs : begin + inputs + outputs]
+        begin += inputs + outputs
+        for j in range(outputs):
+            first, second = weight + j * inputs, weight_sigma + j * inputs
+            of, to, factor = gradient[first : first + inputs], gradient[second : second + inputs], out[j]
+            for i in range(inputs):
+                to[i] = of[i] * (factor * into[i])
+            gradient[bias_sigma + j] = gradient[bias + j] * factor
+
+
+@compiled
+def _join_streams(value: np.ndarray, numbers: np.ndarray) -> None:
+    """Turn advantages [n, A, K] into values, given those of the states [n, K]."""
+    n, actions, kinds = numbers.shape
+    mean = np.zeros((n, kinds), np.float32)
+    if kinds == 1:
+        row_sums(numbers.reshape((n, actions)), mean.reshape(n))
+    for i in range(n):
+        if kinds > 1:
+            for a in range(actions):
+                for k in range(kinds):
+                    mean[i, k] += numbers[i, a, k]
+        for k in range(kinds):
+            mean[i, k] /= np.float32(actions)
+        for a in range(actions):
+            for k in range(kinds):
+                numbers[i, a, k] = (value[i, k] + numbers[i, a, k]) - mean[i, k]
+
+
+@compiled
+def describe(
+    network: QNetwork, used: np.ndarray, x: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The numbers that describe every action's return [n, A, K] of observations [n, D], and what the encoder, the
+    advantages' and the value's stream computed. used: what disturb wrote."""
+    n, kinds = len(x), max(1, len(network.atoms))
+    of_encoder = evaluate(network.encoder, used, x)
+    features = activations(of_encoder, network.encoder, n, len(network.encoder) - 1)
+    of_advantage = evaluate(network.advantage, used, features)
+    advantage = activations(of_advantage, network.advantage, n, len(network.advantage) - 1)
+    numbers = advantage.copy().reshape((n, advantage.shape[1] // kinds, kinds))
+    of_value = of_encoder[:0]
+    if len(network.value):
+        of_value = evaluate(network.value, used, features)
+        _join_streams(activations(of_value, network.value, n, len(network.value) - 1), numbers)
+    return numbers, of_encoder, of_advantage, of_value
+
+
+@compiled
+def expected(atoms: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """The expected returns [n, A] of what describe returned [n, A, K]."""
+    n, actions, kinds = numbers.shape
+    rows, out = numbers.reshape((n * actions, kinds)), np.empty((n, actions), np.float32)
+    if len(atoms) == 0:
+        for i in range(n * actions):
+            out[i // actions, i % actions] = rows[i, 0]
+        return out
+    p = np.empty_like(rows)
+    log_softmax(rows, p)
+    exponentials(p, p)
+    for i in range(len(p)):
+        of = p[i]
+        for k in range(kinds):
+            of[k] *= atoms[k]
+    row_sums(p, out.reshape(n * actions))
+    return out
+
+
+@compiled
+def act(network: QNetwork, used: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The expected returns of all actions, [n, D] -> [n, A]. used: what disturb wrote."""
+    return expected(network.atoms, describe(network, used, x)[0])
+
+
+@compiled
+def _back_through(
+    layers: np.ndarray,
+    used: np.ndarray,
+    x: np.ndarray,
+    scratch: np.ndarray,
+    by_y: np.ndarray,
+    gradient: np.ndarray,
+    by_x: np.ndarray,
+) -> None:
+    """Write the gradients by layers to gradient [1, P or more], and those by x to by_x [n, F], or nothing to [0, F],
+    given those by the last layer's outputs [n, M]."""
+    n, gradients = len(x), np.empty_like(scratch)
+    to = activations(gradients, layers, n, len(layers) - 1)
+    for i in range(n):
+        for j in range(to.shape[1]):
+            to[i, j] = by_y[i, j]
+    backward(used, layers, x, scratch, gradients, gradient, True, False, by_x)
+    biases_in_parts(layers, n, gradients, gradient, False)
+
+
+@compiled
+def differentiate(
+    network: QNetwork,
+    used: np.ndarray,
+    noise: np.ndarray,
+    x: np.ndarray,
+    computed: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    action: np.ndarray,
+    by_numbers: np.ndarray,
+    gradient: np.ndarray,
+) -> None:
+    """Write the gradients by all parameters.
+
+    Args:
+        used, noise: see disturb.
+        x: observations [n, D].
+        computed: what describe returned of them.
+        action: int64 [n].
+        by_numbers: the gradient by the chosen actions' numbers, float32 [n, K].
+        gradient: float32 [1, P or more].
+    """
+    numbers, of_encoder, of_advantage, of_value = computed
+    n, actions, kinds = numbers.shape
+    by_advantage = np.zeros((n, actions * kinds), np.float32)
+    for i in range(n):
+        begin = action[i] * kinds
+        for k in range(kinds):
+            by_advantage[i, begin + k] += by_numbers[i, k]
+    dueling = len(network.value) > 0
+    if dueling:
+        for i in range(n):
+            for k in range(kinds):
+                by_mean = (_ZERO - by_numbers[i, k]) / np.float32(actions)
+                for a in range(actions):
+                    by_advantage[i, a * kinds + k] += by_mean
+    features = activations(of_encoder, network.encoder, n, len(network.encoder) - 1)
+    by_features = np.empty(features.shape, np.float32)
+    _back_through(network.advantage, used, features, of_advantage, by_advantage, gradient, by_features)
+    if dueling:
+        more = np.empty(features.shape, np.float32)
+        _back_through(network.value, used, features, of_value, by_numbers, gradient, more)
+        for i in range(n):
+            for j in range(features.shape[1]):
+                by_features[i, j] += more[i, j]
+    _back_through(network.encoder, used, x, of_encoder, by_features, gradient, x[:0])
+    if network.brightest != _ONE:
+        divide_by_brightness(network.encoder, network.brightest, gradient[0])
+    _by_sigmas(network, noise, gradient[0])

@@ -1,0 +1,188 @@
+"""Gradients of DQN's extensions in portable arithmetic: noisy layers, dueling streams and categorical returns, with the
+bits of torch's replaced operations. The loss is that of lockstep.algorithms.dqn.
+
+Shape legend: P parameters, S slices, N items of all slices, n of one slice, D numbers of an observation, A actions, K
+numbers that describe an action's return, Z numbers of a network's noise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockstep.kernels.cache import compiled
+from lockstep.kernels.math import log
+from lockstep.kernels.policies import exponentials, log_softmax
+from lockstep.kernels.q_learning import DQN_SUMS, best
+from lockstep.kernels.q_networks import QNetwork, describe, differentiate, disturb, expected, scale_noise
+from lockstep.kernels.sums import add_up, row_sums
+
+_ZERO, _HALF, _ONE = map(np.float32, (0, 0.5, 1))
+
+
+@compiled
+def _log_probabilities(numbers: np.ndarray, action: np.ndarray) -> np.ndarray:
+    """Those of the atoms of actions [n]: logits [n, A, K] -> [n, K]"""
+    n, _, kinds = numbers.shape
+    chosen = np.empty((n, kinds), np.float32)
+    for i in range(n):
+        for k in range(kinds):
+            chosen[i, k] = numbers[i, action[i], k]
+    out = np.empty_like(chosen)
+    log_softmax(chosen, out)
+    return out
+
+
+@compiled
+def project(p: np.ndarray, reward: np.ndarray, discount: np.ndarray, atoms: np.ndarray, out: np.ndarray) -> None:
+    """Write the projection of distributions over reward + discount * atoms onto the atoms, as lockstep.algorithms.dqn
+    does: p [n, K], reward and discount [n] -> [n, K]"""
+    kinds = len(atoms)
+    step = (atoms[kinds - 1] - atoms[0]) / np.float32(kinds - 1)
+    places = np.empty(kinds, np.float32)
+    for k in range(kinds):
+        places[k] = np.float32(k)
+    out[:] = _ZERO
+    for i in range(len(p)):
+        to = out[i]
+        for j in range(kinds):
+            value = min(max(reward[i] + discount[i] * atoms[j], atoms[0]), atoms[kinds - 1])
+            place = (value - atoms[0]) / step
+            for k in range(kinds):
+                to[k] += p[i, j] * max(_ONE - abs(place - places[k]), _ZERO)
+
+
+@compiled
+def _mean_returns(p: np.ndarray, atoms: np.ndarray, out: np.ndarray) -> None:
+    """[n, K] -> [n]"""
+    weighted = np.empty_like(p)
+    for i in range(len(p)):
+        for k in range(len(atoms)):
+            weighted[i, k] = p[i, k] * atoms[k]
+    row_sums(weighted, out)
+
+
+@compiled
+def _learn_distributions(
+    log_p: np.ndarray,
+    target: np.ndarray,
+    weight: np.ndarray,
+    atoms: np.ndarray,
+    by_numbers: np.ndarray,
+    terms: np.ndarray,
+    priority: np.ndarray,
+) -> None:
+    """The cross-entropy without the target's entropy: log-probabilities and the target's probabilities [n, K] -> the
+    gradient by logits [n, K], each item's part in the metrics [DQN_SUMS, n], and priorities [n]."""
+    n, kinds = log_p.shape
+    p, terms_of_atoms, cross = np.empty_like(log_p), np.empty_like(log_p), np.empty(n, np.float32)
+    exponentials(log_p, p)
+    for i in range(n):
+        for k in range(kinds):
+            terms_of_atoms[i, k] = target[i, k] * log_p[i, k]
+    row_sums(terms_of_atoms, cross)
+    for i in range(n):
+        for k in range(kinds):
+            x = target[i, k]
+            terms_of_atoms[i, k] = x * log(x) if x != _ZERO else _ZERO
+    row_sums(terms_of_atoms, priority)
+    _mean_returns(p, atoms, terms[1])
+    _mean_returns(target, atoms, terms[2])
+    for i in range(n):
+        priority[i] = -cross[i] + priority[i]
+        terms[0, i] = weight[i] * priority[i]
+        terms[3, i] = abs(terms[2, i] - terms[1, i])
+        total = _ZERO
+        for k in range(kinds):
+            by_numbers[i, k] = -weight[i] * target[i, k]
+            total += by_numbers[i, k]
+        for k in range(kinds):
+            by_numbers[i, k] = by_numbers[i, k] - p[i, k] * total
+
+
+@compiled
+def _learn_means(
+    value: np.ndarray,
+    target: np.ndarray,
+    weight: np.ndarray,
+    by_numbers: np.ndarray,
+    terms: np.ndarray,
+    priority: np.ndarray,
+) -> None:
+    """The Huber loss: values and targets [n] -> as for _learn_distributions, with one number for each action."""
+    for i in range(len(value)):
+        error = value[i] - target[i]
+        distance = abs(error)
+        huber = _HALF * distance * distance if distance < _ONE else distance - _HALF
+        by_numbers[i, 0] = min(max(error, -_ONE), _ONE) * weight[i]
+        priority[i] = distance
+        terms[0, i] = weight[i] * huber
+        terms[1, i], terms[2, i], terms[3, i] = value[i], target[i], distance
+
+
+@compiled
+def returns_gradients(
+    network: QNetwork,
+    parameters: np.ndarray,
+    target: np.ndarray,
+    double: bool,
+    obs: np.ndarray,
+    action: np.ndarray,
+    reward: np.ndarray,
+    discount: np.ndarray,
+    next_obs: np.ndarray,
+    weight: np.ndarray,
+    noise: np.ndarray,
+    joined: bool,
+    used: np.ndarray,
+    out: np.ndarray,
+    priority: np.ndarray,
+) -> None:
+    """The gradients of the loss of the chosen actions' returns.
+
+    Args:
+        network: where the model's parts lie.
+        noise: uniform numbers, float32 [2ZS]: by slice, those of the model and of the target network.
+        used: float32 [2, P], overwritten.
+        parameters, target, double, obs, action, reward, discount, next_obs, weight, joined, out, priority: as for
+            lockstep.kernels.q_learning.dqn_gradients.
+    """
+    slices, size, atoms = len(out), len(parameters), network.atoms
+    each, drawn = len(obs) // slices, len(noise) // slices
+    scaled = np.empty(drawn, np.float32)
+    terms, sums = np.empty((DQN_SUMS, each), np.float32), np.empty(DQN_SUMS, np.float32)
+    by_numbers = np.empty((each, max(1, len(atoms))), np.float32)
+    wanted = np.empty_like(by_numbers)
+    for s in range(slices):
+        begin, end = s * each, (s + 1) * each
+        x, then, chosen = obs[begin:end], next_obs[begin:end], action[begin:end]
+        scale_noise(noise[s * drawn : (s + 1) * drawn], scaled)
+        online_noise, target_noise = scaled[: drawn // 2], scaled[drawn // 2 :]
+        if s == 0 or drawn:
+            disturb(network, parameters, online_noise, used[0])
+            disturb(network, target, target_noise, used[1])
+        numbers_t, _, _, _ = describe(network, used[1], then)
+        selected = expected(atoms, describe(network, used[0], then)[0] if double else numbers_t)
+        following = np.empty(each, np.int64)
+        for i in range(each):
+            following[i] = best(selected[i])
+        computed = describe(network, used[0], x)
+        to_priority = priority[begin:end]
+        if len(atoms):
+            p_t = _log_probabilities(numbers_t, following)
+            exponentials(p_t, p_t)
+            project(p_t, reward[begin:end], discount[begin:end], atoms, wanted)
+            log_p = _log_probabilities(computed[0], chosen)
+            _learn_distributions(log_p, wanted, weight[begin:end], atoms, by_numbers, terms, to_priority)
+        else:
+            value = np.empty(each, np.float32)
+            for i in range(each):
+                value[i] = computed[0][i, chosen[i], 0]
+                wanted[i, 0] = reward[begin + i] + discount[begin + i] * numbers_t[i, following[i], 0]
+            _learn_means(value, wanted[:, 0], weight[begin:end], by_numbers, terms, to_priority)
+        differentiate(network, used[0], online_noise, x, computed, chosen, by_numbers, out[s : s + 1])
+        row_sums(terms, sums)
+        out[s, size] = np.float32(each)
+        for j in range(DQN_SUMS):
+            out[s, size + 1 + j] = sums[j]
+    if joined:
+        add_up(out, 0, size + 1 + DQN_SUMS)

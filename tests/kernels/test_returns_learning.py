@@ -1,0 +1,173 @@
+"""The kernels of DQN's extensions have the bits of torch's replaced operations."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from slices import by_autograd, by_kernel
+from test_q_learning import CARTPOLE, ITEMS, MINATAR, agent_of, items
+from tiny import EXPERIMENTS, options
+from torch.nn import functional as F
+
+from lockstep import train
+from lockstep.agent import Agent
+from lockstep.algorithms.dqn import project
+from lockstep.experiment import Experiment
+from lockstep.kernels import returns_learning
+from lockstep.kernels.dense import RELU, activations, backward, evaluate
+from lockstep.kernels.patches import cut_pixels
+from lockstep.learners.portable_replay import ReturnsLearner, learner_with_kernels
+from lockstep.models import QModelConfig
+from lockstep.models.arithmetic import portable_operations
+from lockstep.models.portable_inference import kernel_inference
+
+ATOMS = {"returns": "categorical", "numbers": 11, "v_min": -4.0, "v_max": 5.0}
+RAINBOW = {"dueling": True, "noisy": True, "stream_size": 8, **ATOMS}
+PIXELS = ("Pong", {"encoder": "der"})
+CHANGES: list[dict[str, Any]] = [
+    {"dueling": True},
+    {"stream_size": 9},
+    {"noisy": True},
+    {"noisy": True, "dueling": True, "stream_size": 9},
+    ATOMS,
+    RAINBOW,
+]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two arrays of float32 have equal bits."""
+    return np.array_equal(np.asarray(a).view(np.int32), np.asarray(b).view(np.int32))
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize(
+    ("task", "change"),
+    [*itertools.product([CARTPOLE, MINATAR], CHANGES), *itertools.product([PIXELS], [{}, {"dense_size": 7}, RAINBOW])],
+)
+def test_gradients_are_those_of_torch_bit_by_bit(
+    task: tuple[str, dict[str, Any]], change: dict[str, Any], double: bool
+) -> None:
+    name, settings = task
+    agent = agent_of((name, {**settings, **change}), prioritized=double, double=double)
+    assert learner_with_kernels(agent) is ReturnsLearner
+    batch, hyper = items(agent), {**agent.algorithm.hyperparameters(0.0), "update": 1}
+    numbers = agent.algorithm.noise_numbers(agent.model, ITEMS)  # type: ignore[attr-defined]
+    if numbers:
+        batch = batch.replace(noise=torch.rand(numbers, generator=torch.Generator().manual_seed(3)))
+    found = by_autograd(agent, batch, hyper), by_kernel(agent, batch, hyper)
+    for expected, computed in zip(*found, strict=True):
+        assert same(expected, computed)
+    assert (found[0][0][: agent.flat.vector.numel()].abs() > 1e-3).sum() > 100
+    assert found[0][1].min() < 1 < found[0][1].max()
+
+
+@pytest.mark.parametrize("task", [CARTPOLE, MINATAR, PIXELS])
+@pytest.mark.parametrize("change", [{"dueling": True}, RAINBOW])
+def test_a_kernel_acts_with_the_bits_of_torch(task: tuple[str, dict[str, Any]], change: dict[str, Any]) -> None:
+    name, settings = task
+    agent = agent_of((name, {**settings, **change}))
+    obs, start = items(agent).obs, torch.zeros(1, ITEMS, dtype=torch.bool)
+    inference = kernel_inference(agent.model.for_acting())
+    assert inference is not None
+    for seed in (None, 1, 2):
+        if agent.model.noise_numbers:
+            draw = torch.Generator().manual_seed(seed or 0)
+            noise = None if seed is None else torch.rand(agent.model.noise_numbers, generator=draw)
+            with portable_operations():
+                agent.model.set_noise(noise)
+            inference.set_noise(noise)
+        with torch.no_grad(), portable_operations():
+            expected, _ = agent.model(obs, start, torch.zeros(ITEMS, 0))
+        found, _ = inference(obs, start, torch.zeros(ITEMS, 0), None, None)
+        assert same(found.policy, expected.policy) and same(found.value, expected.value)
+
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QModelConfig, "has_kernels", False)
+
+
+@pytest.mark.parametrize("change", [{"model.dueling": True}, {"model.noisy": True, "algorithm.double": True}])
+def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(EXPERIMENTS["portable-minatar-dqn"]().replace(**change), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("change", [{}, {"model.returns": "expected", "model.noisy": False, "model.dense_size": 9}])
+def test_so_are_those_of_data_efficient_rainbow(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(EXPERIMENTS["der"]().replace(precision="portable", **change), tmp_path, monkeypatch)
+
+
+def compare(experiment: Experiment, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assert that a run's ledger is the same without kernels."""
+    assert learner_with_kernels(Agent(experiment)) is ReturnsLearner
+    train(experiment, options=options(folder / "kernels"))
+    without_kernels(monkeypatch)
+    assert learner_with_kernels(Agent(experiment)) is None
+    train(experiment, options=options(folder / "torch"))
+    ledgers = [(folder / run / "ledger.jsonl").read_bytes() for run in ("kernels", "torch")]
+    assert ledgers[0] == ledgers[1]
+
+
+def test_what_has_other_bits_is_left_to_torch() -> None:
+    """ELU's slope, quantiles, cores, normalized layers, larger networks."""
+    full = EXPERIMENTS["rainbow-lag-1"]().replace(precision="portable")
+    assert full.has_kernels
+    for change in ({"activation": "elu"}, {"returns": "quantiles"}, {"core": "gru"}, {"layer_norm": True}):
+        assert not full.replace(model=replace(full.model, **change)).has_kernels
+    der = EXPERIMENTS["der"]().replace(precision="portable")
+    assert der.has_kernels
+    assert not der.replace(**{"model.encoder": "nature"}).has_kernels
+
+
+def test_projections_are_those_of_torch_bit_by_bit() -> None:
+    """Values between atoms, on them, and beyond the outermost."""
+    draw = torch.Generator().manual_seed(1)
+    atoms, p = torch.linspace(-4, 5, 11), torch.rand(9, 11, generator=draw)
+    reward = torch.tensor([0.0, 0.9, -0.9, 100, -100, 0.3, 0, 0, 1])
+    discount = torch.tensor([1.0, 1, 1, 1, 1, 0.9, 0, 0.5, 0.99])
+    out = np.empty((9, 11), np.float32)
+    returns_learning.project(p.numpy(), reward.numpy(), discount.numpy(), atoms.numpy(), out)
+    with portable_operations():
+        expected = project(p, reward.unsqueeze(-1) + discount.unsqueeze(-1) * atoms, atoms)
+    assert same(out, expected)
+    np.testing.assert_allclose(out[0], p[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(13, 11), (15, 10)])
+def test_convolutions_of_patches_are_those_of_torch_bit_by_bit(size: tuple[int, int]) -> None:
+    """Two of them, the first of pixels, on images with and without rest: 3 x 3 cells, and then 2 x 2."""
+    draw, (height, width) = torch.Generator().manual_seed(1), size
+    images = torch.randint(256, (3, 2, height, width), dtype=torch.uint8, generator=draw)
+    shapes = (5, 2, 3, 3), (5,), (7, 5, 2, 2), (7,)
+    parameters = [(torch.randn(shape, generator=draw) * 0.1).requires_grad_() for shape in shapes]
+    down, across = height // 3, width // 3
+    count = 7 * (down // 2) * (across // 2)
+    by_y = torch.randn(3, count, generator=draw)
+    with portable_operations():
+        x = F.relu(F.conv2d(images.float(), *parameters[:2], stride=3))
+        y = F.relu(F.conv2d(x, *parameters[2:], stride=2)).permute(0, 2, 3, 1).flatten(1)
+        y.backward(by_y)
+    flat = torch.cat([x.detach().flatten() for x in parameters]).numpy()
+    rows = [
+        [0, 90, 18, 5 * down * across, RELU, -1, 0, 3, 3, 2, height, width],
+        [95, 235, 20, count, RELU, 0, 0, 2, 2, 5, down, across],
+    ]
+    layers, cut = np.array(rows, np.int64), np.empty((3, down * across * 18), np.float32)
+    cut_pixels(images.numpy(), 3, cut)
+    scratch = evaluate(layers, flat, cut)
+    assert same(activations(scratch, layers, 3, 1), y.detach())
+    for fresh in (True, False):
+        gradients, gradient = np.empty_like(scratch), np.zeros((1, len(flat)), np.float32)
+        activations(gradients, layers, 3, 1)[:] = by_y
+        backward(flat, layers, cut, scratch, gradients, gradient, fresh, False, cut[:0])
+        assert same(gradient[0, :90], parameters[0].grad.flatten())  # type: ignore[union-attr]
+        assert same(gradient[0, 95:235], parameters[2].grad.flatten())  # type: ignore[union-attr]
