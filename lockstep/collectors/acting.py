@@ -211,9 +211,9 @@ class ActingBatch:
             self._played_there.play(actor, way)
             return
         if self._compiled:
-            opened, noise = self._open, self._noise.numpy()
+            opened, noise, state = self._open, self._noise.numpy(), self._state.numpy()
             for each, compiled in zip(self.envs.stepped, self._compiled, strict=True):
-                each.env.send(compiled.act(t, noise, opened.obs, opened.fields))
+                each.env.send(compiled.act(t, noise, opened.obs, opened.fields, state))
             return
         inputs, rollout = self._inputs(slice(t, t + 1)), self._open.buffer.whole
         if self._on_device is not None:
@@ -263,9 +263,9 @@ class ActingBatch:
 
     def play(self, shards: list[ShardRollout], alive: Callable[[], None], *, bootstrap: bool) -> None:
         """Play all steps, each in one call: what act, receive and finish do, but for the scores."""
-        noise, opened = self._noise.numpy(), self._open
+        noise, state, opened = self._noise.numpy(), self._state.numpy(), self._open
         for each, shard in zip(self.envs.stepped, shards, strict=True):
-            steps = shard.play(noise, opened.obs, opened.fields, bootstrap=bootstrap)
+            steps = shard.play(noise, opened.obs, opened.fields, state, bootstrap=bootstrap)
             self._take(slice(None), slice(1, None), each.rows, steps)
             alive()
         self.received = len(noise)

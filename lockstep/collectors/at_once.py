@@ -38,7 +38,9 @@ class CompiledActing:
         policy = model.kernels()
         return None if policy is None else CompiledActing(policy, env, rows)
 
-    def act(self, t: int, noise: np.ndarray, obs: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
+    def act(
+        self, t: int, noise: np.ndarray, obs: np.ndarray, fields: Mapping[str, np.ndarray], state: np.ndarray
+    ) -> np.ndarray:
         """Write a_t, its log-probabilities and values; arguments as for ShardRollout.play. Returns what environments
         receive."""
         sent = np.empty(self._shape, self._dtype)  # not used again, since an environment may keep its action
@@ -50,6 +52,8 @@ class CompiledActing:
             sent,
             noise,
             obs,
+            fields["start"],
+            state,
             fields["action"],
             fields["log_prob"],
             fields["value"],
@@ -80,14 +84,22 @@ class ShardRollout:
         return None if policy is None or step is None else ShardRollout(policy, step, env, rows)
 
     def play(
-        self, noise: np.ndarray, obs: np.ndarray, fields: Mapping[str, np.ndarray], *, bootstrap: bool
+        self,
+        noise: np.ndarray,
+        obs: np.ndarray,
+        fields: Mapping[str, np.ndarray],
+        state: np.ndarray,
+        *,
+        bootstrap: bool,
     ) -> StepResult:
         """Write all steps of a rollout.
 
         Args:
             noise: float32 [T, A, N].
             obs: [T+1, A, ...], of which the first is given.
-            fields: action, log_prob and value of the acting batch, which are written.
+            fields: start of the acting batch, of which the first is given, and its action, log_prob and value. All are
+                written.
+            state: of cores, float32 [A, K], which is replaced by that after the last step.
             bootstrap: whether the last observation is evaluated, too.
 
         Returns:
@@ -104,6 +116,8 @@ class ShardRollout:
             self._sent,
             noise,
             obs,
+            fields["start"],
+            state,
             fields["action"],
             fields["log_prob"],
             fields["value"],

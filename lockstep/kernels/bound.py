@@ -1,6 +1,6 @@
 """What models and environments hand over for a rollout in one compiled call. Nothing here imports Numba.
 
-Shape legend: B environments of a shard, N noise numbers, W parameters of a distribution.
+Shape legend: B environments of a shard, N noise numbers, W parameters of a distribution, K numbers of a core's state.
 """
 
 from __future__ import annotations
@@ -32,5 +32,6 @@ class PolicyKernels(NamedTuple):
     """What a model computes when it acts, as compiled functions."""
 
     evaluate: Bound
-    """From raw observations [B, ...] to policy float32 [B, W] and value float32 [B]."""
+    """From raw observations [B, ...] to policy float32 [B, W] and value float32 [B]. It also takes where episodes
+    start, bool [B], and the state of cores, float32 [B, K], which it replaces by that after the step."""
     actions: ActionKernels

@@ -15,16 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.kernels import memory, network
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import OUTPUTS, activations
 from lockstep.kernels.math import exp
-from lockstep.kernels.network import (
-    differentiate_as_torch,
-    divide_by_brightness,
-    evaluate,
-    evaluate_strided,
-    led_back,
-)
+from lockstep.kernels.network import divide_by_brightness, led_back
 from lockstep.kernels.policies import (
     CATEGORICAL,
     entropy_gaussian,
@@ -157,11 +152,30 @@ def _add_up_terms(terms: np.ndarray, valid: np.ndarray, sums: np.ndarray) -> Non
     sums[2] = _HALF * sums[2]
 
 
+@compiled
+def _remembered(
+    starts: np.ndarray, states: np.ndarray, first: int, last: int, index: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where episodes start in the slices of some shards, bool [shards * R * n], and the states at their beginning,
+    float32 [shards * n, K]."""
+    (_, rows, _), each, place = starts.shape, index.shape[1], 0
+    start = np.empty((last - first) * rows * each, np.bool_)
+    state = np.empty(((last - first) * each, states.shape[2]), np.float32)
+    for shard in range(first, last):
+        for j in range(each):
+            state[(shard - first) * each + j] = states[shard, index[shard, j]]
+        for row in range(rows):
+            for j in range(each):
+                start[place] = starts[shard, row, index[shard, j]]
+                place += 1
+    return start, state
+
+
 def _missing(*_: Any) -> Any:
-    raise NotImplementedError("gradients_of puts a compiled loss here")
+    raise NotImplementedError("gradients_of puts a compiled function here")
 
 
-loss = _missing
+loss = evaluate = differentiate = _missing
 
 
 def _gradients(
@@ -177,6 +191,8 @@ def _gradients(
     numbers,
     flags,
     strided,
+    starts,
+    states,
     index,
     hyper,
     entropy_coef,
@@ -194,7 +210,9 @@ def _gradients(
         numbers, flags: float32 [S, K, T, C] and bool [S, F, T, C]: what the loss learns from. The last flag says what
             is valid.
         strided: bool [S]: whose observations torch would read from between others': see
-            lockstep.kernels.network.evaluate_strided.
+            lockstep.kernels.network.biases_last.
+        starts, states: bool [S, R, C], where episodes start, and float32 [S, C, K], states of cores before the first
+            step.
         index: int64 [S, n]: the columns of each slice.
         hyper: float32 [H]: the loss's hyperparameters.
         entropy_coef: weight of the entropy bonus.
@@ -206,7 +224,11 @@ def _gradients(
     rows, steps, size = observations.shape[1], numbers.shape[2], len(parameters)
     before, taken, sums = rows * each, steps * each, out.shape[1] - size
     alike = strided.all() or not strided.any()
-    several = max(1, _TOGETHER // (before * layers[:, OUTPUTS].sum())) if alike else 1
+    several = max(1, _TOGETHER // (before * layers[:, OUTPUTS].sum()))
+    if states.shape[2]:  # the fewer products at every step of a sequence, the better
+        several = shards
+    if not alike:
+        several = 1
     scaled = brightest != 1
     at_once = joined and several >= shards and not scaled
     used = parameters.copy() if scaled else parameters
@@ -215,10 +237,8 @@ def _gradients(
     for first in range(0, shards, several):
         last = min(first + several, shards)
         x = _observations(observations, first, last, index)
-        if strided[first]:
-            policy, value, scratch = evaluate_strided(layers, free_std, log_stds, used, x)
-        else:
-            policy, value, scratch = evaluate(layers, free_std, log_stds, used, x)
+        start, state = _remembered(starts, states, first, last, index)
+        policy, value, scratch, kept = evaluate(layers, free_std, log_stds, used, x, strided[first], each, start, state)
         emitted = activations(scratch, layers, len(x), len(layers) - 2)
         of_policy, of_value = np.zeros_like(policy), np.zeros_like(value)
         for shard in range(first, last):
@@ -252,7 +272,8 @@ def _gradients(
             else:
                 unbounded = emitted[begin:end] if free_std < 0 else acted
                 _by_point(acted, unbounded, action, by_log_prob, by_entropy, of_policy[begin:end])
-        differentiate_as_torch(layers, free_std, parameters, x, scratch, of_policy, of_value, out[first:last], at_once)
+        found = scratch, kept, each, start
+        differentiate(layers, free_std, parameters, x, *found, of_policy, of_value, out[first:last], at_once)
     if scaled:
         for shard in range(shards):
             divide_by_brightness(layers, brightest, out[shard])
@@ -263,6 +284,9 @@ def _gradients(
 
 
 @functools.cache
-def gradients_of(loss: Any) -> Any:
-    """_gradients with a loss of lockstep.kernels.losses."""
-    return compiled(_gradients, loss=loss)
+def gradients_of(loss: Any, recurrent: bool = False) -> Any:
+    """_gradients with a loss of lockstep.kernels.losses, for a network with cores or without."""
+    passes = memory if recurrent else network
+    return compiled(
+        _gradients, loss=loss, evaluate=passes.evaluate_as_torch, differentiate=passes.differentiate_as_torch
+    )

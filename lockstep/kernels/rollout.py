@@ -1,7 +1,7 @@
 """A policy's step in one compiled call, and with compiled environments a whole rollout.
 
 Shape legend: T time, A rows of an acting batch, B environments of a shard, D numbers of an observation, N noise
-numbers, W parameters of a distribution.
+numbers, W parameters of a distribution, K numbers of a core's state.
 """
 
 from __future__ import annotations
@@ -11,9 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.kernels import network
+from lockstep.kernels import memory, network
 from lockstep.kernels.bound import Bound, PolicyKernels
 from lockstep.kernels.cache import compiled
+
+
+@compiled
+def _seen(mean: np.ndarray, std: np.ndarray, clip: np.float32, brightest: np.float32, obs: np.ndarray) -> np.ndarray:
+    """What a network sees of raw observations [B, ...]: float32 [B, D]. Arguments are those of evaluate_raw."""
+    count = len(obs)
+    raw = obs.reshape((count, -1))
+    size = obs.size // max(count, 1)
+    x = np.empty((count, size), np.float32)
+    for i in range(count):
+        for d in range(size):
+            x[i, d] = np.float32(raw[i, d]) / brightest
+    if clip > 0:
+        network.normalize(x, mean, std, clip, x)
+    return x
 
 
 @compiled
@@ -27,6 +42,8 @@ def evaluate_raw(
     clip: np.float32,
     brightest: np.float32,
     obs: np.ndarray,
+    start: np.ndarray,
+    state: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Evaluate policy and value of raw observations.
 
@@ -35,20 +52,34 @@ def evaluate_raw(
         mean, std, clip: see lockstep.kernels.network.normalize. With a clip of 0, observations are not normalized.
         brightest: divides observations: 1, or what pixels of images are scaled by.
         obs: [B, ...], of D numbers each.
+        start, state: for evaluate_raw_with_memory.
 
     Returns:
         The policy's parameters float32 [B, W], and values float32 [B].
     """
-    count = len(obs)
-    raw = obs.reshape((count, -1))
-    size = obs.size // max(count, 1)
-    x = np.empty((count, size), np.float32)
-    for i in range(count):
-        for d in range(size):
-            x[i, d] = np.float32(raw[i, d]) / brightest
-    if clip > 0:
-        network.normalize(x, mean, std, clip, x)
+    x = _seen(mean, std, clip, brightest, obs)
     policy, value, _ = network.evaluate(layers, free_std, log_stds, parameters, x)
+    return policy, value
+
+
+@compiled
+def evaluate_raw_with_memory(
+    layers: np.ndarray,
+    free_std: int,
+    log_stds: int,
+    parameters: np.ndarray,
+    mean: np.ndarray,
+    std: np.ndarray,
+    clip: np.float32,
+    brightest: np.float32,
+    obs: np.ndarray,
+    start: np.ndarray,
+    state: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same with cores, whose state float32 [B, K] is replaced by that after the step, and before it is zeroed where
+    an episode starts: bool [B]."""
+    x = _seen(mean, std, clip, brightest, obs)
+    policy, value, _, _ = memory.evaluate(layers, free_std, log_stds, parameters, x, len(x), start, state)
     return policy, value
 
 
@@ -59,17 +90,19 @@ def _missing(*_: Any) -> Any:
 evaluate = sample = log_prob = send = act = advance = _missing
 
 
-def _act(model, t, first, limits, sent, noise, obs, action, log_probs, value):
+def _act(model, t, first, limits, sent, noise, obs, start, state, action, log_probs, value):
     """Choose a_t in the rows first to first + B. Arguments as for _play."""
     last = first + len(sent)
-    policy, value[t, first:last] = evaluate(*model, obs[t, first:last])
+    policy, value[t, first:last] = evaluate(*model, obs[t, first:last], start[t, first:last], state[first:last])
     chosen = action[t, first:last]
     sample(policy, noise[t, first:last], chosen)
     log_prob(policy, chosen, log_probs[t, first:last])
     send(chosen, limits, sent)
 
 
-def _play(model, world, first, bootstrap, limits, sent, noise, obs, action, log_probs, value, reward, ends):
+def _play(
+    model, world, first, bootstrap, limits, sent, noise, obs, start, state, action, log_probs, value, reward, ends
+):
     """Play T steps of the environments in rows first to first + B.
 
     Args:
@@ -80,15 +113,19 @@ def _play(model, world, first, bootstrap, limits, sent, noise, obs, action, log_
         sent: what environments receive, [B, ...]; only memory.
         noise: float32 [T, A, N].
         obs: [T+1, A, ...], of which the first is given.
+        start: bool [T+1, A], likewise: whether an episode starts.
+        state: of cores, float32 [A, K], which is replaced by that after T steps.
         action, log_probs, value: [T, A, ...], float32 [T, A], float32 [T+1, A]; they are written.
         reward, ends: float32 [T, B] and bool [T, 3, B]; they are written. See lockstep.envs.base.ShardEnv.kernel.
     """
     steps, last = len(noise), first + len(sent)
     for t in range(steps):
-        act(model, t, first, limits, sent, noise, obs, action, log_probs, value)
+        act(model, t, first, limits, sent, noise, obs, start, state, action, log_probs, value)
         advance(*world, sent, obs[t + 1, first:last], reward[t], ends[t])
+        start[t + 1, first:last] = ends[t, 2]
     if bootstrap:
-        _, value[steps, first:last] = evaluate(*model, obs[steps, first:last])
+        unused = state[first:last].copy()
+        _, value[steps, first:last] = evaluate(*model, obs[steps, first:last], start[steps, first:last], unused)
 
 
 def acting_kernel(policy: PolicyKernels) -> Any:

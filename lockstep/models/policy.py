@@ -171,7 +171,7 @@ class StandardModelConfig(AsymmetricConfig, TrunkConfig):
 
     @property
     def has_kernels(self) -> bool:
-        plain = self.core == "none" and not self.previous_action_reward and not self.squash
+        plain = self.core in ("none", "gru", "lstm") and not self.previous_action_reward and not self.squash
         plain = plain and not self.critic_only
         return type(self) is StandardModelConfig and plain and self.encoder in KERNEL_ENCODERS
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.core.rng import stream
+from lockstep.kernels import memory, policies
 from lockstep.kernels import network as networks
-from lockstep.kernels import policies
 from lockstep.kernels.bound import ActionKernels, Bound, PolicyKernels
 from lockstep.kernels.dense import NONE
 from lockstep.kernels.initialize import orthogonal
-from lockstep.kernels.rollout import evaluate_raw
+from lockstep.kernels.rollout import evaluate_raw, evaluate_raw_with_memory
 from lockstep.kernels.sums import PARTS
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import Categorical
@@ -29,6 +29,7 @@ from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.gaussian import Gaussian
 from lockstep.models.layer_tables import (
     brightness,
+    core_layers,
     encoder_layers,
     knows,
     layer_row,
@@ -138,6 +139,9 @@ class Network:
                 rows.append(layer_row(modules, name, activation, source, flat))
                 source = len(rows) - 1
             ends.append(source)
+        if model.state_size:
+            rows += core_layers(modules, ends, len(rows), flat)
+            ends = list(range(len(rows) - len(ends), len(rows)))
         rows.append(layer_row(modules, "policy_head.linear", NONE, ends[0], flat))
         rows.append(layer_row(modules, "value_head.linear", NONE, ends[-1], flat))
         free = model.policy_head.log_std is not None
@@ -227,7 +231,7 @@ class _Acting(PortableModel):
             *(encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip if normalizes(encoder) else 0)),
             np.float32(1) if self._divides else self._brightest,
         )
-        return PolicyKernels(Bound(evaluate_raw, arguments), actions)
+        return PolicyKernels(Bound(evaluate_raw_with_memory if self.state_size else evaluate_raw, arguments), actions)
 
     def forward(
         self,
@@ -238,7 +242,13 @@ class _Acting(PortableModel):
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
         network, x = self._network, observed(self._encoder, obs, whole=self._divides)
-        policy, value, _ = networks.evaluate(network.layers, network.free_std, network.log_stds, self._used, x)
+        of_network = network.layers, network.free_std, network.log_stds, self._used
         leading = start.shape[:2]
+        if self.state_size:
+            starts, after = start.contiguous().view(-1).numpy(), state.numpy().copy()
+            policy, value, _, _ = memory.evaluate(*of_network, x, leading[1], starts, after)
+            state = torch.from_numpy(after)
+        else:
+            policy, value, _ = networks.evaluate(*of_network, x)
         output = ModelOutput(torch.from_numpy(policy).view(*leading, -1), torch.from_numpy(value).view(leading))
         return output, state
