@@ -40,11 +40,27 @@ def first_core(layers: np.ndarray) -> int:
 
 
 @compiled
+def hidden_panels(layers: np.ndarray, parameters: np.ndarray) -> np.ndarray:
+    """The hidden weights of each core as [H, G * H], in lockstep.kernels.products.panels_of. All cores are alike."""
+    core = first_core(layers)
+    size, wide = layers[core, OUTPUTS], layers[layers[core, SOURCE], OUTPUTS]
+    begin = address(parameters)
+    first = panels_of(begin + 4 * layers[core, WEIGHT], 1, size, size, wide)
+    count, _, width = first.shape
+    panels = np.empty((len(layers) - 2 - core, count, size, width), np.float32)
+    panels[0] = first
+    for place in range(1, len(panels)):
+        panels[place] = panels_of(begin + 4 * layers[core + place, WEIGHT], 1, size, size, wide)
+    return panels
+
+
+@compiled
 def evaluate(
     layers: np.ndarray,
     free_std: int,
     log_stds: int,
     parameters: np.ndarray,
+    panels: np.ndarray,
     x: np.ndarray,
     columns: int,
     start: np.ndarray,
@@ -54,6 +70,7 @@ def evaluate(
 
     Args:
         layers, free_std, log_stds, parameters: see lockstep.kernels.network.evaluate.
+        panels: what hidden_panels returns.
         x: normalized observations, float32 [N, D].
         columns: n.
         start: bool [N]: where states are zeroed before the step.
@@ -72,13 +89,12 @@ def evaluate(
     for row in range(core, heads):
         place, source = row - core, layers[row, SOURCE]
         wide, begin = layers[source, OUTPUTS], layers[row, BIAS]
-        panels = panels_of(address(parameters) + 4 * layers[row, WEIGHT], 1, size, size, wide)
         bias, own = parameters[begin : begin + wide], state[:, place * numbers : (place + 1) * numbers]
         gates, h = activations(scratch, layers, samples, source), activations(scratch, layers, samples, row)
         if layers[row, ACTIVATION] == LSTM:
-            lstm(panels, bias, steps, columns, start, own, gates, h, kept[place])
+            lstm(panels[place], bias, steps, columns, start, own, gates, h, kept[place])
         else:
-            gru(panels, bias, steps, columns, start, own, gates, h, kept[place])
+            gru(panels[place], bias, steps, columns, start, own, gates, h, kept[place])
     forward(parameters, layers, x, scratch, heads)
     policy, value = outputs(layers, free_std, log_stds, parameters, samples, scratch)
     return policy, value, scratch, kept
@@ -99,7 +115,8 @@ def evaluate_as_torch(
     """The same; if x is strided, its dense layers add their bias last."""
     if strided:
         layers, parameters, x = biases_last(layers, parameters, x)
-    return evaluate(layers, free_std, log_stds, parameters, x, columns, start, state)
+    panels = hidden_panels(layers, parameters)
+    return evaluate(layers, free_std, log_stds, parameters, panels, x, columns, start, state)
 
 
 @compiled

@@ -32,6 +32,8 @@ from lockstep.kernels.sums import add_up, row_sums
 _ONE, _HALF, _TWO, _ZERO = map(np.float32, (1, 0.5, 2, 0))
 _TOGETHER = 65_536
 """Activations of slices that pass through the network together, so that they stay in the cache. It changes no bit."""
+_ROWS = 16
+"""Sequences that advance together at least, since each step reads all of a core's weights."""
 
 
 @compiled
@@ -224,11 +226,9 @@ def _gradients(
     rows, steps, size = observations.shape[1], numbers.shape[2], len(parameters)
     before, taken, sums = rows * each, steps * each, out.shape[1] - size
     alike = strided.all() or not strided.any()
-    several = max(1, _TOGETHER // (before * layers[:, OUTPUTS].sum()))
-    if states.shape[2]:  # the fewer products at every step of a sequence, the better
-        several = shards
-    if not alike:
-        several = 1
+    several = max(1, _TOGETHER // (before * layers[:, OUTPUTS].sum())) if alike else 1
+    if states.shape[2] and alike:
+        several = max(several, _ROWS // each)
     scaled = brightest != 1
     at_once = joined and several >= shards and not scaled
     used = parameters.copy() if scaled else parameters

@@ -68,6 +68,7 @@ def evaluate_raw_with_memory(
     free_std: int,
     log_stds: int,
     parameters: np.ndarray,
+    panels: np.ndarray,
     mean: np.ndarray,
     std: np.ndarray,
     clip: np.float32,
@@ -76,10 +77,10 @@ def evaluate_raw_with_memory(
     start: np.ndarray,
     state: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same with cores, whose state float32 [B, K] is replaced by that after the step, and before it is zeroed where
-    an episode starts: bool [B]."""
+    """The same with cores: panels as for lockstep.kernels.memory.evaluate. Their state float32 [B, K] is zeroed where
+    an episode starts, bool [B], and replaced by that after the step."""
     x = _seen(mean, std, clip, brightest, obs)
-    policy, value, _, _ = memory.evaluate(layers, free_std, log_stds, parameters, x, len(x), start, state)
+    policy, value, _, _ = memory.evaluate(layers, free_std, log_stds, parameters, panels, x, len(x), start, state)
     return policy, value
 
 

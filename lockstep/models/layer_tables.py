@@ -25,7 +25,7 @@ from lockstep.models.observations import entry
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.q import QModel
 
-_WEIGHTS = "input", "hidden"
+_INPUTS = "input", "hidden"
 ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
 """Numbers of activations, by name."""
 
@@ -99,9 +99,7 @@ def core_layers(modules: Mapping[str, nn.Module], ends: list[int], first: int, f
         assert isinstance(core, recurrent.RecurrentCore)
         outputs, inputs = core.weight_input.shape
         size, kind = core.out_features, LSTM if isinstance(core, recurrent.LSTM) else GRU
-        into, hidden = (
-            [flat.offset(f"{name}.{part}_{of}") for part in ("weight", "bias")] for of in ("input", "hidden")
-        )
+        into, hidden = ([flat.offset(f"{name}.{part}_{of}") for part in ("weight", "bias")] for of in _INPUTS)
         projections.append([*into, inputs, outputs, NONE, end, 0, *NO_IMAGE])
         cores.append([*hidden, size, size, kind, first + trunk, 0, *NO_IMAGE])
     return projections + cores

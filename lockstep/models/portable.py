@@ -214,12 +214,15 @@ class _Acting(PortableModel):
         self._divides = model.as_torch and self._brightest != 1
         if self._divides:
             self._used = self._used.copy()
-            self.weights_changed()
+        self._panels = memory.hidden_panels(self._network.layers, self._used) if self.state_size else None
+        self.weights_changed()
 
     def weights_changed(self) -> None:
         if self._divides:
             self._used[:] = self._flat.vector.detach().numpy()
             networks.divide_by_brightness(self._network.layers, self._brightest, self._used)
+        if self._panels is not None:
+            self._panels[...] = memory.hidden_panels(self._network.layers, self._used)
 
     def kernels(self) -> PolicyKernels | None:
         actions, network, encoder = self.portable_distribution.kernels(), self._network, self._encoder
@@ -228,6 +231,7 @@ class _Acting(PortableModel):
         arguments = (
             *(network.layers, network.free_std, network.log_stds),
             self._used,
+            *(() if self._panels is None else (self._panels,)),
             *(encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip if normalizes(encoder) else 0)),
             np.float32(1) if self._divides else self._brightest,
         )
@@ -244,9 +248,9 @@ class _Acting(PortableModel):
         network, x = self._network, observed(self._encoder, obs, whole=self._divides)
         of_network = network.layers, network.free_std, network.log_stds, self._used
         leading = start.shape[:2]
-        if self.state_size:
+        if self._panels is not None:
             starts, after = start.contiguous().view(-1).numpy(), state.numpy().copy()
-            policy, value, _, _ = memory.evaluate(*of_network, x, leading[1], starts, after)
+            policy, value, _, _ = memory.evaluate(*of_network, self._panels, x, leading[1], starts, after)
             state = torch.from_numpy(after)
         else:
             policy, value, _ = networks.evaluate(*of_network, x)
