@@ -1,11 +1,12 @@
 """A policy and a value with cores between encoders and heads, with the bits of torch's replaced operations.
 
 Their table (lockstep.kernels.dense) has encoders first, then a layer for each core that projects its input, then the
-cores, then the heads. A core's row says where its hidden weights [G * H, H] and their biases are, its inputs and
-outputs are H, its activation is the kind of core, and its source is its projection.
+cores, then the heads. A projection's inputs are the features of its encoder, perhaps followed by extra ones. A core's
+row says where its hidden weights [G * H, H] and their biases are, its inputs and outputs are H, its activation is the
+kind of core, and its source is its projection.
 
 Samples, states and the letters S, T, n, N, R, H, G, K are those of lockstep.kernels.recurrent. Other letters: P
-parameters, L layers, C cores, D numbers of an observation, W parameters of the distribution.
+parameters, L layers, C cores, D numbers of an observation, E extra features, W parameters of the distribution.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import (
     ACTIVATION,
     BIAS,
+    INPUTS,
     NONE,
     OUTPUTS,
     SOURCE,
@@ -25,7 +27,7 @@ from lockstep.kernels.dense import (
     forward,
 )
 from lockstep.kernels.network import biases_in_parts, biases_last, by_free_std, heads_as_torch, outputs
-from lockstep.kernels.products import panels_of
+from lockstep.kernels.products import panels_of, product
 from lockstep.kernels.recurrent import KEPT, LSTM, gru, gru_back, lstm, lstm_back
 from lockstep.kernels.tiles import address
 
@@ -55,6 +57,16 @@ def hidden_panels(layers: np.ndarray, parameters: np.ndarray) -> np.ndarray:
 
 
 @compiled
+def _add_extra(layers: np.ndarray, row: int, parameters: np.ndarray, extra: np.ndarray, projected: np.ndarray) -> None:
+    """Add the products of extra features to a projection [N, G * H] of the others, which lie before them. The sum has
+    the order of one product."""
+    (n, more), wide, inputs = extra.shape, projected.shape[1], layers[row, INPUTS]
+    if more:
+        weight, to = address(parameters) + 4 * (layers[row, WEIGHT] + inputs - more), address(projected)
+        product(1, address(extra), more, 1, weight, 1, inputs, to, wide, to, wide, n, more, wide, False)
+
+
+@compiled
 def evaluate(
     layers: np.ndarray,
     free_std: int,
@@ -62,6 +74,7 @@ def evaluate(
     parameters: np.ndarray,
     panels: np.ndarray,
     x: np.ndarray,
+    extra: np.ndarray,
     columns: int,
     start: np.ndarray,
     state: np.ndarray,
@@ -72,6 +85,7 @@ def evaluate(
         layers, free_std, log_stds, parameters: see lockstep.kernels.network.evaluate.
         panels: what hidden_panels returns.
         x: normalized observations, float32 [N, D].
+        extra: further inputs of the cores, float32 [N, E].
         columns: n.
         start: bool [N]: where states are zeroed before the step.
         state: float32 [R, K of all cores], before the first step. That after the last step is written there.
@@ -91,6 +105,7 @@ def evaluate(
         wide, begin = layers[source, OUTPUTS], layers[row, BIAS]
         bias, own = parameters[begin : begin + wide], state[:, place * numbers : (place + 1) * numbers]
         gates, h = activations(scratch, layers, samples, source), activations(scratch, layers, samples, row)
+        _add_extra(layers, source, parameters, extra, gates)
         if layers[row, ACTIVATION] == LSTM:
             lstm(panels[place], bias, steps, columns, start, own, gates, h, kept[place])
         else:
@@ -108,6 +123,7 @@ def evaluate_as_torch(
     parameters: np.ndarray,
     x: np.ndarray,
     strided: bool,
+    extra: np.ndarray,
     columns: int,
     start: np.ndarray,
     state: np.ndarray,
@@ -116,7 +132,7 @@ def evaluate_as_torch(
     if strided:
         layers, parameters, x = biases_last(layers, parameters, x)
     panels = hidden_panels(layers, parameters)
-    return evaluate(layers, free_std, log_stds, parameters, panels, x, columns, start, state)
+    return evaluate(layers, free_std, log_stds, parameters, panels, x, extra, columns, start, state)
 
 
 @compiled
@@ -153,11 +169,46 @@ def _differentiate_core(
 
 
 @compiled
+def _differentiate_projection(
+    layers: np.ndarray,
+    row: int,
+    parameters: np.ndarray,
+    extra: np.ndarray,
+    scratch: np.ndarray,
+    gradients: np.ndarray,
+    gradient: np.ndarray,
+    joined: bool,
+) -> None:
+    """Write each slice's gradient by a projection's weights and biases, and to gradients that by its encoder."""
+    (samples, more), source = extra.shape, layers[row, SOURCE]
+    to = activations(gradients, layers, samples, source)
+    features = to.shape[1]
+    below = activations(scratch, layers, samples, source)
+    if more:
+        encoded = below
+        below = np.empty((samples, features + more), np.float32)
+        for i in range(samples):
+            for j in range(features):
+                below[i, j] = encoded[i, j]
+            for j in range(more):
+                below[i, features + j] = extra[i, j]
+    alone = layers[row : row + 1].copy()
+    alone[0, SOURCE] = -1
+    y, grad = activations(scratch, layers, samples, row), activations(gradients, layers, samples, row)
+    by_below = np.empty_like(below)
+    backward(parameters, alone, below, y.reshape(y.size), grad.reshape(y.size), gradient, True, joined, by_below)
+    for i in range(samples):
+        for j in range(features):
+            to[i, j] = by_below[i, j]
+
+
+@compiled
 def differentiate_as_torch(
     layers: np.ndarray,
     free_std: int,
     parameters: np.ndarray,
     x: np.ndarray,
+    extra: np.ndarray,
     scratch: np.ndarray,
     kept: np.ndarray,
     columns: int,
@@ -174,7 +225,9 @@ def differentiate_as_torch(
     for row in range(core, heads):
         of_core = row, parameters, steps, columns, start, scratch, kept[row - core]
         _differentiate_core(layers, *of_core, gradients, gradient, joined)
-    size = samples * layers[:core, OUTPUTS].sum()
-    backward(parameters, layers[:core], x, scratch[:size], gradients[:size], gradient, True, joined, x[:0])
+        _differentiate_projection(layers, layers[row, SOURCE], parameters, extra, scratch, gradients, gradient, joined)
+    first = 2 * core - heads  # each core has a projection
+    size = samples * layers[:first, OUTPUTS].sum()
+    backward(parameters, layers[:first], x, scratch[:size], gradients[:size], gradient, True, joined, x[:0])
     biases_in_parts(layers, samples, gradients, gradient, joined)
     by_free_std(free_std, layers[heads, OUTPUTS], parameters, by_policy, gradient, joined)

@@ -138,6 +138,7 @@ def evaluate_as_torch(
     parameters: np.ndarray,
     x: np.ndarray,
     strided: bool,
+    extra: np.ndarray,
     columns: int,
     start: np.ndarray,
     state: np.ndarray,
@@ -299,6 +300,7 @@ def differentiate_as_torch(
     free_std: int,
     parameters: np.ndarray,
     x: np.ndarray,
+    extra: np.ndarray,
     scratch: np.ndarray,
     kept: np.ndarray,
     columns: int,
@@ -312,7 +314,7 @@ def differentiate_as_torch(
     each head's gradient by its features is one sum, and some biases are added up in parts.
 
     Args:
-        kept, columns, start: for cores: see lockstep.kernels.memory.
+        extra, kept, columns, start: for cores: see lockstep.kernels.memory.
         by_policy: as for differentiate. Where a head emits log standard deviations, bounds have been applied.
         joined: write the tree's sum over all slices to gradient[0]. The rest is overwritten.
     """

@@ -4,8 +4,8 @@ A loss (lockstep.kernels.losses) says how log-probabilities and values enter it.
 values are, and how gradients flow back.
 
 Shape legend: P parameters, S shards of this process, T steps, R rows of observations: T, or T+1 if a loss needs the
-value after the last step. C columns of a rollout, n of them in a slice, D numbers of an observation, A numbers of an
-action, W parameters of a policy, M metrics.
+value after the last step. C columns of a rollout, n of them in a slice, D numbers of an observation, E extra features,
+K numbers of a core's state, A numbers of an action, W parameters of a policy, M metrics.
 """
 
 from __future__ import annotations
@@ -156,11 +156,12 @@ def _add_up_terms(terms: np.ndarray, valid: np.ndarray, sums: np.ndarray) -> Non
 
 @compiled
 def _remembered(
-    starts: np.ndarray, states: np.ndarray, first: int, last: int, index: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Where episodes start in the slices of some shards, bool [shards * R * n], and the states at their beginning,
-    float32 [shards * n, K]."""
-    (_, rows, _), each, place = starts.shape, index.shape[1], 0
+    extras: np.ndarray, starts: np.ndarray, states: np.ndarray, first: int, last: int, index: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the slices of some shards, extra features float32 [shards * R * n, E], where episodes start, bool
+    [shards * R * n], and the states at their beginning, float32 [shards * n, K]."""
+    (_, rows, _, more), each, place = extras.shape, index.shape[1], 0
+    extra = np.empty(((last - first) * rows * each, more), np.float32)
     start = np.empty((last - first) * rows * each, np.bool_)
     state = np.empty(((last - first) * each, states.shape[2]), np.float32)
     for shard in range(first, last):
@@ -169,8 +170,10 @@ def _remembered(
         for row in range(rows):
             for j in range(each):
                 start[place] = starts[shard, row, index[shard, j]]
+                for k in range(more):
+                    extra[place, k] = extras[shard, row, index[shard, j], k]
                 place += 1
-    return start, state
+    return extra, start, state
 
 
 def _missing(*_: Any) -> Any:
@@ -193,6 +196,7 @@ def _gradients(
     numbers,
     flags,
     strided,
+    extras,
     starts,
     states,
     index,
@@ -213,6 +217,7 @@ def _gradients(
             is valid.
         strided: bool [S]: whose observations torch would read from between others': see
             lockstep.kernels.network.biases_last.
+        extras: further inputs of cores, float32 [S, R, C, E].
         starts, states: bool [S, R, C], where episodes start, and float32 [S, C, K], states of cores before the first
             step.
         index: int64 [S, n]: the columns of each slice.
@@ -237,8 +242,9 @@ def _gradients(
     for first in range(0, shards, several):
         last = min(first + several, shards)
         x = _observations(observations, first, last, index)
-        start, state = _remembered(starts, states, first, last, index)
-        policy, value, scratch, kept = evaluate(layers, free_std, log_stds, used, x, strided[first], each, start, state)
+        extra, start, state = _remembered(extras, starts, states, first, last, index)
+        inputs = x, strided[first], extra, each, start, state
+        policy, value, scratch, kept = evaluate(layers, free_std, log_stds, used, *inputs)
         emitted = activations(scratch, layers, len(x), len(layers) - 2)
         of_policy, of_value = np.zeros_like(policy), np.zeros_like(value)
         for shard in range(first, last):
@@ -273,7 +279,7 @@ def _gradients(
                 unbounded = emitted[begin:end] if free_std < 0 else acted
                 _by_point(acted, unbounded, action, by_log_prob, by_entropy, of_policy[begin:end])
         found = scratch, kept, each, start
-        differentiate(layers, free_std, parameters, x, *found, of_policy, of_value, out[first:last], at_once)
+        differentiate(layers, free_std, parameters, x, extra, *found, of_policy, of_value, out[first:last], at_once)
     if scaled:
         for shard in range(shards):
             divide_by_brightness(layers, brightest, out[shard])

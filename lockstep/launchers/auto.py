@@ -36,9 +36,9 @@ _PICTURE = 1e-3
 _CONVOLUTIONS = ("nature", "convnet_simple", "impala")
 """Encoders that cost so much."""
 _SHARED = 5e6
-"""Products of a gradient step, in the hidden layers and the core of one network, from which on processes share it with gain, if
-kernels compute it. On two cores: PPO on HalfCheetah has 0.3e6 and is a tenth slower with two processes, CartPole with
-minibatches of 1,024 has 4e6 and is as fast, SAC with 256 units has 17e6 and is half as fast again."""
+"""Products of a gradient step, in the hidden layers and the core of one network, from which on processes share it with
+gain, if kernels compute it. On two cores: PPO on HalfCheetah has 0.3e6 and is a tenth slower with two processes,
+CartPole with minibatches of 1,024 has 4e6 and is as fast, SAC with 256 units has 17e6 and is half as fast again."""
 _GATES = {"gru": 3, "lstm": 4}
 """Of cores that kernels compute."""
 _LONG = 10.0

@@ -87,6 +87,8 @@ class _Items(NamedTuple):
     """bool [S, F, T, C]"""
     strided: np.ndarray
     """bool [S]: whose vectors lie between those of other shards, which decides how torch adds up the first layer."""
+    extras: np.ndarray
+    """The previous actions and rewards as a core sees them: float32 [S, R, C, E]."""
     starts: np.ndarray
     """Where episodes start: bool [S, R, C]."""
     states: np.ndarray
@@ -132,6 +134,7 @@ class LossLearner(KernelLearner):
             np.zeros((slots, len(kernel.numbers), steps, columns), np.float32),
             np.zeros((slots, len(kernel.flags) + 1, steps, columns), np.bool_),
             np.zeros(slots, np.bool_),
+            np.zeros((slots, steps + bootstraps, columns, self._model.extra_features), np.float32),
             np.zeros((slots, steps + bootstraps, columns), np.bool_),
             np.zeros((slots, columns, self._model.state_size), np.float32),
         )
@@ -176,6 +179,8 @@ class LossLearner(KernelLearner):
         whole = cuts.items is None and not (encoder.layout.images or encoder.normalize)  # torch copies other slices
         to.strided[...] = whole and not encoder.layout.vector(cuts.whole.obs).is_contiguous()
         to.starts[...] = cuts.whole.start.numpy().reshape(to.starts.shape)
+        if (extra := self._model.extra(cuts.whole.start, cuts.whole.prev_action, cuts.whole.prev_reward)) is not None:
+            to.extras[...] = extra.numpy()
         if self._model.state_size:
             to.states[...] = cuts.whole.state.numpy()
         held = to.actions if self._model.distribution.action_shape else to.choices

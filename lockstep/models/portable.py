@@ -52,7 +52,11 @@ class PortableCategorical(Categorical):
         """The same functions for a rollout in one compiled call."""
         first = np.array([self.start], np.int64)
         return ActionKernels(
-            policies.sample_categorical, policies.log_prob_categorical, policies.send_categorical, first
+            policies.sample_categorical,
+            policies.log_prob_categorical,
+            policies.send_categorical,
+            policies.encode_categorical,
+            first,
         )
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
@@ -76,7 +80,13 @@ class PortableGaussian(Gaussian):
         if self.space.dtype not in (np.float32, np.float64):
             return None
         limits = np.stack([self.space.low.reshape(-1), self.space.high.reshape(-1)])
-        return ActionKernels(policies.sample_gaussian, policies.log_prob_gaussian, policies.send_gaussian, limits)
+        return ActionKernels(
+            policies.sample_gaussian,
+            policies.log_prob_gaussian,
+            policies.send_gaussian,
+            policies.encode_gaussian,
+            limits,
+        )
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         action = np.empty((*params.shape[:-1], self.size), np.float32)
@@ -193,7 +203,8 @@ class PortableModel(StandardModel):
         self.trunks, self.policy_head, self.value_head = model.trunks, model.policy_head, model.value_head
         self.distribution = self.policy_head.distribution = self.portable_distribution = distribution
         self.state_sizes, self.state_size = model.state_sizes, model.state_size
-        self.uses_previous, self.masked = model.uses_previous, model.masked
+        self.uses_previous, self.masked, self.extra_features = model.uses_previous, model.masked, model.extra_features
+        self._encode = distribution.encode
 
     def for_acting(self) -> PortableModel:
         return _Acting(self)
@@ -235,7 +246,8 @@ class _Acting(PortableModel):
             *(encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip if normalizes(encoder) else 0)),
             np.float32(1) if self._divides else self._brightest,
         )
-        return PolicyKernels(Bound(evaluate_raw_with_memory if self.state_size else evaluate_raw, arguments), actions)
+        evaluate = evaluate_raw_with_memory if self.state_size else evaluate_raw
+        return PolicyKernels(Bound(evaluate, arguments), self.extra_features, actions)
 
     def forward(
         self,
@@ -249,8 +261,10 @@ class _Acting(PortableModel):
         of_network = network.layers, network.free_std, network.log_stds, self._used
         leading = start.shape[:2]
         if self._panels is not None:
+            given = self.extra(start, prev_action, prev_reward)
+            extra = np.zeros((len(x), 0), np.float32) if given is None else rows_of(given)
             starts, after = start.contiguous().view(-1).numpy(), state.numpy().copy()
-            policy, value, _, _ = memory.evaluate(*of_network, self._panels, x, leading[1], starts, after)
+            policy, value, _, _ = memory.evaluate(*of_network, self._panels, x, extra, leading[1], starts, after)
             state = torch.from_numpy(after)
         else:
             policy, value, _ = networks.evaluate(*of_network, x)

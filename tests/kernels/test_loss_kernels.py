@@ -34,6 +34,8 @@ from lockstep.models.portable import Network, with_kernels
 SEEN, PICTURE = spaces.Box(-np.inf, np.inf, (7,), np.float32), spaces.Box(0, 255, (3, 10, 9), np.uint8)
 MANY = spaces.Discrete(11)
 """More than a sum has parts."""
+SEPARATE = {"separate_value_network": True, "core_size": 8}
+PREVIOUS = {"model.core": "lstm", "model.previous_action_reward": True}
 SHARDS, STEPS, COLUMNS = 4, 5, 6
 CONFIGS: dict[str, OnPolicyConfig] = {
     "a2c": A2CConfig(),
@@ -80,8 +82,14 @@ def batches(model: StandardModel, config: OnPolicyConfig) -> list[Batch]:
         start = torch.rand(rows, columns, generator=draw) < (0.3 if size else 0)
         state = torch.randn(columns, size, generator=draw)
         noise = torch.rand(*shape, model.distribution.noise_size, generator=draw)
+        prev_action, prev_reward = None, None
+        if model.uses_previous:
+            prev_reward = torch.randn(rows, columns, generator=draw)
+            prev_action = torch.randint(2, (rows, columns), generator=draw)
+            if model.distribution.action_shape:
+                prev_action = torch.randn(rows, columns, *model.distribution.action_shape, generator=draw)
         with torch.no_grad(), portable_operations():
-            output, _ = model(obs, start, state)
+            output, _ = model(obs, start, state, prev_action, prev_reward)
             policy = output.policy[:steps]
             action = model.distribution.sample(policy, noise)
             log_prob = model.distribution.log_prob(policy, action)
@@ -91,8 +99,8 @@ def batches(model: StandardModel, config: OnPolicyConfig) -> list[Batch]:
         return Batch(
             obs=obs,
             start=start,
-            prev_action=None,
-            prev_reward=None,
+            prev_action=prev_action,
+            prev_reward=prev_reward,
             state=state,
             action=action,
             reward=torch.randn(shape, generator=draw),
@@ -135,6 +143,7 @@ def by_kernel(
         stacked(kernel.numbers),
         stacked((*kernel.flags, "valid")),
         np.array(strided),
+        np.stack([_extra(model, batch) for batch in held]),
         np.stack([batch.start.numpy() for batch in held]),
         np.stack([batch.state.numpy() for batch in held]),
     )
@@ -154,6 +163,11 @@ def by_kernel(
             ),
         )
     return out, joined[0]
+
+
+def _extra(model: StandardModel, batch: Batch) -> np.ndarray:
+    given = model.extra(batch.start, batch.prev_action, batch.prev_reward)
+    return np.zeros((*batch.start.shape, 0), np.float32) if given is None else given.numpy()
 
 
 def by_torch(
@@ -219,6 +233,8 @@ def test_gradients_and_metrics_are_those_of_torch_bit_by_bit(
         (MANY, {"core": "lstm", "core_size": 7, "separate_value_network": True, "hidden_sizes": (17, 1)}),
         (spaces.Box(-1, 1, (1,), np.float32), {"core": "gru", "core_size": 1, "separate_value_network": True}),
         (spaces.Discrete(3), {"core": "gru", "core_size": 6, "encoder": "minatar", "dense_size": 7}),
+        (spaces.Discrete(2), {"core": "lstm", "core_size": 6, "previous_action_reward": True}),
+        (spaces.Box(-1, 1, (2,), np.float32), {**SEPARATE, "core": "gru", "previous_action_reward": True}),
     ],
 )
 def test_gradients_through_time_are_those_of_torch_bit_by_bit(
@@ -264,6 +280,9 @@ def test_observations_between_others_are_added_up_as_torch_does(shards: int) -> 
         ("portable-cartpole-a2c", {"model.core": "gru", "model.separate_value_network": True}),
         ("portable-minatar-impala-lag-1", {"model.core": "lstm"}),
         ("portable-pendulum-appo-lag-2", {"model.core": "gru", "algorithm.minibatches": 1, "scheme.acting_batch": 8}),
+        ("memory-gru-lag-2", {"model.previous_action_reward": True}),
+        ("portable-pendulum-appo-lag-2", {**PREVIOUS, "env.reward_clip": True}),
+        ("portable-cartpole-a2c", {**PREVIOUS, "env.adapter": "gymnasium"}),
     ],
 )
 def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
@@ -319,6 +338,7 @@ def test_what_has_other_bits_is_left_to_torch() -> None:
     assert not Agent(full.replace(**{"model.activation": "elu"})).has_kernels
     assert not full.replace(algorithm=OwnConfig()).has_kernels
     assert not full.replace(**{"algorithm.rnd.coef": 0.5}).has_kernels
+    assert not full.replace(**{"model.previous_action_reward": True}).has_kernels
     recurrent = EXPERIMENTS["memory-gru-lag-2"]().replace(precision="portable")
     assert Agent(recurrent).has_kernels
     assert not recurrent.replace(**{"model.activation": "elu"}).has_kernels
