@@ -144,9 +144,15 @@ class Experiment:
     def has_kernels(self) -> bool:
         """Whether lockstep.kernels compute its losses in portable arithmetic, if it observes vectors."""
         known = self.model.has_kernels and self.algorithm.has_kernels and not self.env.several_policies
-        if self.algorithm.kernels_as_torch and getattr(self.model, "activation", "") == "elu":
+        if self.kernels_as_torch and getattr(self.model, "activation", "") == "elu":
             return False
         return self.precision == "portable" and known and self.scheme.gradient_lag != "async"
+
+    @property
+    def kernels_as_torch(self) -> bool:
+        """Whether its kernels have the bits of torch's replaced operations: see AlgorithmConfig.kernels_as_torch.
+        With a core, all of them do."""
+        return self.algorithm.kernels_as_torch or self.model.recurrent
 
     @property
     def setup(self) -> Setup:
@@ -250,7 +256,7 @@ class Experiment:
         if self.has_kernels and self.model.has_policy_and_value:
             from lockstep.models.portable import covers, with_kernels  # which need Numba
 
-            as_torch = self.algorithm.kernels_as_torch
+            as_torch = self.kernels_as_torch
             if covers(model, observation_space, action_space, as_torch=as_torch):
                 return with_kernels(model, action_space, None if as_torch else self.seed)
         model.portable_operations = True

@@ -35,7 +35,7 @@ def batches_for(agent: Agent, slots: range, tree: TreeSum) -> Batches:
         return algorithm.batches(agent, slots, tree)
     if agent.experiment.algorithm.replays:
         return ReplayBatches(agent, slots)
-    if agent.has_kernels and not agent.experiment.algorithm.kernels_as_torch:
+    if agent.has_kernels and not agent.experiment.kernels_as_torch:
         from lockstep.buffers.portable import PortableBatches  # which needs Numba
 
         return PortableBatches(agent, slots, tree)

@@ -48,6 +48,20 @@ class _Open:
         self.obs = map_structure(lambda leaf: leaf.numpy(), buffer.whole.obs)
         self.floats = floats(self.obs)
 
+    def acting(self, state: Tensor) -> dict[str, np.ndarray]:
+        """What compiled functions read and write when they act: see lockstep.collectors.at_once.
+
+        Args:
+            state: of cores, [A, K].
+        """
+        buffer = self.buffer
+        return {
+            **self.fields,
+            "actions": buffer.actions.numpy(),
+            "rewards": buffer.rewards.numpy(),
+            "state": state.numpy(),
+        }
+
     def at(self, t: int, rows: slice) -> Any:
         """The observations of some rows at one step, to write into."""
         return map_structure(lambda leaf: leaf[t, rows], self.obs)
@@ -216,9 +230,9 @@ class ActingBatch:
             self._played_there.play(actor, way)
             return
         if self._compiled:
-            opened, noise = self._open, self._noise.numpy()
+            opened, noise, fields = self._open, self._noise.numpy(), self._open.acting(self._state)
             for each, compiled in zip(self.envs.stepped, self._compiled, strict=True):
-                each.env.send(compiled.act(t, noise, opened.obs, opened.fields))
+                each.env.send(compiled.act(t, noise, opened.obs, fields))
             return
         inputs, rollout = self._inputs(slice(t, t + 1)), self._open.buffer.whole
         if self._on_device is not None:
@@ -268,9 +282,10 @@ class ActingBatch:
 
     def play(self, shards: list[ShardRollout], alive: Callable[[], None], *, bootstrap: bool) -> None:
         """Play all steps, each in one call: what act, receive and finish do, but for the scores."""
-        noise, opened = self._noise.numpy(), self._open
+        noise, opened, clip = self._noise.numpy(), self._open, self._experiment.env.reward_clip
+        fields = opened.acting(self._state)
         for each, shard in zip(self.envs.stepped, shards, strict=True):
-            steps = shard.play(noise, opened.obs, opened.fields, bootstrap=bootstrap)
+            steps = shard.play(noise, opened.obs, fields, bootstrap=bootstrap, clip=clip)
             self._take(slice(None), slice(1, None), each.rows, steps)
             alive()
         self.received = len(noise)

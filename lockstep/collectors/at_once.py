@@ -49,8 +49,10 @@ class CompiledActing:
             self._policy.actions.limits,
             sent,
             noise,
+            (self._policy.extra, fields["state"], fields["start"]),
             obs,
-            fields["action"],
+            fields["actions"],
+            fields["rewards"],
             fields["log_prob"],
             fields["value"],
         )
@@ -80,15 +82,18 @@ class ShardRollout:
         return None if policy is None or step is None else ShardRollout(policy, step, env, rows)
 
     def play(
-        self, noise: np.ndarray, obs: np.ndarray, fields: Mapping[str, np.ndarray], *, bootstrap: bool
+        self, noise: np.ndarray, obs: np.ndarray, fields: Mapping[str, np.ndarray], *, bootstrap: bool, clip: bool
     ) -> StepResult:
         """Write all steps of a rollout.
 
         Args:
             noise: float32 [T, A, N].
             obs: [T+1, A, ...], of which the first is given.
-            fields: action, log_prob and value of the acting batch, which are written.
+            fields: arrays of the acting batch: start, actions and rewards, of which the first is given, and log_prob
+                and value. All are written. And the state of cores, float32 [A, K], which is replaced by that after the
+                last step.
             bootstrap: whether the last observation is evaluated, too.
+            clip: whether the model sees rewards within -1 and 1.
 
         Returns:
             A StepResult of all steps, [T, B].
@@ -100,11 +105,14 @@ class ShardRollout:
             self._step.arguments,
             self._rows.start,
             bootstrap,
+            np.float32(1 if clip else np.inf),
             self._policy.actions.limits,
             self._sent,
             noise,
+            (self._policy.extra, fields["state"], fields["start"]),
             obs,
-            fields["action"],
+            fields["actions"],
+            fields["rewards"],
             fields["log_prob"],
             fields["value"],
             reward,

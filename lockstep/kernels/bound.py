@@ -1,6 +1,7 @@
 """What models and environments hand over for a rollout in one compiled call. Nothing here imports Numba.
 
-Shape legend: B environments of a shard, N noise numbers, W parameters of a distribution.
+Shape legend: B environments of a shard, N noise numbers, W parameters of a distribution, E extra
+features and K numbers of the state of cores.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class ActionKernels(NamedTuple):
     """Writes log-probabilities: policy float32 [B, W], action [B, ...], out float32 [B]."""
     send: Any
     """Writes what environments receive: action [B, ...], limits, sent [B, ...]."""
+    encode: Any
+    """Writes what models see of actions: action [B, ...], out float32 [B, E or more], whose other numbers stay."""
     limits: Any
     """An array that `send` takes."""
 
@@ -32,5 +35,9 @@ class PolicyKernels(NamedTuple):
     """What a model computes when it acts, as compiled functions."""
 
     evaluate: Bound
-    """From raw observations [B, ...] to policy float32 [B, W] and value float32 [B]."""
+    """From raw observations [B, ...] to policy float32 [B, W] and value float32 [B]. It also takes, for cores, extra
+    features float32 [B, E], where episodes start, bool [B], and the state, float32 [B, K], which it replaces by that
+    after the step."""
+    extra: int
+    """E: 0, or the numbers of an encoded action and a reward."""
     actions: ActionKernels

@@ -101,9 +101,9 @@ def activations(scratch: np.ndarray, layers: np.ndarray, samples: int, layer: in
     return scratch[samples * before : samples * (before + outputs)].reshape((samples, outputs))
 
 
-@compiled
-def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: np.ndarray) -> None:
-    """Evaluate all layers; activations returns their outputs.
+@apart(float32[:], int64[:, :], float32[:, :], float32[::1], int64)
+def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: np.ndarray, first: int) -> None:
+    """Evaluate all layers from a first one on; activations returns their outputs.
 
     Args:
         parameters: float32 [P].
@@ -111,7 +111,7 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
         x: observations, float32 [n, K].
         scratch: see activations.
     """
-    for layer in range(len(layers)):
+    for layer in range(first, len(layers)):
         source, begin = layers[layer, SOURCE], layers[layer, BIAS]
         below = x if source < 0 else activations(scratch, layers, len(x), source)
         y = activations(scratch, layers, len(x), layer)
@@ -138,7 +138,7 @@ def evaluate(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> np.nd
     for layer in range(len(layers)):
         outputs += layers[layer, OUTPUTS]
     scratch = np.empty(len(x) * outputs, np.float32)
-    forward(parameters, layers, x, scratch)
+    forward(parameters, layers, x, scratch, 0)
     return scratch
 
 

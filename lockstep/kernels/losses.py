@@ -119,6 +119,47 @@ def impala_loss(
 
 
 @compiled
+def _clipped(
+    advantage: np.float32, ratio: np.float32, low: np.float32, high: np.float32, counts: bool
+) -> tuple[np.float32, np.float32]:
+    """The clipped surrogate, and the gradient of the loss by the ratio."""
+    held_ratio = min(max(ratio, low), high)
+    free, held = ratio * advantage, held_ratio * advantage
+    # Where both are equal, torch gives each half of the gradient.
+    by_surrogate = -_ONE if counts else _ZERO
+    share = _HALF if free == held else _ONE
+    by_free = _ZERO if free > held else share * by_surrogate
+    by_held = _ZERO if free < held else share * by_surrogate
+    moved = low <= ratio and ratio <= high
+    return min(free, held), by_free * advantage + (by_held * advantage if moved else _ZERO)
+
+
+@compiled
+def _value_loss(
+    value: np.float32, old_value: np.float32, target: np.float32, value_clip: np.float32, by_sum: np.float32
+) -> tuple[np.float32, np.float32]:
+    """A squared error, clipped as lockstep.algorithms.losses.clipped_value_loss says, and its gradient by the value.
+
+    Args:
+        value_clip: 0 for off.
+        by_sum: the gradient by the squared error.
+    """
+    error = value - target
+    squared = error * error
+    if not value_clip > 0:
+        return squared, by_sum * (_TWO * error)
+    move = value - old_value
+    other = old_value + min(max(move, -value_clip), value_clip) - target
+    further = other * other
+    share = _HALF if squared == further else _ONE
+    by_own = _ZERO if squared < further else share * by_sum
+    by_other = _ZERO if squared > further else share * by_sum
+    within = -value_clip <= move and move <= value_clip
+    by_value = by_own * (_TWO * error) + (by_other * (_TWO * other) if within else _ZERO)
+    return max(squared, further), by_value
+
+
+@compiled
 def appo_loss(
     log_prob: np.ndarray,
     value: np.ndarray,
@@ -137,37 +178,54 @@ def appo_loss(
     steps, columns = log_prob.shape
     for t in range(steps):
         for j in range(columns):
-            counts, vs, advantage, by_sum = valid[t, j], trace[0, t, j], trace[1, t, j], _HALF * value_coef
-            held_ratio = min(max(ratio[t, j], low), high)
-            free, held = ratio[t, j] * advantage, held_ratio * advantage
-            # Where both are equal, torch gives each half of the gradient.
-            by_surrogate = -_ONE if counts else _ZERO
-            share = _HALF if free == held else _ONE
-            by_free = _ZERO if free > held else share * by_surrogate
-            by_held = _ZERO if free < held else share * by_surrogate
-            moved = low <= ratio[t, j] and ratio[t, j] <= high
-            by_ratio = by_free * advantage + (by_held * advantage if moved else _ZERO)
+            counts, vs = valid[t, j], trace[0, t, j]
+            surrogate, by_ratio = _clipped(trace[1, t, j], ratio[t, j], low, high, counts)
             uncut = counts and log_prob[t, j] - old_log_prob[t, j] <= _LARGEST_LOG_RATIO
             by_log_prob[t, j] = by_ratio * ratio[t, j] if uncut else _ZERO
+            by_sum = _HALF * value_coef if counts else _ZERO
+            squared, by_value[t, j] = _value_loss(value[t, j], old_value[t, j], vs, value_clip, by_sum)
 
-            error = value[t, j] - vs
-            squared = error * error
-            by_error = by_sum if counts else _ZERO
-            by_value[t, j] = by_error * (_TWO * error)
-            if value_clip > 0:
-                move = value[t, j] - old_value[t, j]
-                other = old_value[t, j] + min(max(move, -value_clip), value_clip) - vs
-                further = other * other
-                share = _HALF if squared == further else _ONE
-                by_own = _ZERO if squared < further else share * by_error
-                by_other = _ZERO if squared > further else share * by_error
-                within = -value_clip <= move and move <= value_clip
-                by_value[t, j] = by_own * (_TWO * error) + (by_other * (_TWO * other) if within else _ZERO)
-                squared = max(squared, further)
-
-            terms[1, t, j] = min(free, held)
+            terms[1, t, j] = surrogate
             terms[2, t, j] = squared
             terms[4, t, j] = expm1(log_ratio[t, j]) - log_ratio[t, j]
-            terms[5, t, j] = _ONE if ratio[t, j] != held_ratio else _ZERO
+            terms[5, t, j] = _ONE if ratio[t, j] != min(max(ratio[t, j], low), high) else _ZERO
             terms[6, t, j] = trace[2, t, j]
             _value_terms(terms, 7, t, j, value[t, j], vs)
+
+
+@compiled
+def ppo_loss(
+    log_prob: np.ndarray,
+    value: np.ndarray,
+    numbers: np.ndarray,
+    flags: np.ndarray,
+    hyper: np.ndarray,
+    by_log_prob: np.ndarray,
+    by_value: np.ndarray,
+    terms: np.ndarray,
+) -> None:
+    """That of lockstep.algorithms.ppo. numbers: advantages, value targets, and the collecting version's
+    log-probabilities and values. hyper: value_coef, the lowest and highest ratio, their distance from 1, value_clip, 0
+    for off, and the last two of a2c_loss."""
+    advantages, targets, old_log_prob, old_value, valid = numbers[0], numbers[1], numbers[2], numbers[3], flags[0]
+    value_coef, low, high, clip, value_clip, mean, deviation = hyper
+    steps, columns = log_prob.shape
+    log_ratio, ratio = np.empty_like(log_prob), np.empty_like(log_prob)
+    for t in range(steps):
+        for j in range(columns):
+            difference = log_prob[t, j] - old_log_prob[t, j] if valid[t, j] else _ZERO
+            log_ratio[t, j] = min(difference, _LARGEST_LOG_RATIO)
+            ratio[t, j] = exp(log_ratio[t, j])
+    for t in range(steps):
+        for j in range(columns):
+            counts, advantage = valid[t, j], (advantages[t, j] - mean) / deviation
+            surrogate, by_ratio = _clipped(advantage, ratio[t, j], low, high, counts)
+            uncut = counts and log_prob[t, j] - old_log_prob[t, j] <= _LARGEST_LOG_RATIO
+            by_log_prob[t, j] = by_ratio * ratio[t, j] if uncut else _ZERO
+            by_sum = _HALF * value_coef if counts else _ZERO
+            squared, by_value[t, j] = _value_loss(value[t, j], old_value[t, j], targets[t, j], value_clip, by_sum)
+            terms[1, t, j] = surrogate
+            terms[2, t, j] = squared
+            terms[4, t, j] = expm1(log_ratio[t, j]) - log_ratio[t, j]
+            terms[5, t, j] = _ONE if abs(ratio[t, j] - _ONE) > clip else _ZERO
+            _value_terms(terms, 6, t, j, value[t, j], targets[t, j])

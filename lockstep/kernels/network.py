@@ -14,7 +14,9 @@ from numba import boolean, float32, int64
 from lockstep.kernels import dense
 from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.dense import (
+    ACTIVATION,
     BIAS,
+    ELU,
     INPUTS,
     KERNEL,
     OUTPUTS,
@@ -39,6 +41,28 @@ def normalize(x: np.ndarray, mean: np.ndarray, std: np.ndarray, clip: np.float32
 
 
 @compiled
+def outputs(
+    layers: np.ndarray, free_std: int, log_stds: int, parameters: np.ndarray, n: int, scratch: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The policy's parameters [n, W] and values [n], given what layers emitted for n samples. Other arguments are those
+    of evaluate."""
+    last = len(layers) - 1
+    head = activations(scratch, layers, n, last - 1)
+    emitted = head.shape[1]
+    size = emitted if free_std < 0 else emitted + log_stds
+    policy, value = np.empty((n, size), np.float32), np.empty(n, np.float32)
+    of_value = activations(scratch, layers, n, last)
+    for i in range(n):
+        value[i] = of_value[i, 0]
+        for j in range(emitted):
+            policy[i, j] = head[i, j]
+        for j in range(size - log_stds, size):
+            log_std = head[i, j] if free_std < 0 else parameters[free_std + j - emitted]
+            policy[i, j] = min(max(log_std, LOG_STD_LOW), LOG_STD_HIGH)
+    return policy, value
+
+
+@compiled
 def evaluate(
     layers: np.ndarray, free_std: int, log_stds: int, parameters: np.ndarray, x: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -55,20 +79,8 @@ def evaluate(
     Returns:
         The policy's parameters [n, W], values [n], and what differentiate needs.
     """
-    n, last = len(x), len(layers) - 1
     scratch = dense.evaluate(layers, parameters, x)
-    head = activations(scratch, layers, n, last - 1)
-    emitted = head.shape[1]
-    size = emitted if free_std < 0 else emitted + log_stds
-    policy, value = np.empty((n, size), np.float32), np.empty(n, np.float32)
-    of_value = activations(scratch, layers, n, last)
-    for i in range(n):
-        value[i] = of_value[i, 0]
-        for j in range(emitted):
-            policy[i, j] = head[i, j]
-        for j in range(size - log_stds, size):
-            log_std = head[i, j] if free_std < 0 else parameters[free_std + j - emitted]
-            policy[i, j] = min(max(log_std, LOG_STD_LOW), LOG_STD_HIGH)
+    policy, value = outputs(layers, free_std, log_stds, parameters, len(x), scratch)
     return policy, value, scratch
 
 
@@ -85,11 +97,9 @@ def divide_by_brightness(layers: np.ndarray, brightest: np.float32, values: np.n
 
 
 @compiled
-def evaluate_strided(
-    layers: np.ndarray, free_std: int, log_stds: int, parameters: np.ndarray, x: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """As evaluate, but the dense layers of x add their bias after the inputs instead of before them. That is torch's
-    order for observations that lie between others in memory.
+def biases_last(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A table, parameters and observations with which the dense layers of x add their bias after the inputs instead of
+    before them. That is torch's order for observations that lie between others in memory.
 
     The bias is the weight of one more input, which is always 1: its product is exact, so the sum is rounded as ever.
     """
@@ -115,7 +125,28 @@ def evaluate_strided(
     for i in range(samples):
         for j in range(features):
             wider[i, j] = x[i, j]
-    return evaluate(moved, free_std, log_stds, longer, wider)
+    return moved, longer, wider
+
+
+@compiled
+def evaluate_as_torch(
+    layers: np.ndarray,
+    free_std: int,
+    log_stds: int,
+    parameters: np.ndarray,
+    x: np.ndarray,
+    strided: bool,
+    extra: np.ndarray,
+    columns: int,
+    start: np.ndarray,
+    state: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """As evaluate, but if x is strided, its dense layers add their bias last. The last arguments and the last result
+    are for cores: see lockstep.kernels.memory.evaluate_as_torch."""
+    if strided:
+        layers, parameters, x = biases_last(layers, parameters, x)
+    policy, value, scratch = evaluate(layers, free_std, log_stds, parameters, x)
+    return policy, value, scratch, np.empty((0, 0, 0, 0), np.float32)
 
 
 @compiled
@@ -180,7 +211,7 @@ def biases_in_parts(layers: np.ndarray, n: int, gradients: np.ndarray, gradient:
     slices = len(gradient)
     for layer in range(len(layers)):
         outputs, kernel, bias = layers[layer, OUTPUTS], layers[layer, KERNEL], layers[layer, BIAS]
-        if outputs > 1 and not kernel:
+        if (outputs > 1 and not kernel) or layers[layer, ACTIVATION] > ELU:  # cores add up theirs themselves
             continue
         shared = shared_by(layers, layer)
         rows = activations(gradients, layers, n, layer).reshape((slices, n // slices * shared, outputs // shared))
@@ -191,12 +222,16 @@ def biases_in_parts(layers: np.ndarray, n: int, gradients: np.ndarray, gradient:
 
 
 @compiled
-def _by_free_std(
-    first: int, parameters: np.ndarray, by_log_std: np.ndarray, gradient: np.ndarray, joined: bool
+def by_free_std(
+    first: int, emitted: int, parameters: np.ndarray, by_policy: np.ndarray, gradient: np.ndarray, joined: bool
 ) -> None:
-    """Write the gradients by log standard deviations that do not depend on the observation, given those of each sample
-    [S, n / S, D]. The first of them is at `first` among the parameters."""
-    slices, each, size = by_log_std.shape
+    """Write the gradients by log standard deviations that do not depend on the observation, if there are any: the first
+    of them is at `first` among the parameters. Those of each sample follow emitted numbers in by_policy [n, W]."""
+    if first < 0:
+        return
+    slices, size = len(gradient), by_policy.shape[1] - emitted
+    each = len(by_policy) // slices
+    by_log_std = by_policy[:, emitted:].copy().reshape((slices, each, size))
     for s in range(slices):
         to = gradient[s, first : first + size]
         if size == 1:
@@ -213,37 +248,31 @@ def _by_free_std(
 
 @apart(
     int64[:, :],
-    int64,
     float32[:],
-    float32[:, ::1],
+    int64,
     float32[::1],
     float32[:, ::1],
+    float32[::1],
     float32[::1],
     float32[:, ::1],
     boolean,
 )
-def differentiate_as_torch(
+def heads_as_torch(
     layers: np.ndarray,
-    free_std: int,
     parameters: np.ndarray,
-    x: np.ndarray,
+    n: int,
     scratch: np.ndarray,
     by_policy: np.ndarray,
     by_value: np.ndarray,
+    gradients: np.ndarray,
     gradient: np.ndarray,
     joined: bool,
 ) -> None:
-    """Write the gradient of each of S equal slices, with the bits of torch's replaced operations (lockstep.portable):
-    each head's gradient by its features is one sum, and some biases are added up in parts.
-
-    Args:
-        by_policy: as for differentiate. Where a head emits log standard deviations, bounds have been applied.
-        joined: write the tree's sum over all slices to gradient[0]. The rest is overwritten.
-    """
-    n, policy, value, slices = len(x), len(layers) - 2, len(layers) - 1, len(gradient)
-    gradients = np.empty_like(scratch)
+    """Write each slice's gradient by the heads' parameters, and to gradients, which is as scratch, those by what the
+    heads take. Arguments are those of differentiate_as_torch."""
+    policy, value = len(layers) - 2, len(layers) - 1
     to_policy, to_value = activations(gradients, layers, n, policy), activations(gradients, layers, n, value)
-    emitted, size = to_policy.shape[1], by_policy.shape[1]
+    emitted = to_policy.shape[1]
     for i in range(n):
         to_value[i, 0] = by_value[i]
         for j in range(emitted):
@@ -261,8 +290,35 @@ def differentiate_as_torch(
         for i in range(n):
             for j in range(to.shape[1]):
                 to[i, j] = to[i, j] + by_below[i, j] if added else by_below[i, j]
-    backward(parameters, layers[:policy], x, scratch[:begin], gradients[:begin], gradient, True, joined, x[:0])
+
+
+@compiled
+def differentiate_as_torch(
+    layers: np.ndarray,
+    free_std: int,
+    parameters: np.ndarray,
+    x: np.ndarray,
+    extra: np.ndarray,
+    scratch: np.ndarray,
+    kept: np.ndarray,
+    columns: int,
+    start: np.ndarray,
+    by_policy: np.ndarray,
+    by_value: np.ndarray,
+    gradient: np.ndarray,
+    joined: bool,
+) -> None:
+    """Write the gradient of each of S equal slices, with the bits of torch's replaced operations (lockstep.portable):
+    each head's gradient by its features is one sum, and some biases are added up in parts.
+
+    Args:
+        extra, kept, columns, start: for cores: see lockstep.kernels.memory.
+        by_policy: as for differentiate. Where a head emits log standard deviations, bounds have been applied.
+        joined: write the tree's sum over all slices to gradient[0]. The rest is overwritten.
+    """
+    n, heads, gradients = len(x), len(layers) - 2, np.empty_like(scratch)
+    heads_as_torch(layers, parameters, n, scratch, by_policy, by_value, gradients, gradient, joined)
+    size = n * layers[:heads, OUTPUTS].sum()
+    backward(parameters, layers[:heads], x, scratch[:size], gradients[:size], gradient, True, joined, x[:0])
     biases_in_parts(layers, n, gradients, gradient, joined)
-    if free_std >= 0:
-        by_log_std = by_policy[:, emitted:].copy().reshape((slices, n // slices, size - emitted))
-        _by_free_std(free_std, parameters, by_log_std, gradient, joined)
+    by_free_std(free_std, layers[heads, OUTPUTS], parameters, by_policy, gradient, joined)

@@ -4,8 +4,8 @@ A loss (lockstep.kernels.losses) says how log-probabilities and values enter it.
 values are, and how gradients flow back.
 
 Shape legend: P parameters, S shards of this process, T steps, R rows of observations: T, or T+1 if a loss needs the
-value after the last step. C columns of a rollout, n of them in a slice, D numbers of an observation, A numbers of an
-action, W parameters of a policy, M metrics.
+value after the last step. C columns of a rollout, n of them in a slice, D numbers of an observation, E extra features,
+K numbers of a core's state, A numbers of an action, W parameters of a policy, M metrics.
 """
 
 from __future__ import annotations
@@ -15,16 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.kernels import memory, network
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import OUTPUTS, activations
 from lockstep.kernels.math import exp
-from lockstep.kernels.network import (
-    differentiate_as_torch,
-    divide_by_brightness,
-    evaluate,
-    evaluate_strided,
-    led_back,
-)
+from lockstep.kernels.network import divide_by_brightness, led_back
 from lockstep.kernels.policies import (
     CATEGORICAL,
     entropy_gaussian,
@@ -37,6 +32,8 @@ from lockstep.kernels.sums import add_up, row_sums
 _ONE, _HALF, _TWO, _ZERO = map(np.float32, (1, 0.5, 2, 0))
 _TOGETHER = 65_536
 """Activations of slices that pass through the network together, so that they stay in the cache. It changes no bit."""
+_ROWS = 16
+"""Sequences that advance together at least, since each step reads all of a core's weights."""
 
 
 @compiled
@@ -157,11 +154,33 @@ def _add_up_terms(terms: np.ndarray, valid: np.ndarray, sums: np.ndarray) -> Non
     sums[2] = _HALF * sums[2]
 
 
+@compiled
+def _remembered(
+    extras: np.ndarray, starts: np.ndarray, states: np.ndarray, first: int, last: int, index: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the slices of some shards, extra features float32 [shards * R * n, E], where episodes start, bool
+    [shards * R * n], and the states at their beginning, float32 [shards * n, K]."""
+    (_, rows, _, more), each, place = extras.shape, index.shape[1], 0
+    extra = np.empty(((last - first) * rows * each, more), np.float32)
+    start = np.empty((last - first) * rows * each, np.bool_)
+    state = np.empty(((last - first) * each, states.shape[2]), np.float32)
+    for shard in range(first, last):
+        for j in range(each):
+            state[(shard - first) * each + j] = states[shard, index[shard, j]]
+        for row in range(rows):
+            for j in range(each):
+                start[place] = starts[shard, row, index[shard, j]]
+                for k in range(more):
+                    extra[place, k] = extras[shard, row, index[shard, j], k]
+                place += 1
+    return extra, start, state
+
+
 def _missing(*_: Any) -> Any:
-    raise NotImplementedError("gradients_of puts a compiled loss here")
+    raise NotImplementedError("gradients_of puts a compiled function here")
 
 
-loss = _missing
+loss = evaluate = differentiate = _missing
 
 
 def _gradients(
@@ -177,6 +196,9 @@ def _gradients(
     numbers,
     flags,
     strided,
+    extras,
+    starts,
+    states,
     index,
     hyper,
     entropy_coef,
@@ -194,7 +216,10 @@ def _gradients(
         numbers, flags: float32 [S, K, T, C] and bool [S, F, T, C]: what the loss learns from. The last flag says what
             is valid.
         strided: bool [S]: whose observations torch would read from between others': see
-            lockstep.kernels.network.evaluate_strided.
+            lockstep.kernels.network.biases_last.
+        extras: further inputs of cores, float32 [S, R, C, E].
+        starts, states: bool [S, R, C], where episodes start, and float32 [S, C, K], states of cores before the first
+            step.
         index: int64 [S, n]: the columns of each slice.
         hyper: float32 [H]: the loss's hyperparameters.
         entropy_coef: weight of the entropy bonus.
@@ -207,6 +232,8 @@ def _gradients(
     before, taken, sums = rows * each, steps * each, out.shape[1] - size
     alike = strided.all() or not strided.any()
     several = max(1, _TOGETHER // (before * layers[:, OUTPUTS].sum())) if alike else 1
+    if states.shape[2] and alike:
+        several = max(several, _ROWS // each)
     scaled = brightest != 1
     at_once = joined and several >= shards and not scaled
     used = parameters.copy() if scaled else parameters
@@ -215,10 +242,9 @@ def _gradients(
     for first in range(0, shards, several):
         last = min(first + several, shards)
         x = _observations(observations, first, last, index)
-        if strided[first]:
-            policy, value, scratch = evaluate_strided(layers, free_std, log_stds, used, x)
-        else:
-            policy, value, scratch = evaluate(layers, free_std, log_stds, used, x)
+        extra, start, state = _remembered(extras, starts, states, first, last, index)
+        inputs = x, strided[first], extra, each, start, state
+        policy, value, scratch, kept = evaluate(layers, free_std, log_stds, used, *inputs)
         emitted = activations(scratch, layers, len(x), len(layers) - 2)
         of_policy, of_value = np.zeros_like(policy), np.zeros_like(value)
         for shard in range(first, last):
@@ -252,7 +278,8 @@ def _gradients(
             else:
                 unbounded = emitted[begin:end] if free_std < 0 else acted
                 _by_point(acted, unbounded, action, by_log_prob, by_entropy, of_policy[begin:end])
-        differentiate_as_torch(layers, free_std, parameters, x, scratch, of_policy, of_value, out[first:last], at_once)
+        found = scratch, kept, each, start
+        differentiate(layers, free_std, parameters, x, extra, *found, of_policy, of_value, out[first:last], at_once)
     if scaled:
         for shard in range(shards):
             divide_by_brightness(layers, brightest, out[shard])
@@ -263,6 +290,9 @@ def _gradients(
 
 
 @functools.cache
-def gradients_of(loss: Any) -> Any:
-    """_gradients with a loss of lockstep.kernels.losses."""
-    return compiled(_gradients, loss=loss)
+def gradients_of(loss: Any, recurrent: bool = False) -> Any:
+    """_gradients with a loss of lockstep.kernels.losses, for a network with cores or without."""
+    passes = memory if recurrent else network
+    return compiled(
+        _gradients, loss=loss, evaluate=passes.evaluate_as_torch, differentiate=passes.differentiate_as_torch
+    )

@@ -114,6 +114,21 @@ def log_prob_gaussian(policy: np.ndarray, action: np.ndarray, out: np.ndarray) -
 
 
 @compiled
+def encode_categorical(action: np.ndarray, out: np.ndarray) -> None:
+    """Mark actions with a 1 among zeros: int64 [n], out [n, A or more]."""
+    for i in range(len(action)):
+        out[i, action[i]] = _ONE
+
+
+@compiled
+def encode_gaussian(action: np.ndarray, out: np.ndarray) -> None:
+    """Copy actions [n, D] to out [n, D or more]."""
+    for i in range(len(action)):
+        for d in range(action.shape[1]):
+            out[i, d] = action[i, d]
+
+
+@compiled
 def send_categorical(action: np.ndarray, limits: np.ndarray, sent: np.ndarray) -> None:
     """Number actions as environments do: int64 [n] -> [n]. The only number in limits [1] is that of the first."""
     for i in range(len(action)):

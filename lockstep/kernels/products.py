@@ -12,7 +12,7 @@ Shape legend: n rows and m columns of a product, k terms of each of its numbers.
 from __future__ import annotations
 
 import numpy as np
-from numba import boolean, intp
+from numba import boolean, float32, intp
 
 from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.tiles import (
@@ -123,6 +123,41 @@ def _fetch_panel(b: int, b_term: int, b_column: int, k: int, columns: int) -> No
                 fetch(b + 4 * (j * b_column + p * b_term))
 
 
+@compiled
+def _columns(
+    slices: int,
+    a: int,
+    a_row: int,
+    a_term: int,
+    b: int,
+    b_term: int,
+    columns: int,
+    start: int,
+    start_row: int,
+    c: int,
+    c_row: int,
+    n: int,
+    k: int,
+    rectify: bool,
+    panel: np.ndarray,
+    sums: np.ndarray,
+    parts: np.ndarray,
+) -> None:
+    """As _rows, for a tile's columns or fewer, which are computed in sums [n, a tile's columns]."""
+    width = tile_columns()
+    first, first_row, to, to_row = start, start_row, c, c_row
+    if columns < width:
+        for i in range(n):
+            for rest in range(columns):
+                sums[i, rest] = load(start + 4 * (i * start_row + rest))
+        first, first_row, to, to_row = address(sums), width, address(sums), width
+    _rows(slices, a, a_row, a_term, b, b_term, first, first_row, to, to_row, n, k, rectify, panel, sums, parts)
+    if columns < width:
+        for i in range(n):
+            for rest in range(columns):
+                store(c + 4 * (i * c_row + rest), sums[i, rest])
+
+
 @apart(*[intp] * 14, boolean)
 def product(
     slices: int,
@@ -169,23 +204,39 @@ def product(
     parts = np.empty(slices * tallest_tile() * width if slices > 1 else 0, np.float32)
     for j in range(0, m, width):
         columns = min(width, m - j)
-        at_b, between, first, first_row, to, to_row = b + 4 * j, b_term, start + 4 * j, start_row, c + 4 * j, c_row
+        at_b, between = b + 4 * j, b_term
         if columns < width or not direct:
             _copy(b + 4 * j * b_column, b_term, b_column, terms, columns, panel)
             at_b, between = address(panel), width
         if j + 2 * width <= m and not direct:
             _fetch_panel(b + 4 * (j + width) * b_column, b_term, b_column, terms, width)
-        if columns < width:
-            for i in range(n):
-                for rest in range(columns):
-                    sums[i, rest] = load(first + 4 * (i * first_row + rest))
-            first, first_row, to, to_row = address(sums), width, address(sums), width
-        start_to = first, first_row, to, to_row
-        _rows(slices, a, a_row, a_term, at_b, between, *start_to, n, k, rectify, panel, sums, parts)
-        if columns < width:
-            for i in range(n):
-                for rest in range(columns):
-                    store(c + 4 * (i * c_row + j + rest), sums[i, rest])
+        at_start, at_c = start + 4 * j, c + 4 * j
+        of_b = at_b, between, columns
+        _columns(slices, a, a_row, a_term, *of_b, at_start, start_row, at_c, c_row, n, k, rectify, panel, sums, parts)
+
+
+@apart(*[intp] * 5)
+def panels_of(b: int, b_term: int, b_column: int, k: int, m: int) -> np.ndarray:
+    """Copy b [k, m] in the order in which tiles read it, for many products: float32 [panels, k, columns of a tile]. Its
+    arguments are those of product."""
+    width = tile_columns()
+    panels = np.empty(((m + width - 1) // width, k, width), np.float32)
+    for j in range(0, m, width):
+        _copy(b + 4 * j * b_column, b_term, b_column, k, min(width, m - j), panels[j // width])
+    return panels
+
+
+@apart(intp, intp, float32[:, :, ::1], *[intp] * 6)
+def panel_product(
+    a: int, a_row: int, panels: np.ndarray, start: int, start_row: int, c: int, c_row: int, n: int, m: int
+) -> None:
+    """Write start [n, m] + a [n, k] @ b to c [n, m], as product does, given panels_of b. A row of a lies together."""
+    (_, k, width), parts = panels.shape, np.empty(0, np.float32)
+    sums = np.zeros((n if m % width else 0, width), np.float32)
+    for j in range(0, m, width):
+        panel, columns = panels[j // width], min(width, m - j)
+        of_b, at_start, at_c = (address(panel), width, columns), start + 4 * j, c + 4 * j
+        _columns(1, a, a_row, 1, *of_b, at_start, start_row, at_c, c_row, n, k, False, panel, sums, parts)
 
 
 @compiled

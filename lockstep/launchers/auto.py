@@ -36,9 +36,11 @@ _PICTURE = 1e-3
 _CONVOLUTIONS = ("nature", "convnet_simple", "impala")
 """Encoders that cost so much."""
 _SHARED = 5e6
-"""Products of a gradient step, in the hidden layers of one network, from which on processes share it with gain, if
-kernels compute it. On two cores: PPO on HalfCheetah has 0.3e6 and is a tenth slower with two processes, CartPole with
-minibatches of 1,024 has 4e6 and is as fast, SAC with 256 units has 17e6 and is half as fast again."""
+"""Products of a gradient step, in the hidden layers and the core of one network, from which on processes share it with
+gain, if kernels compute it. On two cores: PPO on HalfCheetah has 0.3e6 and is a tenth slower with two processes,
+CartPole with minibatches of 1,024 has 4e6 and is as fast, SAC with 256 units has 17e6 and is half as fast again."""
+_GATES = {"gru": 3, "lstm": 4}
+"""Of cores that kernels compute."""
 _LONG = 10.0
 """Seconds from which on a run is worth the start of several processes: two take a few seconds to import torch, and save
 at most half of the time that follows."""
@@ -118,7 +120,11 @@ def _too_small_to_share(experiment: Experiment) -> bool:
     if not (experiment.has_kernels and vectors and sizes):
         return False
     _, samples = experiment.gradient_steps
-    if samples * sum(into * out for into, out in itertools.pairwise(sizes)) >= _SHARED:
+    each = sum(into * out for into, out in itertools.pairwise(sizes))
+    if experiment.model.recurrent:
+        units = getattr(experiment.model, "core_size", 0)
+        each += _GATES[experiment.model.core] * units * (sizes[-1] + units)
+    if samples * each >= _SHARED:
         return False
     try:
         return entry_of(envs.resolve(experiment.env).adapter).native

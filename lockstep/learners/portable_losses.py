@@ -1,10 +1,10 @@
-"""A2C, IMPALA and APPO in portable arithmetic: kernels with the bits of torch's replaced operations.
+"""A2C, IMPALA, APPO and recurrent PPO in portable arithmetic: kernels with the bits of torch's replaced operations.
 
 KERNELS is the place for another algorithm: a loss in lockstep.kernels.losses, and what it reads. Its config has
 `loss_has_kernel = True`.
 
 Shape legend: S slots of this learner, T steps, R rows of observations, T or T+1, C columns of a rollout, n of them in a
-slice, G gradient steps, D numbers of an observation, A numbers of an action.
+slice, G gradient steps, D numbers of an observation, A numbers of an action, K numbers of a core's state.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from lockstep.algorithms.a2c import A2CConfig
 from lockstep.algorithms.appo import APPOConfig
 from lockstep.algorithms.impala import IMPALAConfig
 from lockstep.algorithms.onpolicy import OnPolicy, OnPolicyConfig
+from lockstep.algorithms.ppo import PPOConfig
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.on_policy import Cuts, FreshBatches
 from lockstep.distributed.tree import TreeSum
-from lockstep.kernels.losses import a2c_loss, appo_loss, impala_loss
+from lockstep.kernels.losses import a2c_loss, appo_loss, impala_loss, ppo_loss
 from lockstep.kernels.on_policy import gradients_of
 from lockstep.learners.kernels import KernelLearner
 from lockstep.models.arithmetic import portable_operations
@@ -56,11 +57,17 @@ def _of_appo(config: APPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
     return *_of_vtrace(config, hyper), 1.0 / highest, highest, config.value_clip
 
 
+def _of_ppo(config: PPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
+    clip = hyper["clip"]
+    return 1.0 - clip, 1.0 + clip, clip, config.value_clip
+
+
 _ENDS = ("terminated", "truncated")
 KERNELS: dict[type[OnPolicyConfig], Kernel] = {
     A2CConfig: Kernel(a2c_loss, ("advantage", "value_target"), (), lambda config, hyper: ()),
     IMPALAConfig: Kernel(impala_loss, ("reward", "log_prob"), _ENDS, _of_vtrace),
     APPOConfig: Kernel(appo_loss, ("reward", "log_prob", "value"), _ENDS, _of_appo),
+    PPOConfig: Kernel(ppo_loss, ("advantage", "value_target", "log_prob", "value"), (), _of_ppo),
 }
 """By the class of an algorithm's settings."""
 
@@ -80,6 +87,12 @@ class _Items(NamedTuple):
     """bool [S, F, T, C]"""
     strided: np.ndarray
     """bool [S]: whose vectors lie between those of other shards, which decides how torch adds up the first layer."""
+    extras: np.ndarray
+    """The previous actions and rewards as a core sees them: float32 [S, R, C, E]."""
+    starts: np.ndarray
+    """Where episodes start: bool [S, R, C]."""
+    states: np.ndarray
+    """States of cores before the first step: float32 [S, C, K]."""
 
 
 class LossLearner(KernelLearner):
@@ -94,8 +107,9 @@ class LossLearner(KernelLearner):
         assert isinstance(model.distribution, (PortableCategorical, PortableGaussian))
         self._config, self._model, self._fresh = config, model, self.batches
         self._standardizes = algorithm.normalize_advantages
+        self._sequences = config.sequences or model.state_size > 0
         self._kernel, self._kind = KERNELS[type(config)], model.distribution.kind
-        self._gradients_of = gradients_of(self._kernel.loss)
+        self._gradients_of = gradients_of(self._kernel.loss, model.state_size > 0)
         self._network = Network.of(model, agent.flat)
         encoder = model.trunks[0].encoder
         assert isinstance(encoder, ObservationEncoder)
@@ -109,7 +123,7 @@ class LossLearner(KernelLearner):
     def _memory(self, agent: Agent, bootstraps: bool) -> _Items:
         config, kernel, discrete = self._config, self._kernel, not self._model.distribution.action_shape
         environments = agent.experiment.envs_per_shard
-        steps, columns = (config.rollout, environments) if config.sequences else (1, config.rollout * environments)
+        steps, columns = (config.rollout, environments) if self._sequences else (1, config.rollout * environments)
         assert agent.observation_space.shape is not None
         features, slots = int(np.prod(agent.observation_space.shape)), len(self._slots)
         size = 0 if discrete else self._model.distribution.action_shape[0]
@@ -120,6 +134,9 @@ class LossLearner(KernelLearner):
             np.zeros((slots, len(kernel.numbers), steps, columns), np.float32),
             np.zeros((slots, len(kernel.flags) + 1, steps, columns), np.bool_),
             np.zeros(slots, np.bool_),
+            np.zeros((slots, steps + bootstraps, columns, self._model.extra_features), np.float32),
+            np.zeros((slots, steps + bootstraps, columns), np.bool_),
+            np.zeros((slots, columns, self._model.state_size), np.float32),
         )
 
     def _begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
@@ -161,6 +178,11 @@ class LossLearner(KernelLearner):
         to.observations[...] = observed(encoder, cuts.whole.obs, whole=True).reshape(to.observations.shape)
         whole = cuts.items is None and not (encoder.layout.images or encoder.normalize)  # torch copies other slices
         to.strided[...] = whole and not encoder.layout.vector(cuts.whole.obs).is_contiguous()
+        to.starts[...] = cuts.whole.start.numpy().reshape(to.starts.shape)
+        if (extra := self._model.extra(cuts.whole.start, cuts.whole.prev_action, cuts.whole.prev_reward)) is not None:
+            to.extras[...] = extra.numpy()
+        if self._model.state_size:
+            to.states[...] = cuts.whole.state.numpy()
         held = to.actions if self._model.distribution.action_shape else to.choices
         held[...] = cuts.whole.action.numpy().reshape(held.shape)
         for name, x in zip(self._kernel.numbers, to.numbers, strict=True):

@@ -179,7 +179,7 @@ def _kernels(agent: Agent) -> type[Learner] | None:
 
     if not agent.has_kernels:
         return learner_with_kernels(agent)
-    return LossLearner if agent.experiment.algorithm.kernels_as_torch else PortableLearner
+    return LossLearner if agent.experiment.kernels_as_torch else PortableLearner
 
 
 def _numbers(algorithm: Algorithm[Any]) -> dict[str, str]:

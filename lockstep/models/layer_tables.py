@@ -16,6 +16,8 @@ from lockstep.kernels.convolution import places as places_of
 from lockstep.kernels.dense import COLUMNS, ELU, NO_IMAGE, NONE, RELU, TANH
 from lockstep.kernels.patches import cut_pixels
 from lockstep.kernels.q_networks import QNetwork
+from lockstep.kernels.recurrent import GRU, LSTM
+from lockstep.models import core as recurrent
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import PolicyModel
 from lockstep.models.encoders import ConvNet, DataEfficientCNN, MinAtarCNN, ObservationEncoder
@@ -24,6 +26,7 @@ from lockstep.models.observations import entry
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.q import NoisyLinear, QHead, QModel
 
+_INPUTS = "input", "hidden"
 ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
 """Numbers of activations, by name."""
 
@@ -112,6 +115,27 @@ def plain(model: QModel) -> bool:
     head, encoder = model.head, model.trunk.encoder
     linear = isinstance(head, QHead) and head.value is None and isinstance(head.advantage, nn.Linear)
     return linear and model.atoms is None and not model.quantiles and knows(encoder)
+
+
+def core_layers(modules: Mapping[str, nn.Module], ends: list[int], first: int, flat: FlatParameters) -> list[list[int]]:
+    """The rows of each trunk's core, as lockstep.kernels.memory has them: first those of all projections, then those of
+    the cores.
+
+    Args:
+        ends: the rows of the encoders' last layers.
+        first: the number of rows before.
+    """
+    projections, cores = list[list[int]](), list[list[int]]()
+    for trunk, end in enumerate(ends):
+        name = f"trunks.{trunk}.core"
+        core = modules[name]
+        assert isinstance(core, recurrent.RecurrentCore)
+        outputs, inputs = core.weight_input.shape
+        size, kind = core.out_features, LSTM if isinstance(core, recurrent.LSTM) else GRU
+        into, hidden = ([flat.offset(f"{name}.{part}_{of}") for part in ("weight", "bias")] for of in _INPUTS)
+        projections.append([*into, inputs, outputs, NONE, end, 0, *NO_IMAGE])
+        cores.append([*hidden, size, size, kind, first + trunk, 0, *NO_IMAGE])
+    return projections + cores
 
 
 def q_layers(model: QModel, flat: FlatParameters) -> np.ndarray:

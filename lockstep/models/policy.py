@@ -105,6 +105,8 @@ class StandardModel(PolicyModel):
         self.distribution, self.policy_columns = distribution, policy_columns
         self._encode = distribution.encode
         self.uses_previous, self.masked = uses_previous, masked
+        self.extra_features = distribution.encoded_size + 1 if uses_previous else 0
+        """E: how many numbers `extra` returns."""
         self.trunks = nn.ModuleList([policy_trunk] if value_trunk is None else [policy_trunk, value_trunk])
         self.state_sizes = [trunk.state_size for trunk in (policy_trunk, value_trunk) if trunk]
         self.state_size = sum(self.state_sizes)
@@ -119,7 +121,7 @@ class StandardModel(PolicyModel):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
-        extra = previous_features(self._encode, prev_action, prev_reward, start) if self.uses_previous else None
+        extra = self.extra(start, prev_action, prev_reward)
         allowed = allowed_actions(obs) if self.masked else None
         states = state.split(self.state_sizes, -1)
         results = [trunk(obs, start, s, extra) for trunk, s in zip(self.trunks, states, strict=True)]
@@ -128,6 +130,10 @@ class StandardModel(PolicyModel):
         if self.state_size:
             state = torch.cat([s for _, s in results], -1) if len(results) > 1 else results[0][1]
         return ModelOutput(params, value, results[0][0]), state
+
+    def extra(self, start: Tensor, prev_action: Tensor | None, prev_reward: Tensor | None) -> Tensor | None:
+        """Further inputs of the trunks, [T, B, E], if they take the previous action and reward."""
+        return previous_features(self._encode, prev_action, prev_reward, start) if self.uses_previous else None
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
         take_observation_statistics(self.trunks[0], mean, std, self.policy_columns)
@@ -171,8 +177,8 @@ class StandardModelConfig(AsymmetricConfig, TrunkConfig):
 
     @property
     def has_kernels(self) -> bool:
-        plain = self.core == "none" and not self.previous_action_reward and not self.squash
-        plain = plain and not self.critic_only
+        known = self.core in ("gru", "lstm") or (self.core == "none" and not self.previous_action_reward)
+        plain = known and not self.squash and not self.critic_only
         return type(self) is StandardModelConfig and plain and self.encoder in KERNEL_ENCODERS
 
     def check(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:

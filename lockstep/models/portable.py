@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.core.rng import stream
+from lockstep.kernels import memory, policies
 from lockstep.kernels import network as networks
-from lockstep.kernels import policies
 from lockstep.kernels.bound import ActionKernels, Bound, PolicyKernels
 from lockstep.kernels.dense import NONE
 from lockstep.kernels.initialize import orthogonal
-from lockstep.kernels.rollout import evaluate_raw
+from lockstep.kernels.rollout import evaluate_raw, evaluate_raw_with_memory
 from lockstep.kernels.sums import PARTS
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import Categorical
@@ -29,6 +29,7 @@ from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.gaussian import Gaussian
 from lockstep.models.layer_tables import (
     brightness,
+    core_layers,
     encoder_layers,
     knows,
     layer_row,
@@ -51,7 +52,11 @@ class PortableCategorical(Categorical):
         """The same functions for a rollout in one compiled call."""
         first = np.array([self.start], np.int64)
         return ActionKernels(
-            policies.sample_categorical, policies.log_prob_categorical, policies.send_categorical, first
+            policies.sample_categorical,
+            policies.log_prob_categorical,
+            policies.send_categorical,
+            policies.encode_categorical,
+            first,
         )
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
@@ -75,7 +80,13 @@ class PortableGaussian(Gaussian):
         if self.space.dtype not in (np.float32, np.float64):
             return None
         limits = np.stack([self.space.low.reshape(-1), self.space.high.reshape(-1)])
-        return ActionKernels(policies.sample_gaussian, policies.log_prob_gaussian, policies.send_gaussian, limits)
+        return ActionKernels(
+            policies.sample_gaussian,
+            policies.log_prob_gaussian,
+            policies.send_gaussian,
+            policies.encode_gaussian,
+            limits,
+        )
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         action = np.empty((*params.shape[:-1], self.size), np.float32)
@@ -138,6 +149,9 @@ class Network:
                 rows.append(layer_row(modules, name, activation, source, flat))
                 source = len(rows) - 1
             ends.append(source)
+        if model.state_size:
+            rows += core_layers(modules, ends, len(rows), flat)
+            ends = list(range(len(rows) - len(ends), len(rows)))
         rows.append(layer_row(modules, "policy_head.linear", NONE, ends[0], flat))
         rows.append(layer_row(modules, "value_head.linear", NONE, ends[-1], flat))
         free = model.policy_head.log_std is not None
@@ -189,7 +203,8 @@ class PortableModel(StandardModel):
         self.trunks, self.policy_head, self.value_head = model.trunks, model.policy_head, model.value_head
         self.distribution = self.policy_head.distribution = self.portable_distribution = distribution
         self.state_sizes, self.state_size = model.state_sizes, model.state_size
-        self.uses_previous, self.masked = model.uses_previous, model.masked
+        self.uses_previous, self.masked, self.extra_features = model.uses_previous, model.masked, model.extra_features
+        self._encode = distribution.encode
 
     def for_acting(self) -> PortableModel:
         return _Acting(self)
@@ -210,12 +225,15 @@ class _Acting(PortableModel):
         self._divides = model.as_torch and self._brightest != 1
         if self._divides:
             self._used = self._used.copy()
-            self.weights_changed()
+        self._panels = memory.hidden_panels(self._network.layers, self._used) if self.state_size else None
+        self.weights_changed()
 
     def weights_changed(self) -> None:
         if self._divides:
             self._used[:] = self._flat.vector.detach().numpy()
             networks.divide_by_brightness(self._network.layers, self._brightest, self._used)
+        if self._panels is not None:
+            self._panels[...] = memory.hidden_panels(self._network.layers, self._used)
 
     def kernels(self) -> PolicyKernels | None:
         actions, network, encoder = self.portable_distribution.kernels(), self._network, self._encoder
@@ -224,10 +242,12 @@ class _Acting(PortableModel):
         arguments = (
             *(network.layers, network.free_std, network.log_stds),
             self._used,
+            *(() if self._panels is None else (self._panels,)),
             *(encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip if normalizes(encoder) else 0)),
             np.float32(1) if self._divides else self._brightest,
         )
-        return PolicyKernels(Bound(evaluate_raw, arguments), actions)
+        evaluate = evaluate_raw_with_memory if self.state_size else evaluate_raw
+        return PolicyKernels(Bound(evaluate, arguments), self.extra_features, actions)
 
     def forward(
         self,
@@ -238,7 +258,15 @@ class _Acting(PortableModel):
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
         network, x = self._network, observed(self._encoder, obs, whole=self._divides)
-        policy, value, _ = networks.evaluate(network.layers, network.free_std, network.log_stds, self._used, x)
+        of_network = network.layers, network.free_std, network.log_stds, self._used
         leading = start.shape[:2]
+        if self._panels is not None:
+            given = self.extra(start, prev_action, prev_reward)
+            extra = np.zeros((len(x), 0), np.float32) if given is None else rows_of(given)
+            starts, after = start.contiguous().view(-1).numpy(), state.numpy().copy()
+            policy, value, _, _ = memory.evaluate(*of_network, self._panels, x, extra, leading[1], starts, after)
+            state = torch.from_numpy(after)
+        else:
+            policy, value, _ = networks.evaluate(*of_network, x)
         output = ModelOutput(torch.from_numpy(policy).view(*leading, -1), torch.from_numpy(value).view(leading))
         return output, state

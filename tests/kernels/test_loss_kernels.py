@@ -1,8 +1,8 @@
-"""The kernels of A2C, IMPALA and APPO have the bits of torch's replaced operations."""
+"""The kernels of A2C, IMPALA, APPO and recurrent PPO have the bits of torch's replaced operations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from lockstep import train
 from lockstep.agent import Agent
-from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyConfig
+from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyConfig, PPOConfig
 from lockstep.algorithms.onpolicy import Batch
 from lockstep.collectors.at_once import ShardRollout
+from lockstep.experiment import Experiment
 from lockstep.kernels.on_policy import gradients_of
 from lockstep.kernels.policies import CATEGORICAL, GAUSSIAN
 from lockstep.kernels.sums import add_up, column_sums, row_sums
@@ -28,17 +29,24 @@ from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.layer_tables import brightness
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel
-from lockstep.models.portable import Network
+from lockstep.models.portable import Network, with_kernels
 
 SEEN, PICTURE = spaces.Box(-np.inf, np.inf, (7,), np.float32), spaces.Box(0, 255, (3, 10, 9), np.uint8)
 MANY = spaces.Discrete(11)
 """More than a sum has parts."""
+SEPARATE = {"separate_value_network": True, "core_size": 8}
+PREVIOUS = {"model.core": "lstm", "model.previous_action_reward": True}
 SHARDS, STEPS, COLUMNS = 4, 5, 6
 CONFIGS: dict[str, OnPolicyConfig] = {
     "a2c": A2CConfig(),
     "impala": IMPALAConfig(vtrace_lambda=0.9, rho_clip=1.5, c_clip=0.8),
     "appo": APPOConfig(clip=0.3),
     "appo with value clip": APPOConfig(clip=0.3, value_clip=0.4, vtrace_lambda=0.9),
+}
+RECURRENT: dict[str, OnPolicyConfig] = {
+    **CONFIGS,
+    "ppo": PPOConfig(clip=0.3),
+    "ppo with value clip": PPOConfig(clip=0.3, value_clip=0.4),
 }
 HYPER = {"discount": 0.97, "value_coef": 0.7, "entropy_coef": 0.03, "clip": 0.3}
 
@@ -60,7 +68,8 @@ def build(space: spaces.Space[Any], **settings: Any) -> StandardModel:
 def batches(model: StandardModel, config: OnPolicyConfig) -> list[Batch]:
     """By shard: a rollout under a policy that is a little or very different, with invalid slots and both ends."""
     draw = torch.Generator().manual_seed(5)
-    steps, columns = (STEPS, COLUMNS) if config.sequences else (1, STEPS * COLUMNS)
+    size = model.state_size
+    steps, columns = (STEPS, COLUMNS) if config.sequences or size else (1, STEPS * COLUMNS)
     rows, shape = steps + config.build().bootstrap_inputs, (steps, columns)
 
     def chance(p: float) -> Tensor:
@@ -70,10 +79,17 @@ def batches(model: StandardModel, config: OnPolicyConfig) -> list[Batch]:
         obs = torch.randn(rows, columns, 7, generator=draw)
         if model.trunks[0].encoder.layout.images:  # type: ignore[union-attr]
             obs = torch.randint(256, (rows, columns, *PICTURE.shape), dtype=torch.uint8, generator=draw)
-        start = torch.zeros(rows, columns, dtype=torch.bool)
+        start = torch.rand(rows, columns, generator=draw) < (0.3 if size else 0)
+        state = torch.randn(columns, size, generator=draw)
         noise = torch.rand(*shape, model.distribution.noise_size, generator=draw)
+        prev_action, prev_reward = None, None
+        if model.uses_previous:
+            prev_reward = torch.randn(rows, columns, generator=draw)
+            prev_action = torch.randint(2, (rows, columns), generator=draw)
+            if model.distribution.action_shape:
+                prev_action = torch.randn(rows, columns, *model.distribution.action_shape, generator=draw)
         with torch.no_grad(), portable_operations():
-            output, _ = model(obs, start, torch.zeros(columns, 0))
+            output, _ = model(obs, start, state, prev_action, prev_reward)
             policy = output.policy[:steps]
             action = model.distribution.sample(policy, noise)
             log_prob = model.distribution.log_prob(policy, action)
@@ -83,9 +99,9 @@ def batches(model: StandardModel, config: OnPolicyConfig) -> list[Batch]:
         return Batch(
             obs=obs,
             start=start,
-            prev_action=None,
-            prev_reward=None,
-            state=torch.zeros(columns, 0),
+            prev_action=prev_action,
+            prev_reward=prev_reward,
+            state=state,
             action=action,
             reward=torch.randn(shape, generator=draw),
             log_prob=log_prob - difference,
@@ -106,7 +122,7 @@ def by_kernel(
     held: list[Batch],
     index: np.ndarray,
     flat: FlatParameters,
-    strided: tuple[bool, ...] = (False,) * SHARDS,
+    strided: Sequence[bool] = (False,) * SHARDS,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Each shard's gradient, count and sums of metrics; and the tree's sum of them."""
     kernel, network = KERNELS[type(config)], Network.of(model, flat)
@@ -127,11 +143,14 @@ def by_kernel(
         stacked(kernel.numbers),
         stacked((*kernel.flags, "valid")),
         np.array(strided),
+        np.stack([_extra(model, batch) for batch in held]),
+        np.stack([batch.start.numpy() for batch in held]),
+        np.stack([batch.state.numpy() for batch in held]),
     )
     tail = 1 + len(config.build().metric_names)
     out, joined = np.zeros((2, SHARDS, parameters.size + tail), np.float32)
     for to in (out, out, joined, joined):  # nothing of an earlier call remains
-        gradients_of(kernel.loss)(
+        gradients_of(kernel.loss, model.state_size > 0)(
             *(network.layers, CATEGORICAL if discrete else GAUSSIAN, network.free_std, network.log_stds, parameters),
             *(
                 np.float32(brightness(encoder)),
@@ -144,6 +163,11 @@ def by_kernel(
             ),
         )
     return out, joined[0]
+
+
+def _extra(model: StandardModel, batch: Batch) -> np.ndarray:
+    given = model.extra(batch.start, batch.prev_action, batch.prev_reward)
+    return np.zeros((*batch.start.shape, 0), np.float32) if given is None else given.numpy()
 
 
 def by_torch(
@@ -200,6 +224,34 @@ def test_gradients_and_metrics_are_those_of_torch_bit_by_bit(
     np.testing.assert_array_equal(joined.view(np.int32), out[0].view(np.int32))
 
 
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize(
+    ("space", "settings"),
+    [
+        (spaces.Discrete(5), {"core": "gru", "core_size": 10}),
+        (spaces.Box(-1, 1, (3,), np.float32), {"core": "lstm", "core_size": 40}),
+        (MANY, {"core": "lstm", "core_size": 7, "separate_value_network": True, "hidden_sizes": (17, 1)}),
+        (spaces.Box(-1, 1, (1,), np.float32), {"core": "gru", "core_size": 1, "separate_value_network": True}),
+        (spaces.Discrete(3), {"core": "gru", "core_size": 6, "encoder": "minatar", "dense_size": 7}),
+        (spaces.Discrete(2), {"core": "lstm", "core_size": 6, "previous_action_reward": True}),
+        (spaces.Box(-1, 1, (2,), np.float32), {**SEPARATE, "core": "gru", "previous_action_reward": True}),
+    ],
+)
+def test_gradients_through_time_are_those_of_torch_bit_by_bit(
+    name: str, space: spaces.Space[Any], settings: dict[str, Any]
+) -> None:
+    config, model = RECURRENT[name], build(space, **settings)
+    flat, held = FlatParameters(model, 1 + len(config.build().metric_names)), batches(model, config)
+    draw = np.random.default_rng(6)
+    index = np.stack([draw.permutation(COLUMNS)[:4] for _ in range(SHARDS)])
+    out, joined = by_kernel(model, config, held, index, flat)
+    for found, expected in zip(out, by_torch(model, config, held, index, flat), strict=True):
+        assert np.abs(expected[: flat.vector.numel()]).max() > 0.01
+        np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+    add_up(out, 0, out.shape[1])
+    np.testing.assert_array_equal(joined.view(np.int32), out[0].view(np.int32))
+
+
 @pytest.mark.parametrize("shards", [SHARDS, 2])
 def test_observations_between_others_are_added_up_as_torch_does(shards: int) -> None:
     """Whole rollouts of several shards that act together are not copied, and torch adds a layer's bias last there."""
@@ -223,24 +275,35 @@ def test_observations_between_others_are_added_up_as_torch_does(shards: int) -> 
         ("portable-minatar-impala-lag-1", {}),
         ("portable-pendulum-appo-lag-2", {}),
         ("portable-pendulum-appo-lag-2", {"algorithm.minibatches": 1, "scheme.acting_batch": 8}),
+        ("memory-gru-lag-2", {}),
+        ("portable-cartpole-lags", {"model.core": "lstm", "algorithm.target_kl": 1e-3}),
+        ("portable-cartpole-a2c", {"model.core": "gru", "model.separate_value_network": True}),
+        ("portable-minatar-impala-lag-1", {"model.core": "lstm"}),
+        ("portable-pendulum-appo-lag-2", {"model.core": "gru", "algorithm.minibatches": 1, "scheme.acting_batch": 8}),
+        ("memory-gru-lag-2", {"model.previous_action_reward": True}),
+        ("portable-pendulum-appo-lag-2", {**PREVIOUS, "env.reward_clip": True}),
+        ("portable-cartpole-a2c", {**PREVIOUS, "env.adapter": "gymnasium"}),
     ],
 )
 def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
     name: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = EXPERIMENTS[name]().replace(**changes)
+    experiment = EXPERIMENTS[name]().replace(precision="portable", **changes)
     assert Agent(experiment).has_kernels
     train(experiment, options=options(tmp_path / "kernels"))
-    monkeypatch.setattr(type(experiment.algorithm), "loss_has_kernel", False)
+    monkeypatch.setattr(Experiment, "has_kernels", False)
     assert not Agent(experiment).has_kernels
     train(experiment, options=options(tmp_path / "torch"))
     ledgers = [(tmp_path / run / "ledger.jsonl").read_bytes() for run in ("kernels", "torch")]
     assert ledgers[0] == ledgers[1]
 
 
-def test_whole_pixels_are_acted_on_step_by_step_as_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights that are divided for them follow every version."""
-    experiment = EXPERIMENTS["portable-minatar-impala-lag-1"]()
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_whole_pixels_are_acted_on_step_by_step_as_in_one_call(
+    core: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights that are divided for them follow every version, and the states of cores every episode."""
+    experiment = EXPERIMENTS["portable-minatar-impala-lag-1"]().replace(**{"model.core": core})
     at_once = train(experiment, options=options(tmp_path / "at-once"))
     monkeypatch.setattr(ShardRollout, "of", lambda *_: None)
     assert train(experiment, options=options(tmp_path / "by-step")).digest == at_once.digest
@@ -250,13 +313,38 @@ class OwnConfig(A2CConfig):
     """Of a user, whose loss may be another one."""
 
 
+@pytest.mark.parametrize("core", ["gru", "lstm"])
+@pytest.mark.parametrize("separate", [False, True])
+def test_acting_with_a_core_is_torchs_forward(core: str, separate: bool) -> None:
+    """Also over several steps, with episodes that start inside."""
+    model = build(spaces.Discrete(5), core=core, core_size=9, separate_value_network=separate)
+    draw = torch.Generator().manual_seed(7)
+    obs, start = torch.randn(4, 3, 7, generator=draw), torch.rand(4, 3, generator=draw) < 0.3
+    state = torch.randn(3, model.state_size, generator=draw)
+    before = state.clone()
+    with torch.no_grad(), portable_operations():
+        expected, expected_state = model(obs, start, state)
+    found, found_state = with_kernels(model, spaces.Discrete(5), None).for_acting()(obs, start, state)
+    assert torch.equal(found.policy, expected.policy)
+    assert torch.equal(found.value, expected.value)
+    assert torch.equal(found_state, expected_state)
+    assert torch.equal(state, before)
+
+
 def test_what_has_other_bits_is_left_to_torch() -> None:
-    """ELU's slope, sums over more than 8 numbers, subclasses, random network distillation."""
+    """ELU's slope, sums over more than 8 numbers, subclasses, random network distillation, other cores."""
     full = EXPERIMENTS["portable-cartpole-a2c"]()
     assert Agent(full).has_kernels
     assert not Agent(full.replace(**{"model.activation": "elu"})).has_kernels
     assert not full.replace(algorithm=OwnConfig()).has_kernels
     assert not full.replace(**{"algorithm.rnd.coef": 0.5}).has_kernels
+    assert not full.replace(**{"model.previous_action_reward": True}).has_kernels
+    recurrent = EXPERIMENTS["memory-gru-lag-2"]().replace(precision="portable")
+    assert Agent(recurrent).has_kernels
+    assert not recurrent.replace(**{"model.activation": "elu"}).has_kernels
+    assert not recurrent.replace(**{"algorithm.desired_kl": 0.01}).has_kernels
+    for core in ("mingru", "transformer"):
+        assert not recurrent.replace(**{"model.core": core}).has_kernels
     for size in (8, 9):
         model = full.build_model(SEEN, spaces.Box(-1, 1, (size,), np.float32))
         assert model.portable_operations is (size > 8)

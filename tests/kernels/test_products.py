@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lockstep.kernels.products import product, products
+from lockstep.kernels.products import panel_product, panels_of, product, products
 
 SHAPES = [
     (1, 1, 1),
@@ -46,6 +46,21 @@ def test_a_product_adds_term_by_term(shape: tuple[int, int, int], turned: tuple[
     )
     np.testing.assert_array_equal(c, expected)
     np.testing.assert_array_equal(wide[:, m:], around)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[1]])
+def test_panels_serve_several_products(shape: tuple[int, int, int], turned: bool) -> None:
+    (n, k, m), random = shape, np.random.default_rng(0)
+    b, bias = random.standard_normal((k, m), np.float32), random.standard_normal(m, np.float32)
+    held = np.asfortranarray(b) if turned else b
+    panels = panels_of(held.ctypes.data, *strides(held), k, m)
+    for rows in (n, 2 * n + 1):
+        a, wide = random.standard_normal((rows, k), np.float32), random.standard_normal((rows, m + 3), np.float32)
+        around = wide[:, m:].copy()
+        panel_product(a.ctypes.data, k, panels, bias.ctypes.data, 0, wide.ctypes.data, m + 3, rows, m)
+        np.testing.assert_array_equal(wide[:, :m], in_order(a, b, np.tile(bias, (rows, 1))))
+        np.testing.assert_array_equal(wide[:, m:], around)
 
 
 def test_several_products_may_share_a_matrix() -> None:

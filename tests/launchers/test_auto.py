@@ -76,6 +76,11 @@ def test_gradient_steps_of_kernels_are_shared_if_they_are_large() -> None:
     assert choose(small, 2).layout == Layout()
     assert choose(small, 2, tuned=Layout.parse("processes:2")).layout.processes == 2
     assert choose(large, 2).layout.processes == 2
+    recurrent = small.replace(**{"model.core": "lstm", "algorithm.minibatches": 2})  # 4 × 256 × (64 + 256) products
+    assert recurrent.has_kernels
+    assert choose(recurrent, 2).layout.processes == 2
+    tiny_core = recurrent.replace(**{"model.core_size": 4, "algorithm.minibatches": 1})
+    assert choose(tiny_core.replace(**{"model.hidden_sizes": (8, 8)}), 2).layout == Layout()
     in_python = small.replace(env=dataclasses.replace(small.env, adapter="gymnasium"))
     assert choose(in_python, 2).layout.processes == 2, "Python steps the environments"
     assert choose(small.replace(precision="fp32"), 2).layout.processes == 2, "torch computes for much longer"

@@ -1,0 +1,233 @@
+"""A policy and a value with cores between encoders and heads, with the bits of torch's replaced operations.
+
+Their table (lockstep.kernels.dense) has encoders first, then a layer for each core that projects its input, then the
+cores, then the heads. A projection's inputs are the features of its encoder, perhaps followed by extra ones. A core's
+row says where its hidden weights [G * H, H] and their biases are, its inputs and outputs are H, its activation is the
+kind of core, and its source is its projection.
+
+Samples, states and the letters S, T, n, N, R, H, G, K are those of lockstep.kernels.recurrent. Other letters: P
+parameters, L layers, C cores, D numbers of an observation, E extra features, W parameters of the distribution.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockstep.kernels.cache import compiled
+from lockstep.kernels.dense import (
+    ACTIVATION,
+    BIAS,
+    INPUTS,
+    NONE,
+    OUTPUTS,
+    SOURCE,
+    WEIGHT,
+    activations,
+    backward,
+    forward,
+)
+from lockstep.kernels.network import biases_in_parts, biases_last, by_free_std, heads_as_torch, outputs
+from lockstep.kernels.products import panels_of, product
+from lockstep.kernels.recurrent import KEPT, LSTM, gru, gru_back, lstm, lstm_back
+from lockstep.kernels.tiles import address
+
+
+@compiled
+def first_core(layers: np.ndarray) -> int:
+    """The row of the first core, or that of the policy's head."""
+    core = len(layers) - 2
+    while core > 0 and layers[core - 1, ACTIVATION] >= LSTM:
+        core -= 1
+    return core
+
+
+@compiled
+def hidden_panels(layers: np.ndarray, parameters: np.ndarray) -> np.ndarray:
+    """The hidden weights of each core as [H, G * H], in lockstep.kernels.products.panels_of. All cores are alike."""
+    core = first_core(layers)
+    size, wide = layers[core, OUTPUTS], layers[layers[core, SOURCE], OUTPUTS]
+    begin = address(parameters)
+    first = panels_of(begin + 4 * layers[core, WEIGHT], 1, size, size, wide)
+    count, _, width = first.shape
+    panels = np.empty((len(layers) - 2 - core, count, size, width), np.float32)
+    panels[0] = first
+    for place in range(1, len(panels)):
+        panels[place] = panels_of(begin + 4 * layers[core + place, WEIGHT], 1, size, size, wide)
+    return panels
+
+
+@compiled
+def _add_extra(layers: np.ndarray, row: int, parameters: np.ndarray, extra: np.ndarray, projected: np.ndarray) -> None:
+    """Add the products of extra features to a projection [N, G * H] of the others, which lie before them. The sum has
+    the order of one product."""
+    (n, more), wide, inputs = extra.shape, projected.shape[1], layers[row, INPUTS]
+    if more:
+        weight, to = address(parameters) + 4 * (layers[row, WEIGHT] + inputs - more), address(projected)
+        product(1, address(extra), more, 1, weight, 1, inputs, to, wide, to, wide, n, more, wide, False)
+
+
+@compiled
+def evaluate(
+    layers: np.ndarray,
+    free_std: int,
+    log_stds: int,
+    parameters: np.ndarray,
+    panels: np.ndarray,
+    x: np.ndarray,
+    extra: np.ndarray,
+    columns: int,
+    start: np.ndarray,
+    state: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Evaluate policy and value.
+
+    Args:
+        layers, free_std, log_stds, parameters: see lockstep.kernels.network.evaluate.
+        panels: what hidden_panels returns.
+        x: normalized observations, float32 [N, D].
+        extra: further inputs of the cores, float32 [N, E].
+        columns: n.
+        start: bool [N]: where states are zeroed before the step.
+        state: float32 [R, K of all cores], before the first step. That after the last step is written there.
+
+    Returns:
+        The policy's parameters [N, W], values [N], and what differentiate needs: scratch and kept.
+    """
+    samples, heads, core = len(x), len(layers) - 2, first_core(layers)
+    size = layers[core, OUTPUTS]
+    steps = samples // len(state)
+    scratch = np.empty(samples * layers[:, OUTPUTS].sum(), np.float32)
+    kept = np.empty((heads - core, KEPT, samples, size), np.float32)
+    forward(parameters, layers[:core], x, scratch, 0)
+    numbers = state.shape[1] // (heads - core)
+    for row in range(core, heads):
+        place, source = row - core, layers[row, SOURCE]
+        wide, begin = layers[source, OUTPUTS], layers[row, BIAS]
+        bias, own = parameters[begin : begin + wide], state[:, place * numbers : (place + 1) * numbers]
+        gates, h = activations(scratch, layers, samples, source), activations(scratch, layers, samples, row)
+        _add_extra(layers, source, parameters, extra, gates)
+        if layers[row, ACTIVATION] == LSTM:
+            lstm(panels[place], bias, steps, columns, start, own, gates, h, kept[place])
+        else:
+            gru(panels[place], bias, steps, columns, start, own, gates, h, kept[place])
+    forward(parameters, layers, x, scratch, heads)
+    policy, value = outputs(layers, free_std, log_stds, parameters, samples, scratch)
+    return policy, value, scratch, kept
+
+
+@compiled
+def evaluate_as_torch(
+    layers: np.ndarray,
+    free_std: int,
+    log_stds: int,
+    parameters: np.ndarray,
+    x: np.ndarray,
+    strided: bool,
+    extra: np.ndarray,
+    columns: int,
+    start: np.ndarray,
+    state: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The same; if x is strided, its dense layers add their bias last."""
+    if strided:
+        layers, parameters, x = biases_last(layers, parameters, x)
+    panels = hidden_panels(layers, parameters)
+    return evaluate(layers, free_std, log_stds, parameters, panels, x, extra, columns, start, state)
+
+
+@compiled
+def _differentiate_core(
+    layers: np.ndarray,
+    row: int,
+    parameters: np.ndarray,
+    steps: int,
+    columns: int,
+    start: np.ndarray,
+    scratch: np.ndarray,
+    kept: np.ndarray,
+    gradients: np.ndarray,
+    gradient: np.ndarray,
+    joined: bool,
+) -> None:
+    """Write each slice's gradient by a core's hidden weights and biases, and to gradients that by its projection, given
+    there that by its outputs."""
+    source, size, samples = layers[row, SOURCE], layers[row, OUTPUTS], len(start)
+    wide = layers[source, OUTPUTS]
+    gates, by_h = activations(scratch, layers, samples, source), activations(gradients, layers, samples, row)
+    by_projected = activations(gradients, layers, samples, source)
+    panels = panels_of(address(parameters) + 4 * layers[row, WEIGHT], size, 1, wide, size)
+    delta = by_projected
+    if layers[row, ACTIVATION] == LSTM:
+        lstm_back(panels, steps, columns, start, gates, kept, by_h, by_projected)
+    else:
+        delta = np.empty_like(by_projected)
+        gru_back(panels, steps, columns, start, gates, kept, by_h, by_projected, delta)
+    hidden = layers[row : row + 1].copy()
+    hidden[0, OUTPUTS], hidden[0, ACTIVATION], hidden[0, SOURCE] = wide, NONE, -1
+    h_tm1, flat = kept[0], gates.reshape(gates.size)
+    backward(parameters, hidden, h_tm1, flat, delta.reshape(delta.size), gradient, True, joined, h_tm1[:0])
+
+
+@compiled
+def _differentiate_projection(
+    layers: np.ndarray,
+    row: int,
+    parameters: np.ndarray,
+    extra: np.ndarray,
+    scratch: np.ndarray,
+    gradients: np.ndarray,
+    gradient: np.ndarray,
+    joined: bool,
+) -> None:
+    """Write each slice's gradient by a projection's weights and biases, and to gradients that by its encoder."""
+    (samples, more), source = extra.shape, layers[row, SOURCE]
+    to = activations(gradients, layers, samples, source)
+    features = to.shape[1]
+    below = activations(scratch, layers, samples, source)
+    if more:
+        encoded = below
+        below = np.empty((samples, features + more), np.float32)
+        for i in range(samples):
+            for j in range(features):
+                below[i, j] = encoded[i, j]
+            for j in range(more):
+                below[i, features + j] = extra[i, j]
+    alone = layers[row : row + 1].copy()
+    alone[0, SOURCE] = -1
+    y, grad = activations(scratch, layers, samples, row), activations(gradients, layers, samples, row)
+    by_below = np.empty_like(below)
+    backward(parameters, alone, below, y.reshape(y.size), grad.reshape(y.size), gradient, True, joined, by_below)
+    for i in range(samples):
+        for j in range(features):
+            to[i, j] = by_below[i, j]
+
+
+@compiled
+def differentiate_as_torch(
+    layers: np.ndarray,
+    free_std: int,
+    parameters: np.ndarray,
+    x: np.ndarray,
+    extra: np.ndarray,
+    scratch: np.ndarray,
+    kept: np.ndarray,
+    columns: int,
+    start: np.ndarray,
+    by_policy: np.ndarray,
+    by_value: np.ndarray,
+    gradient: np.ndarray,
+    joined: bool,
+) -> None:
+    """As lockstep.kernels.network.differentiate_as_torch, which says what is written."""
+    samples, heads, core, gradients = len(x), len(layers) - 2, first_core(layers), np.empty_like(scratch)
+    steps = samples // (columns * len(gradient))
+    heads_as_torch(layers, parameters, samples, scratch, by_policy, by_value, gradients, gradient, joined)
+    for row in range(core, heads):
+        of_core = row, parameters, steps, columns, start, scratch, kept[row - core]
+        _differentiate_core(layers, *of_core, gradients, gradient, joined)
+        _differentiate_projection(layers, layers[row, SOURCE], parameters, extra, scratch, gradients, gradient, joined)
+    first = 2 * core - heads  # each core has a projection
+    size = samples * layers[:first, OUTPUTS].sum()
+    backward(parameters, layers[:first], x, scratch[:size], gradients[:size], gradient, True, joined, x[:0])
+    biases_in_parts(layers, samples, gradients, gradient, joined)
+    by_free_std(free_std, layers[heads, OUTPUTS], parameters, by_policy, gradient, joined)
