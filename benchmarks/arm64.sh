@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Portable digests on a 64-bit ARM that QEMU emulates, beside those that every other machine has (tests/portable.json).
 #
-#     benchmarks/arm64.sh [NAME ...]       # e.g. portable-cartpole-lags, which is the default; all of them take hours
+#     benchmarks/arm64.sh [NAME ...]       # e.g. portable-cartpole-lags, which is the default
 #
 # It needs an x86-64 Debian or Ubuntu with apt-get, dpkg, unzip, and lockstep's environment in .venv. Nothing is
 # installed: Debian's Python for ARM, QEMU and the wheels go into $LOCKSTEP_ARM64 (default: ~/.cache/lockstep/arm64).
