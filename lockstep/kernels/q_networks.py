@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.dense import BIAS, INPUTS, OUTPUTS, WEIGHT, activations, backward, evaluate, shared_by
+from lockstep.kernels.dense import BIAS, INPUTS, WEIGHT, activations, backward, evaluate, rows_of_weights
 from lockstep.kernels.math import ndtri
 from lockstep.kernels.network import biases_in_parts, divide_by_brightness
 from lockstep.kernels.policies import exponentials, log_softmax, within
@@ -53,7 +53,7 @@ def _copy_layers(layers: np.ndarray, parameters: np.ndarray, used: np.ndarray) -
     """Copy the layers' weights and biases [P]."""
     for layer in range(len(layers)):
         weight, bias = layers[layer, WEIGHT], layers[layer, BIAS]
-        outputs = layers[layer, OUTPUTS] // shared_by(layers, layer)
+        outputs = rows_of_weights(layers, layer)
         for i in range(weight, weight + outputs * layers[layer, INPUTS]):
             used[i] = parameters[i]
         for i in range(bias, bias + outputs):
