@@ -143,6 +143,16 @@ def describe(
 
 
 @compiled
+def mean_returns(p: np.ndarray, atoms: np.ndarray, out: np.ndarray) -> None:
+    """Write the mean of each distribution over the atoms [K]: probabilities [n, K] -> [n]"""
+    weighted = np.empty_like(p)
+    for i in range(len(p)):
+        for k in range(len(atoms)):
+            weighted[i, k] = p[i, k] * atoms[k]
+    row_sums(weighted, out)
+
+
+@compiled
 def expected(atoms: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """The expected returns [n, A] of what describe returned [n, A, K]."""
     n, actions, kinds = numbers.shape
@@ -154,11 +164,7 @@ def expected(atoms: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     p = np.empty_like(rows)
     log_softmax(rows, p)
     exponentials(p, p)
-    for i in range(len(p)):
-        of = p[i]
-        for k in range(kinds):
-            of[k] *= atoms[k]
-    row_sums(p, out.reshape(n * actions))
+    mean_returns(p, atoms, out.reshape(n * actions))
     return out
 
 

@@ -13,7 +13,15 @@ from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import log
 from lockstep.kernels.policies import exponentials, log_softmax
 from lockstep.kernels.q_learning import DQN_SUMS, best
-from lockstep.kernels.q_networks import QNetwork, describe, differentiate, disturb, expected, scale_noise
+from lockstep.kernels.q_networks import (
+    QNetwork,
+    describe,
+    differentiate,
+    disturb,
+    expected,
+    mean_returns,
+    scale_noise,
+)
 from lockstep.kernels.sums import add_up, row_sums
 
 _ZERO, _HALF, _ONE = map(np.float32, (0, 0.5, 1))
@@ -52,16 +60,6 @@ def project(p: np.ndarray, reward: np.ndarray, discount: np.ndarray, atoms: np.n
 
 
 @compiled
-def _mean_returns(p: np.ndarray, atoms: np.ndarray, out: np.ndarray) -> None:
-    """[n, K] -> [n]"""
-    weighted = np.empty_like(p)
-    for i in range(len(p)):
-        for k in range(len(atoms)):
-            weighted[i, k] = p[i, k] * atoms[k]
-    row_sums(weighted, out)
-
-
-@compiled
 def _learn_distributions(
     log_p: np.ndarray,
     target: np.ndarray,
@@ -85,8 +83,8 @@ def _learn_distributions(
             x = target[i, k]
             terms_of_atoms[i, k] = x * log(x) if x != _ZERO else _ZERO
     row_sums(terms_of_atoms, priority)
-    _mean_returns(p, atoms, terms[1])
-    _mean_returns(target, atoms, terms[2])
+    mean_returns(p, atoms, terms[1])
+    mean_returns(target, atoms, terms[2])
     for i in range(n):
         priority[i] = -cross[i] + priority[i]
         terms[0, i] = weight[i] * priority[i]
