@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import log
 from lockstep.kernels.policies import exponentials, log_softmax
-from lockstep.kernels.q_learning import DQN_SUMS, best
+from lockstep.kernels.q_learning import DQN_SUMS, best, huber
 from lockstep.kernels.q_networks import (
     QNetwork,
     describe,
@@ -24,7 +24,7 @@ from lockstep.kernels.q_networks import (
 )
 from lockstep.kernels.sums import add_up, row_sums
 
-_ZERO, _HALF, _ONE = map(np.float32, (0, 0.5, 1))
+_ZERO, _ONE = map(np.float32, (0, 1))
 
 
 @compiled
@@ -109,12 +109,11 @@ def _learn_means(
     """The Huber loss: values and targets [n] -> as for _learn_distributions, with one number for each action."""
     for i in range(len(value)):
         error = value[i] - target[i]
-        distance = abs(error)
-        huber = _HALF * distance * distance if distance < _ONE else distance - _HALF
-        by_numbers[i, 0] = min(max(error, -_ONE), _ONE) * weight[i]
-        priority[i] = distance
-        terms[0, i] = weight[i] * huber
-        terms[1, i], terms[2, i], terms[3, i] = value[i], target[i], distance
+        loss, slope = huber(error)
+        by_numbers[i, 0] = slope * weight[i]
+        priority[i] = abs(error)
+        terms[0, i] = weight[i] * loss
+        terms[1, i], terms[2, i], terms[3, i] = value[i], target[i], priority[i]
 
 
 @compiled
