@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lockstep.envs.doom.actions import TURN
 from lockstep.envs.doom.engine import PATIENCE, Engine, EngineError
 
 _ATTEMPTS = 5
-_TURN = "TURN_LEFT_RIGHT_DELTA"
 _QUARTER = 90.0
 """Degrees of a turn that the game can undo without rounding."""
 _WARM_UP = 10
@@ -45,7 +45,7 @@ def connected(make: Callable[[int], Engine], buttons: Sequence[str], angle: int,
         host, guest = make(0), make(1)
         try:
             _connect(host, guest, _free_port(), respawn)
-            _check_delay(host, guest, [_QUARTER * (button == _TURN) for button in buttons], angle)
+            _check_delay(host, guest, [_QUARTER * (button == TURN) for button in buttons], angle)
             return [host, guest]
         except BaseException as error:
             host.close()
