@@ -80,6 +80,9 @@ class Rules:
             value = getattr(self, name)
             if not isinstance(value, int) or not least <= value <= highest:
                 raise SettingsError(f"env.options.{name}={value!r} must be a whole number from {least} to {highest}.")
+        for name in ("measurements", "shaping"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise SettingsError(f"env.options.{name}={value!r} must be true or false.")
         if self.wad and not Path(self.wad).is_file():
             raise SettingsError(f"env.options.wad={self.wad}: there is no such file. Name a WAD file with Doom maps.")
         if not str(self.map).isalnum():
