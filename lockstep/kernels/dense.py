@@ -23,10 +23,10 @@ WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED, KERNEL, STRIDE, CHANN
 """Columns of a table of layers, int64 [L, 12]: where weights and biases [M] begin among the parameters, the layer's
 size, which activation follows it, the earlier layer whose output it takes, -1 for x, and how its weights lie: 0 as
 [M, K], 1 as [K, M]. The last five are 0 unless the layer is a convolution. Then K are the numbers of a patch, and M
-those of all places. A stride of 1 belongs to a convolution of x (lockstep.kernels.convolution). Any other one is the
-kernel's size (lockstep.kernels.patches), and x must have been cut into patches for it."""
+those of all places. With a stride of 1, the layer convolves x (lockstep.kernels.convolution). Any other stride is the
+kernel's size (lockstep.kernels.patches); such a layer of x takes patches."""
 COLUMNS = 12
-"""How many."""
+"""How many columns a table of layers has."""
 NO_IMAGE = (0, 0, 0, 0, 0)
 """The last columns of a dense layer."""
 NONE, TANH, RELU, ELU = range(4)

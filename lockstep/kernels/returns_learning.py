@@ -29,7 +29,7 @@ _ZERO, _ONE = map(np.float32, (0, 1))
 
 @compiled
 def _log_probabilities(numbers: np.ndarray, action: np.ndarray) -> np.ndarray:
-    """Those of the atoms of actions [n]: logits [n, A, K] -> [n, K]"""
+    """The log-probabilities of the chosen actions' atoms: logits [n, A, K] and actions [n] -> [n, K]"""
     n, _, kinds = numbers.shape
     chosen = np.empty((n, kinds), np.float32)
     for i in range(n):
@@ -42,8 +42,8 @@ def _log_probabilities(numbers: np.ndarray, action: np.ndarray) -> np.ndarray:
 
 @compiled
 def project(p: np.ndarray, reward: np.ndarray, discount: np.ndarray, atoms: np.ndarray, out: np.ndarray) -> None:
-    """Write the projection of distributions over reward + discount * atoms onto the atoms, as lockstep.algorithms.dqn
-    does: p [n, K], reward and discount [n] -> [n, K]"""
+    """Write the projection of distributions over reward + discount * atoms onto the atoms (Bellemare et al. 2017,
+    arXiv:1707.06887, algorithm 1), as lockstep.algorithms.dqn does: p [n, K], reward and discount [n] -> [n, K]"""
     kinds = len(atoms)
     step = (atoms[kinds - 1] - atoms[0]) / np.float32(kinds - 1)
     places = np.empty(kinds, np.float32)
@@ -69,8 +69,8 @@ def _learn_distributions(
     terms: np.ndarray,
     priority: np.ndarray,
 ) -> None:
-    """The cross-entropy without the target's entropy: log-probabilities and the target's probabilities [n, K] -> the
-    gradient by logits [n, K], each item's part in the metrics [DQN_SUMS, n], and priorities [n]."""
+    """Learn by the cross-entropy minus the target's entropy: log-probabilities and the target's probabilities [n, K] ->
+    the gradient by logits [n, K], each item's part in the metrics [DQN_SUMS, n], and priorities [n]."""
     n, kinds = log_p.shape
     p, terms_of_atoms, cross = np.empty_like(log_p), np.empty_like(log_p), np.empty(n, np.float32)
     exponentials(log_p, p)
@@ -106,7 +106,7 @@ def _learn_means(
     terms: np.ndarray,
     priority: np.ndarray,
 ) -> None:
-    """The Huber loss: values and targets [n] -> as for _learn_distributions, with one number for each action."""
+    """Learn by the Huber loss: values and targets [n] -> as for _learn_distributions, with one number per action."""
     for i in range(len(value)):
         error = value[i] - target[i]
         loss, slope = huber(error)

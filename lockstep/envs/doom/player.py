@@ -136,17 +136,17 @@ class Player:
         )
         self.action_space = spaces.MultiDiscrete(self._actions.sizes)
         self.picture = np.zeros((3, HEIGHT, WIDTH), np.uint8)
-        """As drawn last."""
+        """The picture that was drawn last, uint8 [3, HEIGHT, WIDTH]."""
         self.now: dict[str, float] = {}
         """The variables' last values."""
 
     def begin(self, picture: np.ndarray, numbers: np.ndarray) -> None:
-        """Begin an episode, of which this is the first look."""
+        """Begin an episode. Arguments are those of `see`."""
         self._see(picture, numbers)
         self._shaping.begin(self.now)
 
     def see(self, picture: np.ndarray, numbers: np.ndarray) -> float:
-        """Take the look after a step; return the step's shaped reward.
+        """Take what the engine shows after a step; return the step's shaped reward.
 
         Args:
             picture: uint8 [3, HEIGHT, WIDTH]
@@ -163,7 +163,7 @@ class Player:
         return self._actions.buttons(np.asarray(choices)[None])[0].tolist()
 
     def observation(self) -> Any:
-        """Of observation_space."""
+        """What the player observes, in observation_space."""
         image = self._scale(self.picture)
         if not self._rules.measurements:
             return image

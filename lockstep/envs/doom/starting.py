@@ -62,7 +62,7 @@ def check_memory(games: int) -> None:
 
 
 def _home() -> str:
-    """One folder for all engines of a user. It stays behind empty, but only one does."""
+    """One folder for all engines of a user. It is empty, and stays when they have ended."""
     home = Path(tempfile.gettempdir(), f"lockstep-vizdoom-{os.getuid()}")
     home.mkdir(mode=0o700, exist_ok=True)
     return str(home)
