@@ -1,4 +1,4 @@
-"""One engine of the package `vizdoom` (extra `vizdoom`), by which one player takes part in a match on this machine."""
+"""One player's engine in a match on this machine, from the package `vizdoom` (extra `vizdoom`)."""
 
 from __future__ import annotations
 
