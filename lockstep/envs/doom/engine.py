@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ class Engine:
     def __init__(
         self, name: str, wad: str, level: str, seed: int, buttons: Sequence[str], variables: Sequence[str]
     ) -> None:
-        import vizdoom
-
+        # Where the package is not installed, type checkers would take it for lockstep.envs.vizdoom.
+        vizdoom: Any = import_module("vizdoom")
         self.name = name
         self._marks = tempfile.TemporaryDirectory(prefix="lockstep-vizdoom-")
         self._folder = Path(self._marks.name)
