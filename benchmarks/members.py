@@ -12,7 +12,6 @@ begin and end together. Sample Factory's Table A.3 (Petrenko et al. 2020, arXiv:
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import functools
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from other_systems.rounds import interleave, table
 
 from lockstep.config.layout import Layout
+from lockstep.config.settings import parse_options
 from lockstep.experiment import Experiment
 from lockstep.launchers.auto import chosen
 from lockstep.recipes import RECIPES
@@ -53,9 +53,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="for each row in each round")
     given = parser.parse_args()
-    words = dict(word.split("=", 1) for word in given.settings)
-    values = {name: ast.literal_eval(text) if text[:1].isdigit() else text for name, text in words.items()}
-    experiment = RECIPES[given.recipe]().replace(**values)
+    experiment = RECIPES[given.recipe]().replace(**parse_options(given.settings))
     rows: dict[str, Callable[[], float]] = {}
     with contextlib.ExitStack() as stack:
         for members in given.members:

@@ -118,7 +118,7 @@ class DQN(OffPolicy[DQNConfigT]):
 
     metric_names = ("loss/value", "value/mean", "value/target", "value/error")
     _spread: tuple[Any, Tensor] | None = None
-    """By which numbers environments explored last, and what that was."""
+    """The last arguments of the numbers by which environments explore, and these numbers: they rarely change."""
 
     def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
         """Huber loss of the expected return, cross-entropy of atoms, or quantile regression, summed over items."""

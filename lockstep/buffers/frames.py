@@ -126,8 +126,8 @@ class StackedFrames(Ring):
     def _begin(
         self, goes_on: Tensor, age: Tensor, beginning: Tensor, obs: Tensor, source: Tensor, arrivals: Arrivals
     ) -> tuple[Tensor, Tensor, int]:
-        """Keep the stacks aside with which episodes begin, those that do not go on [T, B]. Returns the ages and
-        beginnings [T, B] of all steps, given what they would be without these, and where the next stack is kept."""
+        """Keep aside the stacks with which episodes begin: those that do not go on [T, B]. The ages and beginnings
+        [T, B] are given as if there were none. Returns the true ones, and where the next stack is kept."""
         steps, (puts, next_place) = len(self._frames), self._counts.tolist()
         t, environment = (~goes_on).nonzero(as_tuple=True)
         places = (next_place + torch.arange(len(t))) % len(self._aside)

@@ -157,8 +157,8 @@ class ActingBatch:
         self._open.buffer.whole.start[-1] = True
 
     def begin(self, lap: int) -> None:
-        """Copy the last step of the previous rollout into the first of this one, and draw its random numbers. In
-        portable arithmetic, only what computes needs its operations: they cost time."""
+        """Copy the last step of the previous rollout into the first of this one, and draw its random numbers. Only
+        what computes enters portable arithmetic, whose operations take time."""
         before, self._open, self.received = self._open, self._buffers[lap % len(self._buffers)], 0
         buffer = self._open.buffer
         self.rollouts = buffer.shards

@@ -23,10 +23,10 @@ WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED, KERNEL, STRIDE, CHANN
 """Columns of a table of layers, int64 [L, 12]: where weights and biases [M] begin among the parameters, the layer's
 size, which activation follows it, the earlier layer whose output it takes, -1 for x, and how its weights lie: 0 as
 [M, K], 1 as [K, M]. The last five are 0 unless the layer is a convolution. Then K are the numbers of a patch, and M
-those of all places. A stride of 1 belongs to a convolution of x (lockstep.kernels.convolution). Any other one is the
-kernel's size (lockstep.kernels.patches), and x must have been cut into patches for it."""
+those of all places. With a stride of 1, the layer convolves x (lockstep.kernels.convolution). Any other stride is the
+kernel's size (lockstep.kernels.patches); such a layer of x takes patches."""
 COLUMNS = 12
-"""How many."""
+"""How many columns a table of layers has."""
 NO_IMAGE = (0, 0, 0, 0, 0)
 """The last columns of a dense layer."""
 NONE, TANH, RELU, ELU = range(4)
@@ -43,16 +43,16 @@ def weights(parameters: np.ndarray, layers: np.ndarray, layer: int) -> tuple[int
 
 
 @compiled
-def shared_by(layers: np.ndarray, layer: int) -> int:
+def _shared_by(layers: np.ndarray, layer: int) -> int:
     """How many outputs of a layer share a weight."""
     kernel, stride, _, height, width = layers[layer, KERNEL:]
     return places(height, width, kernel, stride) if kernel else 1
 
 
 @compiled
-def _rows_of_weights(layers: np.ndarray, layer: int) -> int:
+def rows_of_weights(layers: np.ndarray, layer: int) -> int:
     """How many rows of weights, with a bias each, a layer has. The places of a convolution share them."""
-    return layers[layer, OUTPUTS] // shared_by(layers, layer)
+    return layers[layer, OUTPUTS] // _shared_by(layers, layer)
 
 
 @compiled
@@ -156,7 +156,7 @@ def _by_parameters(
     (samples, k), m, slices, fresh = below.shape, grad.shape[1], len(gradient), len(zeros) > 0
     n, begin, to = samples // slices, layers[layer, BIAS], weights(gradient, layers, layer)[0]
     kernel, stride, channels, height, width = layers[layer, KERNEL:]
-    shared, outputs = shared_by(layers, layer), _rows_of_weights(layers, layer)
+    shared, outputs = _shared_by(layers, layer), rows_of_weights(layers, layer)
     for s in range(slices):
         by_bias = gradient[s, begin : begin + outputs]
         if fresh:
@@ -192,7 +192,7 @@ def clear(layers: np.ndarray, gradient: np.ndarray) -> None:
     """Set the gradients by all weights and biases to 0 in gradient [P or more]."""
     for layer in range(len(layers)):
         weight, bias = layers[layer, WEIGHT], layers[layer, BIAS]
-        outputs = _rows_of_weights(layers, layer)
+        outputs = rows_of_weights(layers, layer)
         gradient[weight : weight + layers[layer, INPUTS] * outputs] = 0
         gradient[bias : bias + outputs] = 0
 
@@ -249,7 +249,7 @@ def backward(
             begin, end = s * samples // len(gradient), (s + at_once) * samples // len(gradient)
             _by_parameters(layers, layer, below[begin:end], grad[begin:end], none, gradient[s : s + at_once])
         if joined and layers[layer, KERNEL]:
-            weight, bias, outputs = layers[layer, WEIGHT], layers[layer, BIAS], _rows_of_weights(layers, layer)
+            weight, bias, outputs = layers[layer, WEIGHT], layers[layer, BIAS], rows_of_weights(layers, layer)
             add_up(gradient, weight, weight + layers[layer, INPUTS] * outputs)
             add_up(gradient, bias, bias + outputs)
         of_below = activations(gradients, layers, samples, source) if source >= 0 else by_x

@@ -122,7 +122,8 @@ def impala_loss(
 def _clipped(
     advantage: np.float32, ratio: np.float32, low: np.float32, high: np.float32, counts: bool
 ) -> tuple[np.float32, np.float32]:
-    """The clipped surrogate, and the gradient of the loss by the ratio."""
+    """The clipped surrogate (Schulman et al. 2017, arXiv:1707.06347, equation 7), and the gradient of the loss by the
+    ratio."""
     held_ratio = min(max(ratio, low), high)
     free, held = ratio * advantage, held_ratio * advantage
     # Where both are equal, torch gives each half of the gradient.

@@ -1,9 +1,9 @@
 """A policy and a value with cores between encoders and heads, with the bits of torch's replaced operations.
 
-Their table (lockstep.kernels.dense) has encoders first, then a layer for each core that projects its input, then the
-cores, then the heads. A projection's inputs are the features of its encoder, perhaps followed by extra ones. A core's
-row says where its hidden weights [G * H, H] and their biases are, its inputs and outputs are H, its activation is the
-kind of core, and its source is its projection.
+Their table (lockstep.kernels.dense) has the encoders first, then a projection of each core's input, then the cores, and
+then the heads. A projection takes the features of its encoder, which extra features may follow. A core's row says where
+its hidden weights [G * H, H] and biases [G * H] begin. Its inputs and outputs are H, its activation is the core's kind,
+and its source is its projection.
 
 Samples, states and the letters S, T, n, N, R, H, G, K are those of lockstep.kernels.recurrent. Other letters: P
 parameters, L layers, C cores, D numbers of an observation, E extra features, W parameters of the distribution.
@@ -34,7 +34,7 @@ from lockstep.kernels.tiles import address
 
 @compiled
 def first_core(layers: np.ndarray) -> int:
-    """The row of the first core, or that of the policy's head."""
+    """The row of the first core, or of the policy's head if there is no core."""
     core = len(layers) - 2
     while core > 0 and layers[core - 1, ACTIVATION] >= LSTM:
         core -= 1
@@ -43,7 +43,8 @@ def first_core(layers: np.ndarray) -> int:
 
 @compiled
 def hidden_panels(layers: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-    """The hidden weights of each core as [H, G * H], in lockstep.kernels.products.panels_of. All cores are alike."""
+    """The hidden weights of each core as [H, G * H], in the order of lockstep.kernels.products.panels_of: float32
+    [C, panels, H, columns of a tile]. All cores have the same kind and size."""
     core = first_core(layers)
     size, wide = layers[core, OUTPUTS], layers[layers[core, SOURCE], OUTPUTS]
     begin = address(parameters)
@@ -58,8 +59,8 @@ def hidden_panels(layers: np.ndarray, parameters: np.ndarray) -> np.ndarray:
 
 @compiled
 def _add_extra(layers: np.ndarray, row: int, parameters: np.ndarray, extra: np.ndarray, projected: np.ndarray) -> None:
-    """Add the products of extra features to a projection [N, G * H] of the others, which lie before them. The sum has
-    the order of one product."""
+    """Add the products of extra features [N, E] to a projection [N, G * H] of the features before them. The sum has
+    the order of one product of all features."""
     (n, more), wide, inputs = extra.shape, projected.shape[1], layers[row, INPUTS]
     if more:
         weight, to = address(parameters) + 4 * (layers[row, WEIGHT] + inputs - more), address(projected)
@@ -88,7 +89,7 @@ def evaluate(
         extra: further inputs of the cores, float32 [N, E].
         columns: n.
         start: bool [N]: where states are zeroed before the step.
-        state: float32 [R, K of all cores], before the first step. That after the last step is written there.
+        state: float32 [R, K of all cores], before the first step. It is replaced by that after the last step.
 
     Returns:
         The policy's parameters [N, W], values [N], and what differentiate needs: scratch and kept.
@@ -128,7 +129,7 @@ def evaluate_as_torch(
     start: np.ndarray,
     state: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The same; if x is strided, its dense layers add their bias last."""
+    """As evaluate, but if x is strided, its dense layers add their bias last."""
     if strided:
         layers, parameters, x = biases_last(layers, parameters, x)
     panels = hidden_panels(layers, parameters)
@@ -149,8 +150,8 @@ def _differentiate_core(
     gradient: np.ndarray,
     joined: bool,
 ) -> None:
-    """Write each slice's gradient by a core's hidden weights and biases, and to gradients that by its projection, given
-    there that by its outputs."""
+    """Write each slice's gradient by a core's hidden weights and biases. Of gradients, take the gradient by the core's
+    outputs, and write that by its projection."""
     source, size, samples = layers[row, SOURCE], layers[row, OUTPUTS], len(start)
     wide = layers[source, OUTPUTS]
     gates, by_h = activations(scratch, layers, samples, source), activations(gradients, layers, samples, row)
@@ -179,7 +180,8 @@ def _differentiate_projection(
     gradient: np.ndarray,
     joined: bool,
 ) -> None:
-    """Write each slice's gradient by a projection's weights and biases, and to gradients that by its encoder."""
+    """Write each slice's gradient by a projection's weights and biases. Of gradients, take the gradient by the
+    projection, and write that by its encoder's features."""
     (samples, more), source = extra.shape, layers[row, SOURCE]
     to = activations(gradients, layers, samples, source)
     features = to.shape[1]
@@ -218,7 +220,8 @@ def differentiate_as_torch(
     gradient: np.ndarray,
     joined: bool,
 ) -> None:
-    """As lockstep.kernels.network.differentiate_as_torch, which says what is written."""
+    """As lockstep.kernels.network.differentiate_as_torch, which says what is written. Arguments are also those of
+    evaluate, and what it returned."""
     samples, heads, core, gradients = len(x), len(layers) - 2, first_core(layers), np.empty_like(scratch)
     steps = samples // (columns * len(gradient))
     heads_as_torch(layers, parameters, samples, scratch, by_policy, by_value, gradients, gradient, joined)

@@ -24,7 +24,7 @@ from lockstep.kernels.dense import (
     WEIGHT,
     activations,
     backward,
-    shared_by,
+    rows_of_weights,
 )
 from lockstep.kernels.sums import add_up, column_sums
 
@@ -90,8 +90,7 @@ def divide_by_brightness(layers: np.ndarray, brightest: np.float32, values: np.n
     such weights, pixels are whole numbers: torch scales them so."""
     for layer in range(len(layers)):
         if layers[layer, KERNEL] and layers[layer, SOURCE] < 0:
-            shared = shared_by(layers, layer)
-            begin, count = layers[layer, WEIGHT], layers[layer, INPUTS] * (layers[layer, OUTPUTS] // shared)
+            begin, count = layers[layer, WEIGHT], layers[layer, INPUTS] * rows_of_weights(layers, layer)
             for i in range(begin, begin + count):
                 values[i] /= brightest
 
@@ -213,12 +212,12 @@ def biases_in_parts(layers: np.ndarray, n: int, gradients: np.ndarray, gradient:
         outputs, kernel, bias = layers[layer, OUTPUTS], layers[layer, KERNEL], layers[layer, BIAS]
         if (outputs > 1 and not kernel) or layers[layer, ACTIVATION] > ELU:  # cores add up theirs themselves
             continue
-        shared = shared_by(layers, layer)
-        rows = activations(gradients, layers, n, layer).reshape((slices, n // slices * shared, outputs // shared))
+        biases = rows_of_weights(layers, layer)
+        rows = activations(gradients, layers, n, layer).reshape((slices, n // slices * (outputs // biases), biases))
         for s in range(slices):
-            column_sums(rows[s], gradient[s, bias : bias + outputs // shared])
+            column_sums(rows[s], gradient[s, bias : bias + biases])
         if joined:
-            add_up(gradient, bias, bias + outputs // shared)
+            add_up(gradient, bias, bias + biases)
 
 
 @compiled

@@ -33,7 +33,7 @@ _ONE, _HALF, _TWO, _ZERO = map(np.float32, (1, 0.5, 2, 0))
 _TOGETHER = 65_536
 """Activations of slices that pass through the network together, so that they stay in the cache. It changes no bit."""
 _ROWS = 16
-"""Sequences that advance together at least, since each step reads all of a core's weights."""
+"""How many sequences advance together at least, since each step reads all of a core's weights."""
 
 
 @compiled

@@ -1,7 +1,8 @@
-"""Convolutions whose kernels do not overlap, in float32 arithmetic that is the same on every CPU: products of patches.
+"""Convolutions whose kernels do not overlap, in float32 arithmetic that is the same on every CPU.
 
-Kernels move by their size, without padding, so every cell belongs to at most one patch. Channels of a layer's outputs
-lie together. An observation's pixels are cut into patches once, before the first layer (cut_pixels).
+Kernels move by their size, without padding, so every cell belongs to at most one patch, and a convolution is a product
+of patches and weights. In a layer's outputs, the channels of a place lie together. cut_pixels cuts the pixels of an
+observation into patches once, before the first layer.
 
 Shape legend: n samples, C channels, H and W sides of an image, Q = (H // k)(W // k) patches of k x k cells, K = Ckk
 numbers of a patch, in the order of torch's weights (C, k, k), M channels of outputs.
@@ -18,12 +19,12 @@ from lockstep.kernels.tiles import WIDTH as VECTOR
 from lockstep.kernels.tiles import address, load, move, store
 
 _TOGETHER = 256
-"""Patches that are multiplied together with the gradients by their outputs, so that they stay in the cache."""
+"""How many patches are multiplied at once by the gradients by their outputs, so that they stay in the cache."""
 
 
 @compiled
 def _cut_image(floats: np.ndarray, channels: int, height: int, width: int, kernel: int, cut: np.ndarray) -> None:
-    """Write the patches of an image [CHW] to cut [QK]. Both have 16 more numbers."""
+    """Write the patches of an image [CHW] to cut [QK]. Both have room for 16 more numbers."""
     place = address(cut)
     for q in range((height // kernel) * (width // kernel)):
         corner = q // (width // kernel) * kernel * width + q % (width // kernel) * kernel
@@ -39,8 +40,8 @@ def _cut_image(floats: np.ndarray, channels: int, height: int, width: int, kerne
 def cut_pixels(images: np.ndarray, kernel: int, out: np.ndarray) -> None:
     """Write the patches of images, uint8 [n, C, H, W] -> float32 [n, QK].
 
-    Rows of patches are moved 16 numbers at a time. What one writes too much, the next one overwrites, so the numbers
-    behind the last patch go to the copy's end.
+    Rows of patches are copied 16 numbers at a time. The next row overwrites what a row has written beyond its end, and
+    the last one writes into the spare room of the copy.
     """
     n, channels, height, width = images.shape
     down, across, pixels = height // kernel, width // kernel, channels * height * width
@@ -93,7 +94,8 @@ def _paste(
 
 @compiled
 def _weigh(patches: np.ndarray, k: int, weight: int, bias: int, rectify: bool, y: np.ndarray) -> None:
-    """Write the outputs [nQ, M] of all patches, nQK numbers. An address keeps no array alive, but a call does."""
+    """Write the outputs [nQ, M] of all patches, nQK numbers. This is a function because an argument keeps its array
+    alive, and an address does not."""
     n, m = y.shape
     product(1, address(patches), k, 1, weight, 1, k, bias, 0, address(y), m, n, k, m, rectify)
 
@@ -131,8 +133,8 @@ def convolve_patches(
 
 @compiled
 def _add_products(patches: np.ndarray, by_y: np.ndarray, to: np.ndarray) -> None:
-    """Add the sum over Q patches, QK numbers, of each one's numbers times the gradient by its outputs, QM numbers, to
-    a matrix [K, M]."""
+    """For each of Q patches, add the products of its numbers and the gradients by its outputs to a matrix [K, M]. All
+    patches have QK numbers and QM outputs."""
     k, m = to.shape
     product(1, address(patches), 1, k, address(by_y), m, 1, address(to), m, address(to), m, k, by_y.size // m, m, False)
 
@@ -149,8 +151,8 @@ def convolve_patches_back(
     fresh: bool,
     by_weight: int,
 ) -> None:
-    """Add the gradient by weights to by_weight or, if it is to be fresh, write it: sample by sample, given the one by
-    y. Arguments as for convolve_patches."""
+    """Given the gradient by y, add that by weights to by_weight sample by sample, or write it if it is to be fresh.
+    Other arguments are those of convolve_patches."""
     each, k = (height // kernel) * (width // kernel), channels * kernel * kernel
     m = by_y.shape[1] // each
     turned = np.zeros((k, m), np.float32)
@@ -183,8 +185,8 @@ def _weigh_back(by_y: np.ndarray, weight: int, zeros: np.ndarray, patches: np.nd
 def paste_patches(
     by_y: np.ndarray, channels: int, height: int, width: int, kernel: int, weight: int, added: bool, by_x: np.ndarray
 ) -> None:
-    """Add the gradient by images to by_x [n, HWC] or, if not added, write it: given the one by y. Arguments as for
-    convolve_patches."""
+    """Given the gradient by y, add that by images to by_x [n, HWC], or write it if not added. Other arguments are those
+    of convolve_patches."""
     count, k = len(by_y) * (height // kernel) * (width // kernel), channels * kernel * kernel
     patches = np.empty((count, k), np.float32)
     _weigh_back(by_y.reshape((count, by_y.size // count)), weight, np.zeros(k, np.float32), patches)

@@ -28,6 +28,14 @@ def best(values: np.ndarray) -> int:
 
 
 @compiled
+def huber(error: np.float32) -> tuple[np.float32, np.float32]:
+    """The Huber loss of an error, and its slope."""
+    distance = abs(error)
+    loss = _HALF * error * error if distance < _ONE else distance - _HALF
+    return loss, min(max(error, -_ONE), _ONE)
+
+
+@compiled
 def dqn_gradients(
     layers: np.ndarray,
     parameters: np.ndarray,
@@ -70,15 +78,14 @@ def dqn_gradients(
         wanted = reward[i] + discount[i] * q_t[i, best(selector[i])]
         value = q_tm1[i, action[i]]
         error = value - wanted
-        distance = abs(error)
-        huber = _HALF * error * error if distance < _ONE else distance - _HALF
-        by_q[i, action[i]] = weight[i] * min(max(error, -_ONE), _ONE)
-        priority[i] = distance
+        loss, slope = huber(error)
+        by_q[i, action[i]] = weight[i] * slope
+        priority[i] = abs(error)
         of_slice = sums[i // each]
-        of_slice[0] += weight[i] * huber
+        of_slice[0] += weight[i] * loss
         of_slice[1] += value
         of_slice[2] += wanted
-        of_slice[3] += distance
+        of_slice[3] += priority[i]
     backward(parameters, layers, obs, scratch, gradients, out, True, joined, obs[:0])
     write_sums(each, sums, out, len(parameters))
     if joined:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.dense import BIAS, INPUTS, OUTPUTS, WEIGHT, activations, backward, evaluate, shared_by
+from lockstep.kernels.dense import BIAS, INPUTS, WEIGHT, activations, backward, evaluate, rows_of_weights
 from lockstep.kernels.math import ndtri
 from lockstep.kernels.network import biases_in_parts, divide_by_brightness
 from lockstep.kernels.policies import exponentials, log_softmax, within
@@ -27,9 +27,9 @@ class QNetwork(NamedTuple):
     encoder: np.ndarray
     """Its table, int64 [L, 12]."""
     advantage: np.ndarray
-    """The table of the advantages' stream, or of all values without dueling streams, which takes the features."""
+    """The table of the stream of advantages, or of all values if there are no dueling streams. It takes features."""
     value: np.ndarray
-    """That of the value's stream, with no rows without it."""
+    """The table of the stream of the state's value. It has no rows if there are no dueling streams."""
     noisy: np.ndarray
     """int64 [N, 6]: where the weights, biases, and the sizes of their noise begin, and how many inputs and outputs a
     layer has."""
@@ -41,7 +41,8 @@ class QNetwork(NamedTuple):
 
 @compiled
 def scale_noise(uniform: np.ndarray, out: np.ndarray) -> None:
-    """Write the noise of noisy layers' inputs and outputs (Fortunato et al. 2018, f), given uniform numbers [Z]."""
+    """Given uniform numbers [Z], write the noise of noisy layers' inputs and outputs (Fortunato et al. 2018,
+    arXiv:1706.10295, section 3: f)."""
     for i in range(len(uniform)):
         normal = ndtri(within(uniform[i]))
         root = np.sqrt(abs(normal))
@@ -53,7 +54,7 @@ def _copy_layers(layers: np.ndarray, parameters: np.ndarray, used: np.ndarray) -
     """Copy the layers' weights and biases [P]."""
     for layer in range(len(layers)):
         weight, bias = layers[layer, WEIGHT], layers[layer, BIAS]
-        outputs = layers[layer, OUTPUTS] // shared_by(layers, layer)
+        outputs = rows_of_weights(layers, layer)
         for i in range(weight, weight + outputs * layers[layer, INPUTS]):
             used[i] = parameters[i]
         for i in range(bias, bias + outputs):
@@ -106,7 +107,8 @@ def _by_sigmas(network: QNetwork, noise: np.ndarray, gradient: np.ndarray) -> No
 
 @compiled
 def _join_streams(value: np.ndarray, numbers: np.ndarray) -> None:
-    """Turn advantages [n, A, K] into values, given those of the states [n, K]."""
+    """Turn advantages [n, A, K] into values of actions, given the values of states [n, K] (Wang et al. 2016,
+    arXiv:1511.06581, equation 9)."""
     n, actions, kinds = numbers.shape
     mean = np.zeros((n, kinds), np.float32)
     if kinds == 1:
@@ -127,8 +129,8 @@ def _join_streams(value: np.ndarray, numbers: np.ndarray) -> None:
 def describe(
     network: QNetwork, used: np.ndarray, x: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The numbers that describe every action's return [n, A, K] of observations [n, D], and what the encoder, the
-    advantages' and the value's stream computed. used: what disturb wrote."""
+    """Describe every action's return by K numbers: observations [n, D] -> [n, A, K]. The other results are what the
+    encoder and the streams of advantages and of the value have computed. used: what disturb wrote."""
     n, kinds = len(x), max(1, len(network.atoms))
     of_encoder = evaluate(network.encoder, used, x)
     features = activations(of_encoder, network.encoder, n, len(network.encoder) - 1)
@@ -143,6 +145,16 @@ def describe(
 
 
 @compiled
+def mean_returns(p: np.ndarray, atoms: np.ndarray, out: np.ndarray) -> None:
+    """Write the mean of each distribution over the atoms [K]: probabilities [n, K] -> [n]"""
+    weighted = np.empty_like(p)
+    for i in range(len(p)):
+        for k in range(len(atoms)):
+            weighted[i, k] = p[i, k] * atoms[k]
+    row_sums(weighted, out)
+
+
+@compiled
 def expected(atoms: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """The expected returns [n, A] of what describe returned [n, A, K]."""
     n, actions, kinds = numbers.shape
@@ -154,11 +166,7 @@ def expected(atoms: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     p = np.empty_like(rows)
     log_softmax(rows, p)
     exponentials(p, p)
-    for i in range(len(p)):
-        of = p[i]
-        for k in range(kinds):
-            of[k] *= atoms[k]
-    row_sums(p, out.reshape(n * actions))
+    mean_returns(p, atoms, out.reshape(n * actions))
     return out
 
 
@@ -178,8 +186,8 @@ def _back_through(
     gradient: np.ndarray,
     by_x: np.ndarray,
 ) -> None:
-    """Write the gradients by layers to gradient [1, P or more], and those by x to by_x [n, F], or nothing to [0, F],
-    given those by the last layer's outputs [n, M]."""
+    """Given the gradients by the last layer's outputs [n, M], write those by the layers' parameters to gradient
+    [1, P or more], and those by x to by_x [n, F] unless it is empty."""
     n, gradients = len(x), np.empty_like(scratch)
     to = activations(gradients, layers, n, len(layers) - 1)
     for i in range(n):

@@ -1,5 +1,5 @@
-"""GRU and LSTM over sequences, forwards and backwards, with the bits of torch's replaced operations in
-lockstep.models.core, which has the formulas.
+"""GRU and LSTM over sequences, forwards and backwards, with the bits of torch's replaced operations.
+lockstep.models.core has the formulas.
 
 Shape legend: S slices, T steps, n columns of a slice, N = S * T * n samples, slice by slice and step by step; R = S * n
 rows that advance together, slice by slice; H hidden size, G gates, K numbers of a state: H, or 2H of h and c.
@@ -18,8 +18,8 @@ from lockstep.kernels.tiles import address
 LSTM, GRU = 4, 5
 """Kinds of cores, among the activations of a table of layers: see lockstep.kernels.memory."""
 KEPT = 3
-"""How many numbers of each unit and sample backward needs besides gates: h before the step; then c before it and tanh c
-of an LSTM, or what a GRU's reset gate multiplies."""
+"""How many numbers of each unit and sample the way back needs besides the gates. The first is h before the step. For an
+LSTM, c before the step and tanh c follow; for a GRU, what the reset gate multiplies, and an unused one."""
 _ZERO, _ONE, _TWO = map(np.float32, (0, 1, 2))
 _PANELS, _ROWS, _FLAGS = float32[:, :, ::1], float32[:, ::1], boolean[::1]
 
@@ -32,8 +32,8 @@ def _place(row: int, t: int, steps: int, columns: int) -> int:
 
 @compiled
 def _squash(x: np.ndarray, first: int, last: int, factor: np.float32) -> None:
-    """Replace numbers of x by their sigmoids, or with a factor of 2 by their hyperbolic tangents, as cores compute
-    these: 2 sigmoid(2x) - 1."""
+    """Replace numbers of x by their sigmoids or, with a factor of 2, by their hyperbolic tangents, which cores compute
+    as 2 sigmoid(2x) - 1."""
     of = x[first:last]
     if factor == _ONE:
         for i in range(len(of)):
@@ -62,10 +62,10 @@ def lstm(
         bias: of the hidden weights, [4H].
         steps, columns: T and n.
         start: bool [N]: where the state is zeroed before the step.
-        state: float32 [R, 2H], before the first step. That after the last step is written there.
-        gates: float32 [N, 4H]: the projected input, which is replaced by the gates i, f, o, g.
+        state: float32 [R, 2H], before the first step. It is replaced by that after the last step.
+        gates: float32 [N, 4H]: the projected input. It is replaced by the gates i, f, o, g.
         h: the outputs, float32 [N, H], which are written.
-        kept: float32 [KEPT, N, H], which is written for backward.
+        kept: float32 [KEPT, N, H], written for lstm_back.
     """
     rows, size = len(state), h.shape[1]
     now, before, after = (
@@ -117,12 +117,13 @@ def lstm_back(
     by_h: np.ndarray,
     delta: np.ndarray,
 ) -> None:
-    """Write the gradients by gates before their activation, which are those by the projected input, too.
+    """Write the gradients by the gates before their activation, which are also those by the projected input. Other
+    arguments are those of lstm, and what it wrote.
 
     Args:
         panels: of the hidden weights as [4H, H].
         by_h: the gradient by outputs, float32 [N, H].
-        delta: float32 [N, 4H], which is written.
+        delta: those gradients, float32 [N, 4H]; written.
     """
     size = by_h.shape[1]
     rows = len(by_h) // steps
@@ -211,8 +212,8 @@ def gru_back(
     by_projected: np.ndarray,
     delta: np.ndarray,
 ) -> None:
-    """Write the gradients by the projected input and by what the hidden weights emit, float32 [N, 3H] each. Other
-    arguments are those of lstm_back."""
+    """Write to by_projected the gradient by the projected input, and to delta that by what the hidden weights emit:
+    float32 [N, 3H] each. Other arguments are those of lstm_back."""
     size = by_h.shape[1]
     rows = len(by_h) // steps
     now, back = np.empty((rows, 3 * size), np.float32), np.zeros((rows, size), np.float32)

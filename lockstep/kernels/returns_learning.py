@@ -12,16 +12,24 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import log
 from lockstep.kernels.policies import exponentials, log_softmax
-from lockstep.kernels.q_learning import DQN_SUMS, best
-from lockstep.kernels.q_networks import QNetwork, describe, differentiate, disturb, expected, scale_noise
+from lockstep.kernels.q_learning import DQN_SUMS, best, huber
+from lockstep.kernels.q_networks import (
+    QNetwork,
+    describe,
+    differentiate,
+    disturb,
+    expected,
+    mean_returns,
+    scale_noise,
+)
 from lockstep.kernels.sums import add_up, row_sums
 
-_ZERO, _HALF, _ONE = map(np.float32, (0, 0.5, 1))
+_ZERO, _ONE = map(np.float32, (0, 1))
 
 
 @compiled
 def _log_probabilities(numbers: np.ndarray, action: np.ndarray) -> np.ndarray:
-    """Those of the atoms of actions [n]: logits [n, A, K] -> [n, K]"""
+    """The log-probabilities of the chosen actions' atoms: logits [n, A, K] and actions [n] -> [n, K]"""
     n, _, kinds = numbers.shape
     chosen = np.empty((n, kinds), np.float32)
     for i in range(n):
@@ -34,8 +42,8 @@ def _log_probabilities(numbers: np.ndarray, action: np.ndarray) -> np.ndarray:
 
 @compiled
 def project(p: np.ndarray, reward: np.ndarray, discount: np.ndarray, atoms: np.ndarray, out: np.ndarray) -> None:
-    """Write the projection of distributions over reward + discount * atoms onto the atoms, as lockstep.algorithms.dqn
-    does: p [n, K], reward and discount [n] -> [n, K]"""
+    """Write the projection of distributions over reward + discount * atoms onto the atoms (Bellemare et al. 2017,
+    arXiv:1707.06887, algorithm 1), as lockstep.algorithms.dqn does: p [n, K], reward and discount [n] -> [n, K]"""
     kinds = len(atoms)
     step = (atoms[kinds - 1] - atoms[0]) / np.float32(kinds - 1)
     places = np.empty(kinds, np.float32)
@@ -52,16 +60,6 @@ def project(p: np.ndarray, reward: np.ndarray, discount: np.ndarray, atoms: np.n
 
 
 @compiled
-def _mean_returns(p: np.ndarray, atoms: np.ndarray, out: np.ndarray) -> None:
-    """[n, K] -> [n]"""
-    weighted = np.empty_like(p)
-    for i in range(len(p)):
-        for k in range(len(atoms)):
-            weighted[i, k] = p[i, k] * atoms[k]
-    row_sums(weighted, out)
-
-
-@compiled
 def _learn_distributions(
     log_p: np.ndarray,
     target: np.ndarray,
@@ -71,8 +69,8 @@ def _learn_distributions(
     terms: np.ndarray,
     priority: np.ndarray,
 ) -> None:
-    """The cross-entropy without the target's entropy: log-probabilities and the target's probabilities [n, K] -> the
-    gradient by logits [n, K], each item's part in the metrics [DQN_SUMS, n], and priorities [n]."""
+    """Learn by the cross-entropy minus the target's entropy: log-probabilities and the target's probabilities [n, K] ->
+    the gradient by logits [n, K], each item's part in the metrics [DQN_SUMS, n], and priorities [n]."""
     n, kinds = log_p.shape
     p, terms_of_atoms, cross = np.empty_like(log_p), np.empty_like(log_p), np.empty(n, np.float32)
     exponentials(log_p, p)
@@ -85,8 +83,8 @@ def _learn_distributions(
             x = target[i, k]
             terms_of_atoms[i, k] = x * log(x) if x != _ZERO else _ZERO
     row_sums(terms_of_atoms, priority)
-    _mean_returns(p, atoms, terms[1])
-    _mean_returns(target, atoms, terms[2])
+    mean_returns(p, atoms, terms[1])
+    mean_returns(target, atoms, terms[2])
     for i in range(n):
         priority[i] = -cross[i] + priority[i]
         terms[0, i] = weight[i] * priority[i]
@@ -108,15 +106,14 @@ def _learn_means(
     terms: np.ndarray,
     priority: np.ndarray,
 ) -> None:
-    """The Huber loss: values and targets [n] -> as for _learn_distributions, with one number for each action."""
+    """Learn by the Huber loss: values and targets [n] -> as for _learn_distributions, with one number per action."""
     for i in range(len(value)):
         error = value[i] - target[i]
-        distance = abs(error)
-        huber = _HALF * distance * distance if distance < _ONE else distance - _HALF
-        by_numbers[i, 0] = min(max(error, -_ONE), _ONE) * weight[i]
-        priority[i] = distance
-        terms[0, i] = weight[i] * huber
-        terms[1, i], terms[2, i], terms[3, i] = value[i], target[i], distance
+        loss, slope = huber(error)
+        by_numbers[i, 0] = slope * weight[i]
+        priority[i] = abs(error)
+        terms[0, i] = weight[i] * loss
+        terms[1, i], terms[2, i], terms[3, i] = value[i], target[i], priority[i]
 
 
 @compiled

@@ -95,7 +95,8 @@ look = evaluate = encode = sample = log_prob = send = act = advance = _missing
 
 
 def _look(model, t, first, last, memory, obs, actions, rewards, state):
-    """Evaluate obs_t of the rows first to last - 1. Other arguments are those of _play; state is only theirs."""
+    """Evaluate obs_t of the rows first to last - 1. Other arguments are those of _play, except that
+    state [last - first, K] belongs to these rows alone."""
     more, _, start = memory
     extra = np.zeros((last - first, more), np.float32)
     if more:

@@ -40,7 +40,7 @@ _SHARED = 5e6
 gain, if kernels compute it. On two cores: PPO on HalfCheetah has 0.3e6 and is a tenth slower with two processes,
 CartPole with minibatches of 1,024 has 4e6 and is as fast, SAC with 256 units has 17e6 and is half as fast again."""
 _GATES = {"gru": 3, "lstm": 4}
-"""Of cores that kernels compute."""
+"""How many gates those cores have that kernels compute."""
 _LONG = 10.0
 """Seconds from which on a run is worth the start of several processes: two take a few seconds to import torch, and save
 at most half of the time that follows."""

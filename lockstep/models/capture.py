@@ -93,7 +93,8 @@ class Inference:
         return self._recorded
 
     def load(self, vector: Tensor) -> bool:
-        """Use parameters of a learner's model, as one vector, if they lie there as here. Call refresh then."""
+        """Take the parameters of a learner's model, given as one vector, and return True; call refresh then. If they
+        may lie elsewhere in the vector than in this model, take nothing and return False."""
         return False
 
     def set_noise(self, uniform: Tensor | None) -> None:

@@ -26,7 +26,6 @@ from lockstep.models.observations import entry
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.q import NoisyLinear, QHead, QModel
 
-_INPUTS = "input", "hidden"
 ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
 """Numbers of activations, by name."""
 
@@ -83,6 +82,7 @@ def layer_row(
         return [*places, inputs, outputs, activation, source, 0, *NO_IMAGE]
     channels, height, width = _image_before(modules, name)
     kernel, stride = module.kernel_size[0], module.stride[0]
+    assert stride in (1, kernel)
     patch = channels * kernel * kernel
     outputs = module.out_channels * places_of(height, width, kernel, stride)
     return [*places, patch, outputs, activation, source, 0, kernel, stride, channels, height, width]
@@ -132,7 +132,8 @@ def core_layers(modules: Mapping[str, nn.Module], ends: list[int], first: int, f
         assert isinstance(core, recurrent.RecurrentCore)
         outputs, inputs = core.weight_input.shape
         size, kind = core.out_features, LSTM if isinstance(core, recurrent.LSTM) else GRU
-        into, hidden = ([flat.offset(f"{name}.{part}_{of}") for part in ("weight", "bias")] for of in _INPUTS)
+        into = [flat.offset(f"{name}.weight_input"), flat.offset(f"{name}.bias_input")]
+        hidden = [flat.offset(f"{name}.weight_hidden"), flat.offset(f"{name}.bias_hidden")]
         projections.append([*into, inputs, outputs, NONE, end, 0, *NO_IMAGE])
         cores.append([*hidden, size, size, kind, first + trunk, 0, *NO_IMAGE])
     return projections + cores

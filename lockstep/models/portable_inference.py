@@ -26,17 +26,30 @@ from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
 
 
-class KernelInference(Inference):
-    """Evaluates an acting copy of a model with one kernel.
+class _KernelInference(Inference):
+    """Evaluates an acting copy of a model with kernels.
 
     Args:
         model: made by for_acting; its parameters are moved into one vector.
-        encoder: of the model; it makes observations into what the table's layers see.
+        encoder: of the model; it makes observations into what the layers see.
     """
 
-    def __init__(self, model: QModel | ActorCritic, encoder: ObservationEncoder) -> None:
+    def __init__(self, model: PolicyModel, encoder: ObservationEncoder) -> None:
         super().__init__(model)
-        self._encoder, self._flat, self._bound = encoder, FlatParameters(model), None
+        self._encoder, self._flat = encoder, FlatParameters(model)
+
+    def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
+        distribution = self._model.distribution
+        exact = isinstance(distribution, Distribution) and distribution.exact
+        return portable_numbers() if exact else super().arithmetic()
+
+
+class TableInference(_KernelInference):
+    """Evaluates a network that is one table of layers."""
+
+    def __init__(self, model: QModel | ActorCritic, encoder: ObservationEncoder) -> None:
+        super().__init__(model, encoder)
+        self._bound = None
         if isinstance(model, QModel):
             self._layers = q_layers(model, self._flat)
         else:
@@ -44,9 +57,6 @@ class KernelInference(Inference):
             if isinstance(model.distribution, Deterministic):  # whose bound is tanh
                 self._layers[-1, ACTIVATION], self._bound = TANH, None
         self._values = isinstance(model, QModel)
-
-    def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
-        return _arithmetic_of(self._model) or super().arithmetic()
 
     def evaluate(self, inputs: Inputs) -> tuple[ModelOutput, Tensor]:
         x, last = observed(self._encoder, inputs.obs), len(self._layers) - 1
@@ -58,20 +68,15 @@ class KernelInference(Inference):
         return ModelOutput(policy, policy.new_zeros(policy.shape[:2])), inputs.state
 
 
-class QNetworkInference(Inference):
-    """The same of a Q-network with noisy layers, dueling streams or distributions of returns. Arguments are those of
-    KernelInference."""
+class QNetworkInference(_KernelInference):
+    """Evaluates a Q-network with noisy layers, dueling streams or distributions of returns."""
 
     def __init__(self, model: QModel, encoder: ObservationEncoder) -> None:
-        super().__init__(model)
-        self._encoder, self._flat = encoder, FlatParameters(model)
+        super().__init__(model, encoder)
         self._network, self._stale = q_network(model, self._flat), True
         self._noise = np.zeros(model.noise_numbers, np.float32)
         self._used = np.zeros(self._flat.vector.numel(), np.float32)
         """The disturbed weights and biases."""
-
-    def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
-        return _arithmetic_of(self._model) or super().arithmetic()
 
     def load(self, vector: Tensor) -> bool:
         self._flat.vector.data.copy_(vector)
@@ -93,13 +98,7 @@ class QNetworkInference(Inference):
         return ModelOutput(numbers, numbers.amax(-1)), inputs.state
 
 
-def _arithmetic_of(model: PolicyModel) -> contextlib.AbstractContextManager[Any] | None:
-    """A context in which few operations are portable, if choosing actions needs no others."""
-    exact = isinstance(model.distribution, Distribution) and model.distribution.exact
-    return portable_numbers() if exact else None
-
-
-def kernel_inference(model: PolicyModel) -> KernelInference | QNetworkInference | None:
+def kernel_inference(model: PolicyModel) -> Inference | None:
     """Inference by a kernel, if it covers an acting copy of a model whose settings have kernels."""
     encoder = encoder_of(model)
     if encoder is None:
@@ -107,4 +106,4 @@ def kernel_inference(model: PolicyModel) -> KernelInference | QNetworkInference 
     assert isinstance(model, (QModel, ActorCritic))
     if isinstance(model, QModel) and not plain(model):
         return QNetworkInference(model, encoder)
-    return KernelInference(model, encoder)
+    return TableInference(model, encoder)

@@ -129,8 +129,8 @@ def appo_vizdoom(scenario: str = "Battle") -> Experiment:
 def appo_vizdoom_deathmatch() -> Experiment:
     """APPO on Doom's deathmatch, one player against seven bots (Petrenko et al. 2020, arXiv:2006.11751).
 
-    As `appo-vizdoom`, with the paper's deviations for matches: actions of two tics, a discount of 0.995, and shaped
-    rewards. They train only: evaluations count frags, as the metric env/frags does in training.
+    As `appo-vizdoom`, with the paper's changes for matches: actions of two tics, a discount of 0.995, and shaped
+    rewards. These are for training alone: evaluations count frags, as the metric env/frags does in training.
     """
     full = appo_vizdoom()
     env = EnvConfig(
@@ -146,7 +146,7 @@ def appo_vizdoom_deathmatch() -> Experiment:
 
 
 def appo_vizdoom_duel() -> Experiment:
-    """APPO on Doom's duel, one policy playing both sides of it (Petrenko et al. 2020, arXiv:2006.11751).
+    """APPO on Doom's duel, one policy plays both sides (Petrenko et al. 2020, arXiv:2006.11751).
 
     As `appo-vizdoom-deathmatch`. Evaluations count 1 for a match won and -1 for one lost, so name an opponent:
     `--eval-opponents random`.

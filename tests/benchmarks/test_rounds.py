@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from children import until
 from other_systems import installed, served
 from other_systems.installed import PeerError
 from other_systems.rounds import interleave, table
@@ -32,8 +33,8 @@ def test_a_process_answers_as_often_as_it_is_asked(tmp_path: Path, monkeypatch: 
         for seconds in (0.0, 0.1):
             # Of sleeps that only ever last longer: at most the nominal rate.
             assert 0 < peer.measure(seconds) <= 10 / 0.02
-        state = subprocess.run(["ps", "-o", "stat=", "-p", str(peer.pid)], capture_output=True, text=True, check=True)
-        assert state.stdout.startswith("T")  # stopped, so that it disturbs nobody
+        stat = Path(f"/proc/{peer.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it to stop, so that it disturbs nobody")
 
 
 def test_a_process_that_ends_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

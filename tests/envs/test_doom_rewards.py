@@ -138,6 +138,8 @@ def test_the_maps_of_a_file_are_found(tmp_path: Path) -> None:
         ({"img_width": 200}, "from 1 to 160"),
         ({"minutes": 0}, "minutes=0 must be above 0"),
         ({"minutes": 0.01, "frame_skip": 40}, "from 1 to 21"),
+        ({"shaping": "yes"}, "shaping='yes' must be true or false"),
+        ({"measurements": 0}, "measurements=0 must be true or false"),
         ({"wad": "none.wad"}, r"none\.wad: there is no such file"),
         ({"map": "map 01; quit"}, "name of a map"),
         ({"frag": "much"}, "frag='much' must be a number"),

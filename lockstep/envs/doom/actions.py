@@ -12,7 +12,7 @@ import numpy as np
 Heads = tuple[tuple[str, ...], ...]
 """Buttons by head. Choice 0 of a head presses none of its buttons, choice i the i-th."""
 
-_TURN = "TURN_LEFT_RIGHT_DELTA"
+TURN = "TURN_LEFT_RIGHT_DELTA"
 """A button that turns by an angle. Its head has one choice for each angle, and the middle one is 0."""
 _WALK: Heads = (("MOVE_FORWARD", "MOVE_BACKWARD"), ("MOVE_RIGHT", "MOVE_LEFT"), ("ATTACK",), ("SPEED",))
 _WEAPONS = tuple(f"SELECT_WEAPON{n}" for n in range(1, 8))
@@ -29,20 +29,20 @@ class Actions:
     @property
     def sizes(self) -> list[int]:
         """Choices of each head."""
-        return [len(self.angles) if head == (_TURN,) else len(head) + 1 for head in self.heads]
+        return [len(self.angles) if head == (TURN,) else len(head) + 1 for head in self.heads]
 
     def buttons(self, choices: np.ndarray) -> np.ndarray:
         """Choices [B, heads] -> how far each button is pressed, float64 [B, buttons]"""
         pressed = []
         for head, choice in zip(self.heads, choices.T, strict=True):
-            if head == (_TURN,):
+            if head == (TURN,):
                 pressed.append(np.array(self.angles)[choice, None])
             else:
                 pressed.append((choice[:, None] == np.arange(1, len(head) + 1)).astype(np.float64))
         return np.concatenate(pressed, 1)
 
 
-FULL = Actions((*_WALK, ("USE",), _WEAPONS, (_TURN,)), tuple(np.linspace(-12.5, 12.5, 21)))
-COMPACT = Actions((*_WALK, (_TURN,)), tuple(np.linspace(-10.0, 10.0, 11)))
+FULL = Actions((*_WALK, ("USE",), _WEAPONS, (TURN,)), tuple(np.linspace(-12.5, 12.5, 21)))
+COMPACT = Actions((*_WALK, (TURN,)), tuple(np.linspace(-10.0, 10.0, 11)))
 """Sample Factory's action spaces for battles and matches (Petrenko et al. 2020, arXiv:2006.11751, table A.4), and for
 battles without weapons and use."""

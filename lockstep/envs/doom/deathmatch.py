@@ -14,7 +14,7 @@ from lockstep.envs.doom.shaping import Weights
 
 _FRAGS = tuple(f"PLAYER{n}_FRAGCOUNT" for n in range(1, 17))
 _MOST = 15
-"""Bots: Doom has 16 players."""
+"""Bots at most: Doom has 16 players."""
 
 
 class Deathmatch(gymnasium.Env[Any, np.ndarray]):

@@ -44,7 +44,7 @@ class Duel(ParallelEnv[str, Any, np.ndarray]):
         self._engines: list[Engine] = []
         self._draw, _ = seeding.np_random(0)
         self._held: list[float] | None = None
-        """What the first player pressed last: its effect is one tic late, too."""
+        """What the first player pressed last. It takes effect one tic late, too."""
         self._steps = 0
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:

@@ -1,4 +1,4 @@
-"""One engine of the package `vizdoom` (extra `vizdoom`): the seat of one player, at a match on this machine."""
+"""One player's engine in a match on this machine, from the package `vizdoom` (extra `vizdoom`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lockstep.envs.doom.starting import check_memory, engine_and_watch, starter,
 WIDTH, HEIGHT = 160, 120
 """Pixels that an engine draws."""
 PATIENCE = 20
-"""Seconds for which an engine may be silent before it is ended: nothing else can interrupt a call that waits for it."""
+"""Seconds after which an engine that does not answer is killed. Nothing else can interrupt a call that waits for it."""
 _MATCH = (
     "-deathmatch +sv_forcerespawn 1 +sv_noautoaim 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 +sv_nocrouch 1 "
     "+sv_nojump 1 +sv_nofreelook 1 +sv_noexit 1 +timelimit 0 +viz_afk_timeout 1000000"
@@ -32,13 +33,13 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """A player's seat. Everything that it shows follows from the seed and the actions of all players.
+    """The engine of one player. Everything that it shows follows from the seed and the actions of all players.
 
     Args:
         name: of the player, for messages.
         wad: absolute path of the file that contains the map.
         level: the map's name, as in map01.
-        seed: 0 … 2³¹ - 1. The host's counts for all players.
+        seed: 0 … 2³¹ - 1. The host's seed counts for all players.
         buttons: what the player can press, in the order of actions.
         variables: the game's variables to observe.
     """
@@ -46,8 +47,8 @@ class Engine:
     def __init__(
         self, name: str, wad: str, level: str, seed: int, buttons: Sequence[str], variables: Sequence[str]
     ) -> None:
-        import vizdoom
-
+        # Where the package is not installed, type checkers would take it for lockstep.envs.vizdoom.
+        vizdoom: Any = import_module("vizdoom")
         self.name = name
         self._marks = tempfile.TemporaryDirectory(prefix="lockstep-vizdoom-")
         self._folder = Path(self._marks.name)
@@ -96,7 +97,8 @@ class Engine:
         threading.Thread(target=self._init, name=f"doom-{self.name}", daemon=True).start()
 
     def _init(self) -> None:
-        """Start, in a thread that waits forever if the engine fails: the package crashes the process otherwise."""
+        """Start the game, in a thread. If the engine fails, this waits forever instead of crashing the process: see
+        lockstep.envs.doom.engine_program."""
         try:
             self._game.init()
         except Exception as error:
@@ -183,7 +185,7 @@ class Engine:
             self._clean()
 
     def _clean(self) -> None:
-        """Remove the traces of a start."""
+        """Remove the files of a start."""
         if self._folder.exists():
             unlink(self._folder)
             self._marks.cleanup()

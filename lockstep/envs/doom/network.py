@@ -1,10 +1,13 @@
-"""Two engines at one match, connected by UDP on this machine, such that seeds and actions decide everything.
+"""Two engines of one match, connected by UDP on this machine. Seeds and actions decide everything.
 
-Engines exchange the actions of each tic. The host's reach the guest in the tic that they are for. The guest adapts the
-pace of its own to what has arrived, so by itself they take effect after 0, 1 or more tics, as timing decides. Three
-things make this exact. `-netmode 1` lets the guest get ahead of the host, but not fall back. Engines never compute at
-the same time: in every tic the host goes first, which it can because the guest's actions for this tic have arrived, and
-so there is nothing to adapt to. Finally, the delay is measured at the start, and must be one tic.
+Engines exchange the actions of each tic. The host's actions reach the guest in the tic that they are for. The guest
+adapts the pace of its actions to what has arrived, so timing would decide whether they take effect after 0, 1 or more
+tics. Three things make this exact:
+
+1. `-netmode 1` lets the guest get ahead of the host, but not fall behind.
+2. The engines never compute at the same time. In every tic the host goes first. It can, because the guest's actions for
+   this tic have arrived. So the guest has nothing to adapt to.
+3. The delay is measured at the start of a match, and must be one tic.
 
 The caller delays the host's actions by one tic, too, so that neither player has an advantage.
 """
@@ -18,10 +21,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lockstep.envs.doom.actions import TURN
 from lockstep.envs.doom.engine import PATIENCE, Engine, EngineError
 
 _ATTEMPTS = 5
-_TURN = "TURN_LEFT_RIGHT_DELTA"
 _QUARTER = 90.0
 """Degrees of a turn that the game can undo without rounding."""
 _WARM_UP = 10
@@ -45,7 +48,7 @@ def connected(make: Callable[[int], Engine], buttons: Sequence[str], angle: int,
         host, guest = make(0), make(1)
         try:
             _connect(host, guest, _free_port(), respawn)
-            _check_delay(host, guest, [_QUARTER * (button == _TURN) for button in buttons], angle)
+            _check_delay(host, guest, [_QUARTER * (button == TURN) for button in buttons], angle)
             return [host, guest]
         except BaseException as error:
             host.close()

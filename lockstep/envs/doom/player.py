@@ -80,6 +80,9 @@ class Rules:
             value = getattr(self, name)
             if not isinstance(value, int) or not least <= value <= highest:
                 raise SettingsError(f"env.options.{name}={value!r} must be a whole number from {least} to {highest}.")
+        for name in ("measurements", "shaping"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise SettingsError(f"env.options.{name}={value!r} must be true or false.")
         if self.wad and not Path(self.wad).is_file():
             raise SettingsError(f"env.options.wad={self.wad}: there is no such file. Name a WAD file with Doom maps.")
         if not str(self.map).isalnum():
@@ -133,17 +136,17 @@ class Player:
         )
         self.action_space = spaces.MultiDiscrete(self._actions.sizes)
         self.picture = np.zeros((3, HEIGHT, WIDTH), np.uint8)
-        """As drawn last."""
+        """The picture that was drawn last, uint8 [3, HEIGHT, WIDTH]."""
         self.now: dict[str, float] = {}
         """The variables' last values."""
 
     def begin(self, picture: np.ndarray, numbers: np.ndarray) -> None:
-        """Begin an episode, of which this is the first look."""
+        """Begin an episode. Arguments are those of `see`."""
         self._see(picture, numbers)
         self._shaping.begin(self.now)
 
     def see(self, picture: np.ndarray, numbers: np.ndarray) -> float:
-        """Take the look after a step; return the step's shaped reward.
+        """Take what the engine shows after a step; return the step's shaped reward.
 
         Args:
             picture: uint8 [3, HEIGHT, WIDTH]
@@ -160,7 +163,7 @@ class Player:
         return self._actions.buttons(np.asarray(choices)[None])[0].tolist()
 
     def observation(self) -> Any:
-        """Of observation_space."""
+        """What the player observes, in observation_space."""
         image = self._scale(self.picture)
         if not self._rules.measurements:
             return image

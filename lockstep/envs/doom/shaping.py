@@ -26,7 +26,7 @@ _KEPT = 5
 
 @dataclass(frozen=True)
 class Weights:
-    """Rewards and penalties; all are positive numbers."""
+    """Rewards and penalties. Penalties are positive numbers, too."""
 
     frag: float = 1.0
     """For each frag: a player's death that this player caused."""
@@ -56,7 +56,7 @@ class Weights:
     """Penalty for each unit of ammunition spent, times the same."""
     ready: float = 0.0002
     """For each step with a loaded weapon that has been selected for five steps, times the same. It discourages frequent
-    changes."""
+    changes of weapons."""
 
 
 SELF_PLAY = Weights(frag_lost=0.001, death=1.0, hit=0.0, damage=0.01, health=0.01, health_lost=0.01)
@@ -99,7 +99,7 @@ class Shaping:
 
     def reward(self, now: Mapping[str, float]) -> float:
         """The reward of a step after which the variables have these values. It is 0 in the step in which the player
-        returns from the dead, because what it lost is not its doing."""
+        returns from the dead, because the player has not caused these changes."""
         before, self._before = self._before, now
         self._selected.append(max(0, int(now["SELECTED_WEAPON"])))
         if before["DEAD"] and not now["DEAD"]:
@@ -115,5 +115,5 @@ class Shaping:
 
 
 def _alive(name: str, variables: Mapping[str, float]) -> float:
-    """A variable's value. Health below 0 counts as 0: dead is dead."""
+    """A variable's value. Health below 0 counts as 0."""
     return max(0.0, variables[name]) if name == "HEALTH" else variables[name]

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs import vizdoom_engine
+from lockstep.envs.doom import engine_program
 
 _GAME_MEMORY = 2_700_000
 """Bytes of shared memory for each engine."""
@@ -23,10 +23,10 @@ def starter(marks: Path, engine: str, *, watch: bool = False) -> str:
             that the engine shares with this process.
         engine: the engine's program.
         watch: whether another process watches the engine while it starts, and drops what it prints (see
-            lockstep.envs.vizdoom_engine).
+            lockstep.envs.doom.engine_program).
     """
     program = marks / "engine"
-    start = [sys.executable, "-I", "-S", vizdoom_engine.__file__, "watch" if watch else "replace"]
+    start = [sys.executable, "-I", "-S", engine_program.__file__, "watch" if watch else "replace"]
     start += [str(os.getpid()), str(marks), _home(), engine]
     program.write_text(
         f'#!/bin/sh\nexec {shlex.join(start)} "$@"{" </dev/null >/dev/null 2>&1" * watch}\n', encoding="utf-8"
@@ -62,7 +62,7 @@ def check_memory(games: int) -> None:
 
 
 def _home() -> str:
-    """One folder for all engines of a user. It stays behind empty, but only one does."""
+    """One folder for all engines of a user. It is empty, and stays when they have ended."""
     home = Path(tempfile.gettempdir(), f"lockstep-vizdoom-{os.getuid()}")
     home.mkdir(mode=0o700, exist_ok=True)
     return str(home)

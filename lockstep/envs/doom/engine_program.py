@@ -19,9 +19,10 @@ def main(way: str, parent: str, marks: str, home: str, engine: str, *arguments: 
     """Replace this process by the engine, or watch it.
 
     Args:
-        way: `replace`, or `watch`: the package vizdoom crashes the controller if an engine ends before its game has
-            begun. So as long as MARKS exists, a watching process then makes the file `failed` there instead of ending.
-        parent: process id of the controller. The engine ends with it.
+        way: `replace` or `watch`. The package vizdoom crashes the controller if the process that it has started ends
+            before the game has begun. So a watching process starts the engine as its child. If MARKS still exists when
+            the engine ends, the watching process makes the file `failed` there, and waits.
+        parent: process id of the controller. This process and the engine end with it.
         marks: folder for a file that has the name of the memory that engine and controller share, and contains the
             engine's process id, and that of the watching process if there is one.
         home: folder in which the engine makes a folder whenever it loads a map.
