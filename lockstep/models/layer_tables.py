@@ -206,7 +206,8 @@ def observed(encoder: ObservationEncoder, obs: Any, *, whole: bool = False) -> n
     if encoder.layout.images:
         assert encoder.images is not None
         first = encoder.images[0].convolutions[0]  # type: ignore[index]
-        if whole and first.stride[0] > 1:  # type: ignore[union-attr]
+        if first.stride[0] > 1:  # type: ignore[union-attr]
+            assert whole, "kernels that cut images into patches divide the weights"
             return _patches(entry(obs, encoder.layout.images[0][0]), first.kernel_size[0])  # type: ignore
         pixels = rows_of(entry(obs, encoder.layout.images[0][0]).flatten(2)).astype(np.float32)
         return pixels if whole else pixels / np.float32(brightness(encoder))

@@ -35,12 +35,10 @@ from lockstep.recipes.deep_q import (
     r2d2_memory,
     rainbow_atari,
 )
+from lockstep.recipes.doom import appo_vizdoom, appo_vizdoom_deathmatch, appo_vizdoom_duel
 from lockstep.recipes.on_policy import (
     a2c_atari,
     appo_atari,
-    appo_vizdoom,
-    appo_vizdoom_deathmatch,
-    appo_vizdoom_duel,
     impala_atari,
     mappo_mpe,
     ppo_atari,

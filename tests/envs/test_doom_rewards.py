@@ -143,6 +143,7 @@ def test_the_maps_of_a_file_are_found(tmp_path: Path) -> None:
         ({"wad": "none.wad"}, r"none\.wad: there is no such file"),
         ({"map": "map 01; quit"}, "name of a map"),
         ({"frag": "much"}, "frag='much' must be a number"),
+        ({"death": -1.0}, r"death=-1\.0 must be a number that is 0 or larger"),
     ],
 )
 def test_options_that_cannot_work_are_errors(options: dict[str, Any], message: str) -> None:

@@ -209,6 +209,9 @@ def maps_in(path: Path) -> list[str]:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
-        raise SettingsError(f"env.options.{name}={value!r} must be a number: a weight of the shaped reward.")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < np.inf:
+        raise SettingsError(
+            f"env.options.{name}={value!r} must be a number that is 0 or larger: a weight of the shaped reward. "
+            "Penalties are positive, too."
+        )
     return float(value)
