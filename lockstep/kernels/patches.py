@@ -14,8 +14,8 @@ from numba import boolean, float32, intp
 
 from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.products import product
+from lockstep.kernels.tiles import EDGE, address, load, move, plus, store, turn
 from lockstep.kernels.tiles import WIDTH as VECTOR
-from lockstep.kernels.tiles import address, load, move, store
 
 _TOGETHER = 256
 """Patches that are multiplied together with the gradients by their outputs, so that they stay in the cache."""
@@ -23,7 +23,8 @@ _TOGETHER = 256
 
 @compiled
 def _cut_image(floats: np.ndarray, channels: int, height: int, width: int, kernel: int, cut: np.ndarray) -> None:
-    """Write the patches of an image [CHW] to cut [QK]. Both have 16 more numbers."""
+    """Write the patches of an image [CHW], behind which there are 16 more numbers, to cut [QK] and up to 15 numbers
+    behind it."""
     place = address(cut)
     for q in range((height // kernel) * (width // kernel)):
         corner = q // (width // kernel) * kernel * width + q % (width // kernel) * kernel
@@ -39,36 +40,69 @@ def _cut_image(floats: np.ndarray, channels: int, height: int, width: int, kerne
 def cut_pixels(images: np.ndarray, kernel: int, out: np.ndarray) -> None:
     """Write the patches of images, uint8 [n, C, H, W] -> float32 [n, QK].
 
-    Rows of patches are moved 16 numbers at a time. What one writes too much, the next one overwrites, so the numbers
-    behind the last patch go to the copy's end.
+    Rows of patches are moved 16 numbers at a time. What one writes too much, the next one overwrites, so the last image
+    is cut where there is room for more.
     """
     n, channels, height, width = images.shape
     down, across, pixels = height // kernel, width // kernel, channels * height * width
     size = down * across * channels * kernel * kernel
-    floats, cut = np.zeros(pixels + VECTOR, np.float32), np.empty(size + VECTOR, np.float32)
+    floats, last = np.zeros(pixels + VECTOR, np.float32), np.empty(size + VECTOR, np.float32)
     flat = images.reshape((n, pixels))
     for i in range(n):
         of = flat[i]
         for j in range(pixels):
             floats[j] = of[j]
-        _cut_image(floats, channels, height, width, kernel, cut)
-        to = out[i]
-        for j in range(size):
-            to[j] = cut[j]
+        _cut_image(floats, channels, height, width, kernel, out[i] if i < n - 1 else last)
+    to = out[n - 1]
+    for j in range(size):
+        to[j] = last[j]
+
+
+@compiled
+def _turn(b: int, b_row: int, rows: int, columns: int, out: int, out_row: int) -> None:
+    """Write the transposed matrix [rows, columns] at an address to another one. The last squares may overlap others."""
+    if rows < EDGE or columns < EDGE:
+        for i in range(rows):
+            for j in range(columns):
+                store(out + 4 * (j * out_row + i), load(b + 4 * (i * b_row + j)))
+        return
+    for above in range(0, rows, EDGE):
+        for before in range(0, columns, EDGE):
+            i, j = min(above, rows - EDGE), min(before, columns - EDGE)
+            turn(b + 4 * (i * b_row + j), b_row, out + 4 * (j * out_row + i), out_row)
+
+
+@compiled
+def _copy(b: int, count: int, out: int) -> None:
+    """Copy numbers from an address to another one."""
+    whole = count - count % VECTOR
+    for j in range(0, whole, VECTOR):
+        move(b + 4 * j, out + 4 * j)
+    for j in range(whole, count):
+        store(out + 4 * j, load(b + 4 * j))
+
+
+@compiled
+def _add(b: int, count: int, out: int) -> None:
+    """Add numbers at an address to those at another one."""
+    whole = count - count % VECTOR
+    for j in range(0, whole, VECTOR):
+        plus(out + 4 * j, b + 4 * j, out + 4 * j)
+    for j in range(whole, count):
+        store(out + 4 * j, load(out + 4 * j) + load(b + 4 * j))
 
 
 @compiled
 def _cut(x: np.ndarray, channels: int, height: int, width: int, kernel: int, out: np.ndarray) -> None:
     """Write the patches of images whose channels lie together, [n, HWC] -> [nQ, K]."""
     across, square, to = width // kernel, kernel * kernel, address(out)
-    each = (height // kernel) * across
+    each, cells = (height // kernel) * across, np.empty((square, channels), np.float32)
     for i in range(len(x) * each):
         q, image = i % each, address(x) + 4 * (i // each) * height * width * channels
-        for cell in range(square):
-            row, column = q // across * kernel + cell // kernel, q % across * kernel + cell % kernel
-            begin = image + 4 * (row * width + column) * channels
-            for c in range(channels):
-                store(to + 4 * (c * square + cell), load(begin + 4 * c))
+        for row in range(kernel):
+            begin = image + 4 * ((q // across * kernel + row) * width + q % across * kernel) * channels
+            _copy(begin, kernel * channels, address(cells) + 4 * row * kernel * channels)
+        _turn(address(cells), channels, square, channels, to, square)
         to += 4 * channels * square
 
 
@@ -78,16 +112,15 @@ def _paste(
 ) -> None:
     """Add patches [nQ, K] to images whose channels lie together, [n, HWC], or, if not added, write such images."""
     across, square, of = width // kernel, kernel * kernel, address(patches)
-    each = (height // kernel) * across
+    each, cells = (height // kernel) * across, np.empty((square, channels), np.float32)
     if not added:
         out[:] = 0
     for i in range(len(out) * each):
         q, image = i % each, address(out) + 4 * (i // each) * height * width * channels
-        for cell in range(square):
-            row, column = q // across * kernel + cell // kernel, q % across * kernel + cell % kernel
-            begin = image + 4 * (row * width + column) * channels
-            for c in range(channels):
-                store(begin + 4 * c, load(begin + 4 * c) + load(of + 4 * (c * square + cell)))
+        _turn(of, square, channels, square, address(cells), channels)
+        for row in range(kernel):
+            begin = image + 4 * ((q // across * kernel + row) * width + q % across * kernel) * channels
+            _add(address(cells) + 4 * row * kernel * channels, kernel * channels, begin)
         of += 4 * channels * square
 
 
