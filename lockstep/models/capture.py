@@ -92,8 +92,12 @@ class Inference:
                 self._recorded.refresh(in_place=self._fixed)
         return self._recorded
 
-    def load(self, vector: Tensor) -> bool:
-        """Use parameters of a learner's model, as one vector, if they lie there as here. Call refresh then."""
+    def load(self, vector: Tensor, *, lasts: bool) -> bool:
+        """Use parameters of a learner's model, as one vector, if they lie there as here. Call refresh then.
+
+        Args:
+            lasts: nobody changes the vector until the next call, so that it need not be copied.
+        """
         return False
 
     def set_noise(self, uniform: Tensor | None) -> None:
