@@ -14,7 +14,7 @@ from numba import boolean, float32, intp
 
 from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.products import product
-from lockstep.kernels.tiles import EDGE, address, load, move, plus, store, turn
+from lockstep.kernels.tiles import EDGE, address, load, move, move_edge, plus, store, turn
 from lockstep.kernels.tiles import WIDTH as VECTOR
 
 _TOGETHER = 256
@@ -22,38 +22,38 @@ _TOGETHER = 256
 
 
 @compiled
-def _cut_image(floats: np.ndarray, channels: int, height: int, width: int, kernel: int, cut: np.ndarray) -> None:
-    """Write the patches of an image [CHW], behind which there are 16 more numbers, to cut [QK] and up to 15 numbers
-    behind it."""
+def _cut_rows(floats: np.ndarray, channels: int, width: int, kernel: int, cut: np.ndarray) -> None:
+    """Write the patches of an image as high as they are, [CkW] with 8 more numbers behind it, to cut, and up to 7
+    numbers behind them."""
     place = address(cut)
-    for q in range((height // kernel) * (width // kernel)):
-        corner = q // (width // kernel) * kernel * width + q % (width // kernel) * kernel
-        for c in range(channels):
-            for row in range(kernel):
-                begin = address(floats) + 4 * ((c * height + row) * width + corner)
-                for j in range(0, kernel, VECTOR):
-                    move(begin + 4 * j, place + 4 * j)
-                place += 4 * kernel
+    for q in range(width // kernel):
+        for line in range(channels * kernel):
+            begin = address(floats) + 4 * (line * width + q * kernel)
+            for j in range(0, kernel, EDGE):
+                move_edge(begin + 4 * j, place + 4 * j)
+            place += 4 * kernel
 
 
 @compiled
 def cut_pixels(images: np.ndarray, kernel: int, out: np.ndarray) -> None:
     """Write the patches of images, uint8 [n, C, H, W] -> float32 [n, QK].
 
-    Rows of patches are moved 16 numbers at a time. What one writes too much, the next one overwrites, so the last image
-    is cut where there is room for more.
+    One row of patches is made at a time, whose pixels stay in the cache. Lines of patches are moved 8 numbers at a
+    time. What one writes too much, the next one overwrites, so the last row is cut where there is room for more.
     """
     n, channels, height, width = images.shape
-    down, across, pixels = height // kernel, width // kernel, channels * height * width
-    size = down * across * channels * kernel * kernel
-    floats, last = np.zeros(pixels + VECTOR, np.float32), np.empty(size + VECTOR, np.float32)
-    flat = images.reshape((n, pixels))
-    for i in range(n):
-        of = flat[i]
-        for j in range(pixels):
-            floats[j] = of[j]
-        _cut_image(floats, channels, height, width, kernel, out[i] if i < n - 1 else last)
-    to = out[n - 1]
+    down, together = height // kernel, kernel * width
+    size = width // kernel * channels * kernel * kernel
+    floats, last = np.zeros(channels * together + EDGE, np.float32), np.empty(size + EDGE, np.float32)
+    flat, rows = images.reshape((n * channels, height * width)), out.reshape((n * down, size))
+    for i in range(n * down):
+        begin = i % down * together
+        for c in range(channels):
+            of, to = flat[i // down * channels + c, begin : begin + together], floats[c * together : (c + 1) * together]
+            for j in range(together):
+                to[j] = of[j]
+        _cut_rows(floats, channels, width, kernel, rows[i] if i < n * down - 1 else last)
+    to = rows[n * down - 1]
     for j in range(size):
         to[j] = last[j]
 
