@@ -394,8 +394,8 @@ class ActingBatch:
 
 
 def _carry_over(before: RolloutBuffer, buffer: RolloutBuffer, member: ActingShard) -> None:
-    def carry(to: Tensor, origin: Tensor) -> None:
-        to[0, member.rows] = origin[member.last, member.rows]
+    def carry(to: Tensor, origin: Tensor) -> None:  # with NumPy, whose small operations take a third of the time
+        to.numpy()[0, member.rows] = origin.numpy()[member.last, member.rows]
 
     map_structure(carry, buffer.whole.obs, before.whole.obs)
     carry(buffer.whole.start, before.whole.start)

@@ -279,7 +279,7 @@ class Collector:
     def _load(self, version: Version) -> None:
         if self._loaded == version.number:
             return
-        if not self._actor.load(version.parameters):
+        if not self._actor.load(version.parameters, lasts=version.lasts):
             named = self._flat.named(version.parameters)
             for name, parameter in self._parameters.items():
                 parameter.copy_(named[name])

@@ -61,14 +61,18 @@ def power(base: float, exponent: int) -> float:
 
 
 @compiled
-def clip(gradient: np.ndarray, factor: np.float32, largest: float) -> float:
-    """Multiply a gradient by a factor, and scale the product down to a norm, in place. Returns the product's norm."""
+def clip(gradient: np.ndarray, factor: np.float32, divisor: np.float32, largest: float) -> float:
+    """Multiply a gradient by a factor, divide the product by a divisor, and scale the quotient down to a norm, in
+    place. Returns the quotient's norm."""
     sums = np.zeros(_LANES)
     for begin in range(0, len(gradient), _TOGETHER):
         part = gradient[begin : begin + _TOGETHER]
         if factor != _ONE:
             for i in range(len(part)):
                 part[i] *= factor
+        if divisor != _ONE:
+            for i in range(len(part)):
+                part[i] /= divisor
         _add_squares(part, sums)
     found = _root(sums)
     if found > largest:
@@ -83,6 +87,7 @@ def adam(
     x: np.ndarray,
     gradient: np.ndarray,
     factor: np.float32,
+    divisor: np.float32,
     largest: float,
     first: np.ndarray,
     second: np.ndarray,
@@ -97,7 +102,7 @@ def adam(
     Args:
         x: parameters, float32 [P].
         gradient: float32 [P].
-        factor: what it is multiplied by first.
+        factor, divisor: what it is multiplied and divided by first.
         largest: norm to which the gradient is scaled down.
         first, second: moments, float32 [P].
         steps: the number of this step, from 1.
@@ -106,7 +111,7 @@ def adam(
     Returns:
         The gradient's norm before it was clipped.
     """
-    found = clip(gradient, factor, largest)
+    found = clip(gradient, factor, divisor, largest)
     step = np.float32(rate / (1.0 - power(beta1, steps)))
     scale = np.float32(np.float64(1.0) / sqrt(1.0 - power(beta2, steps)))
     b1, b2, e = np.float32(beta1), np.float32(beta2), np.float32(eps)
@@ -139,7 +144,7 @@ def radam(
     """One step of rectified Adam (Liu et al. 2020, https://arxiv.org/abs/1908.03265, algorithm 2). While the variance
     of the second moment is unknown, which is in the first steps, it moves by the mean gradient alone. As in torch, this
     lasts as long as ρ is at most 5. Other arguments and the result are those of adam."""
-    found = clip(gradient, _ONE, largest)
+    found = clip(gradient, _ONE, _ONE, largest)
     decayed = power(beta2, steps)
     longest = 2.0 / (1.0 - beta2) - 1.0
     length = longest - 2.0 * steps * decayed / (1.0 - decayed)
@@ -164,6 +169,7 @@ def adam_of_groups(
     x: np.ndarray,
     gradient: np.ndarray,
     factor: np.float32,
+    divisor: np.float32,
     largest: float,
     first: np.ndarray,
     second: np.ndarray,
@@ -184,7 +190,7 @@ def adam_of_groups(
     for g in range(len(groups)):
         begin, end, steps = groups[g]
         own, moments = (x[begin:end], gradient[begin:end]), (first[begin:end], second[begin:end])
-        norms[g] = adam(*own, factor, largest, *moments, steps, rates[g], beta1, beta2, eps)
+        norms[g] = adam(*own, factor, divisor, largest, *moments, steps, rates[g], beta1, beta2, eps)
 
 
 @compiled
@@ -200,7 +206,7 @@ def rmsprop(
     x: np.ndarray, gradient: np.ndarray, largest: float, second: np.ndarray, rate: float, decay: float, eps: float
 ) -> float:
     """One step of RMSProp without momentum, not centered. Other arguments and the result are those of adam."""
-    found = clip(gradient, _ONE, largest)
+    found = clip(gradient, _ONE, _ONE, largest)
     r, d, c, e = np.float32(rate), np.float32(decay), np.float32(1.0 - decay), np.float32(eps)
     for i in range(len(x)):
         g = gradient[i]

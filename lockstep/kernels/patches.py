@@ -15,61 +15,95 @@ from numba import boolean, float32, intp
 
 from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.products import product
+from lockstep.kernels.tiles import EDGE, address, load, move, move_edge, plus, store, turn
 from lockstep.kernels.tiles import WIDTH as VECTOR
-from lockstep.kernels.tiles import address, load, move, store
 
 _TOGETHER = 256
 """How many patches are multiplied at once by the gradients by their outputs, so that they stay in the cache."""
 
 
 @compiled
-def _cut_image(floats: np.ndarray, channels: int, height: int, width: int, kernel: int, cut: np.ndarray) -> None:
-    """Write the patches of an image [CHW] to cut [QK]. Both have room for 16 more numbers."""
+def _cut_rows(floats: np.ndarray, channels: int, width: int, kernel: int, cut: np.ndarray) -> None:
+    """Write the patches of an image as high as they are, [CkW] with 8 more numbers behind it, to cut, and up to 7
+    numbers behind them."""
     place = address(cut)
-    for q in range((height // kernel) * (width // kernel)):
-        corner = q // (width // kernel) * kernel * width + q % (width // kernel) * kernel
-        for c in range(channels):
-            for row in range(kernel):
-                begin = address(floats) + 4 * ((c * height + row) * width + corner)
-                for j in range(0, kernel, VECTOR):
-                    move(begin + 4 * j, place + 4 * j)
-                place += 4 * kernel
+    for q in range(width // kernel):
+        for line in range(channels * kernel):
+            begin = address(floats) + 4 * (line * width + q * kernel)
+            for j in range(0, kernel, EDGE):
+                move_edge(begin + 4 * j, place + 4 * j)
+            place += 4 * kernel
 
 
 @compiled
 def cut_pixels(images: np.ndarray, kernel: int, out: np.ndarray) -> None:
     """Write the patches of images, uint8 [n, C, H, W] -> float32 [n, QK].
 
-    Rows of patches are copied 16 numbers at a time. The next row overwrites what a row has written beyond its end, and
-    the last one writes into the spare room of the copy.
+    One row of patches is made at a time, whose pixels stay in the cache. Lines of patches are moved 8 numbers at a
+    time. What one writes too much, the next one overwrites, so the last row is cut where there is room for more.
     """
     n, channels, height, width = images.shape
-    down, across, pixels = height // kernel, width // kernel, channels * height * width
-    size = down * across * channels * kernel * kernel
-    floats, cut = np.zeros(pixels + VECTOR, np.float32), np.empty(size + VECTOR, np.float32)
-    flat = images.reshape((n, pixels))
-    for i in range(n):
-        of = flat[i]
-        for j in range(pixels):
-            floats[j] = of[j]
-        _cut_image(floats, channels, height, width, kernel, cut)
-        to = out[i]
-        for j in range(size):
-            to[j] = cut[j]
+    down, together = height // kernel, kernel * width
+    size = width // kernel * channels * kernel * kernel
+    floats, last = np.zeros(channels * together + EDGE, np.float32), np.empty(size + EDGE, np.float32)
+    flat, rows = images.reshape((n * channels, height * width)), out.reshape((n * down, size))
+    for i in range(n * down):
+        begin = i % down * together
+        for c in range(channels):
+            of, to = flat[i // down * channels + c, begin : begin + together], floats[c * together : (c + 1) * together]
+            for j in range(together):
+                to[j] = of[j]
+        _cut_rows(floats, channels, width, kernel, rows[i] if i < n * down - 1 else last)
+    to = rows[n * down - 1]
+    for j in range(size):
+        to[j] = last[j]
+
+
+@compiled
+def _turn(b: int, b_row: int, rows: int, columns: int, out: int, out_row: int) -> None:
+    """Write the transposed matrix [rows, columns] at an address to another one. The last squares may overlap others."""
+    if rows < EDGE or columns < EDGE:
+        for i in range(rows):
+            for j in range(columns):
+                store(out + 4 * (j * out_row + i), load(b + 4 * (i * b_row + j)))
+        return
+    for above in range(0, rows, EDGE):
+        for before in range(0, columns, EDGE):
+            i, j = min(above, rows - EDGE), min(before, columns - EDGE)
+            turn(b + 4 * (i * b_row + j), b_row, out + 4 * (j * out_row + i), out_row)
+
+
+@compiled
+def _copy(b: int, count: int, out: int) -> None:
+    """Copy numbers from an address to another one."""
+    whole = count - count % VECTOR
+    for j in range(0, whole, VECTOR):
+        move(b + 4 * j, out + 4 * j)
+    for j in range(whole, count):
+        store(out + 4 * j, load(b + 4 * j))
+
+
+@compiled
+def _add(b: int, count: int, out: int) -> None:
+    """Add numbers at an address to those at another one."""
+    whole = count - count % VECTOR
+    for j in range(0, whole, VECTOR):
+        plus(out + 4 * j, b + 4 * j, out + 4 * j)
+    for j in range(whole, count):
+        store(out + 4 * j, load(out + 4 * j) + load(b + 4 * j))
 
 
 @compiled
 def _cut(x: np.ndarray, channels: int, height: int, width: int, kernel: int, out: np.ndarray) -> None:
     """Write the patches of images whose channels lie together, [n, HWC] -> [nQ, K]."""
     across, square, to = width // kernel, kernel * kernel, address(out)
-    each = (height // kernel) * across
+    each, cells = (height // kernel) * across, np.empty((square, channels), np.float32)
     for i in range(len(x) * each):
         q, image = i % each, address(x) + 4 * (i // each) * height * width * channels
-        for cell in range(square):
-            row, column = q // across * kernel + cell // kernel, q % across * kernel + cell % kernel
-            begin = image + 4 * (row * width + column) * channels
-            for c in range(channels):
-                store(to + 4 * (c * square + cell), load(begin + 4 * c))
+        for row in range(kernel):
+            begin = image + 4 * ((q // across * kernel + row) * width + q % across * kernel) * channels
+            _copy(begin, kernel * channels, address(cells) + 4 * row * kernel * channels)
+        _turn(address(cells), channels, square, channels, to, square)
         to += 4 * channels * square
 
 
@@ -79,16 +113,15 @@ def _paste(
 ) -> None:
     """Add patches [nQ, K] to images whose channels lie together, [n, HWC], or, if not added, write such images."""
     across, square, of = width // kernel, kernel * kernel, address(patches)
-    each = (height // kernel) * across
+    each, cells = (height // kernel) * across, np.empty((square, channels), np.float32)
     if not added:
         out[:] = 0
     for i in range(len(out) * each):
         q, image = i % each, address(out) + 4 * (i // each) * height * width * channels
-        for cell in range(square):
-            row, column = q // across * kernel + cell // kernel, q % across * kernel + cell % kernel
-            begin = image + 4 * (row * width + column) * channels
-            for c in range(channels):
-                store(begin + 4 * c, load(begin + 4 * c) + load(of + 4 * (c * square + cell)))
+        _turn(of, square, channels, square, address(cells), channels)
+        for row in range(kernel):
+            begin = image + 4 * ((q // across * kernel + row) * width + q % across * kernel) * channels
+            _add(address(cells) + 4 * row * kernel * channels, kernel * channels, begin)
         of += 4 * channels * square
 
 

@@ -18,6 +18,8 @@ from lockstep.kernels.math import exp, log, ndtri
 
 CATEGORICAL, GAUSSIAN = range(2)
 """Kinds of distributions."""
+_TOGETHER = 16
+"""Rows whose numbers are compared or added up together."""
 _TINY = np.float32(1e-7)
 _HALF_LOG_TAU = np.float32(0.5 * math.log(2 * math.pi))
 _HALF = np.float32(0.5)
@@ -39,24 +41,52 @@ def exponentials(x: np.ndarray, out: np.ndarray) -> None:
 
 
 @compiled
+def exponentiate(x: np.ndarray) -> None:
+    """Replace each number by e**x, in place. With one array as both arguments, exponentials is not vectorized."""
+    flat = x.reshape(x.size)
+    for i in range(flat.size):
+        flat[i] = exp(flat[i])
+
+
+@compiled
+def _largest(x: np.ndarray, out: np.ndarray) -> None:
+    """Write the largest number of each row: [n, A] -> [n]. Rows advance together, since comparing waits."""
+    n, size = x.shape
+    for begin in range(0, n, _TOGETHER):
+        rows = min(_TOGETHER, n - begin)
+        of, to = x[begin : begin + rows], out[begin : begin + rows]
+        for i in range(rows):
+            to[i] = of[i, 0]
+        for a in range(1, size):
+            for i in range(rows):
+                to[i] = max(to[i], of[i, a])
+
+
+@compiled
+def _sums(x: np.ndarray, out: np.ndarray) -> None:
+    """Write the sum of each row, number by number, likewise: [n, A] -> [n]"""
+    n, size = x.shape
+    for begin in range(0, n, _TOGETHER):
+        rows = min(_TOGETHER, n - begin)
+        of, to = x[begin : begin + rows], out[begin : begin + rows]
+        to[:] = np.float32(0)
+        for a in range(size):
+            for i in range(rows):
+                to[i] += of[i, a]
+
+
+@compiled
 def log_softmax(logits: np.ndarray, out: np.ndarray) -> None:
     """Log-probabilities of all actions: logits [n, A] -> [n, A]"""
     n, size = logits.shape
     largest, total = np.empty(n, np.float32), np.empty(n, np.float32)
+    _largest(logits, largest)
     for i in range(n):
-        of, to = logits[i], out[i]
-        most = of[0]
-        for a in range(1, size):
-            most = max(most, of[a])
+        of, to, most = logits[i], out[i], largest[i]
         for a in range(size):
             to[a] = of[a] - most
-        largest[i] = most
-    exponentials(out, out)
-    for i in range(n):
-        of, added = out[i], np.float32(0)
-        for a in range(size):
-            added += of[a]
-        total[i] = added
+    exponentiate(out)
+    _sums(out, total)
     for i in range(n):
         total[i] = largest[i] + log(total[i])
     for i in range(n):

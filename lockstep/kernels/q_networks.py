@@ -15,7 +15,7 @@ from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import BIAS, INPUTS, WEIGHT, activations, backward, evaluate, rows_of_weights
 from lockstep.kernels.math import ndtri
 from lockstep.kernels.network import biases_in_parts, divide_by_brightness
-from lockstep.kernels.policies import exponentials, log_softmax, within
+from lockstep.kernels.policies import exponentiate, log_softmax, within
 from lockstep.kernels.sums import row_sums
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -165,7 +165,7 @@ def expected(atoms: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         return out
     p = np.empty_like(rows)
     log_softmax(rows, p)
-    exponentials(p, p)
+    exponentiate(p)
     mean_returns(p, atoms, out.reshape(n * actions))
     return out
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import log
-from lockstep.kernels.policies import exponentials, log_softmax
+from lockstep.kernels.policies import exponentials, exponentiate, log_softmax
 from lockstep.kernels.q_learning import DQN_SUMS, best, huber
 from lockstep.kernels.q_networks import (
     QNetwork,
@@ -166,7 +166,7 @@ def returns_gradients(
         to_priority = priority[begin:end]
         if len(atoms):
             p_t = _log_probabilities(numbers_t, following)
-            exponentials(p_t, p_t)
+            exponentiate(p_t)
             project(p_t, reward[begin:end], discount[begin:end], atoms, wanted)
             log_p = _log_probabilities(computed[0], chosen)
             _learn_distributions(log_p, wanted, weight[begin:end], atoms, by_numbers, terms, to_priority)

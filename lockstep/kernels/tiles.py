@@ -112,6 +112,17 @@ EDGE = 8
 
 
 @instruction
+def move_edge(typingctx: Any, b: Any, out: Any) -> Any:
+    """Copy 8 numbers from an address to another one."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _store(builder, _load(builder, arguments[0], ir.VectorType(_FLOAT, EDGE)), arguments[1])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+@instruction
 def turn(typingctx: Any, b: Any, b_row: Any, out: Any, out_row: Any) -> Any:
     """Write the transposed square at an address to another one; the rows of both are strides in numbers apart."""
 

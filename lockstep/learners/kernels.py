@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lockstep.agent import Agent
 from lockstep.distributed.tree import TreeSum, complete
-from lockstep.learners.learner import Computed, Learner, inverse
+from lockstep.learners.learner import Computed, Learner
 from lockstep.learners.optimizer import PortableOptimizer
 
 
@@ -34,10 +34,9 @@ class KernelLearner(Learner):
         algorithm, optimizer = self._algorithm, self.optimizer
         assert isinstance(optimizer, PortableOptimizer)
         self.optimizer: PortableOptimizer = optimizer
-        more = algorithm.reads_steps or algorithm.weighted or algorithm.counted or self._lag
-        self._fuses = not more
-        """Whether a gradient is the sum over all slots, or that divided by the number of samples, and is applied before
-        the next one is computed."""
+        self._fuses = not (algorithm.reads_steps or algorithm.counted or self._lag)
+        """Whether a gradient is the sum over all slots, or that divided by one number, and is applied before the next
+        one is computed."""
 
     def _push(self, step: int, hyper: dict[str, float], digests: dict[int, str]) -> None:
         if step == 0 or not self._subtree:  # the first step needs every slot's gradient, for its digest
@@ -63,13 +62,20 @@ class KernelLearner(Learner):
         kernel does not cover it."""
         if not self._fuses:
             return None
-        numbers, size, groups = total.numpy(), self._parameters.size, self._algorithm.groups(number, hyper)
-        factor = inverse(max(float(numbers[size]), 1.0)) if self._algorithm.mean_loss else 1.0
-        if factor is None or not self.optimizer.joins(groups):
+        algorithm, groups = self._algorithm, self._algorithm.groups(number, hyper)
+        if not self.optimizer.joins(groups):
             return None
-        added = sums.numpy()
-        added += numbers[size : size + len(added)]
-        norm = self.optimizer.step_of_sum(numbers, factor, groups)
+        numbers, size, added = total.numpy(), self._parameters.size, sums.numpy()
+        tail, count = numbers[size:], len(added)
+        divisor = max(float(tail[0]), 1.0) if algorithm.mean_loss else 1.0
+        if algorithm.weighted:  # as Learner._split
+            largest = tail[count:].max()
+            divisor *= float(largest)
+            for place, name in enumerate(algorithm.metric_names, start=1):
+                if name.startswith("loss/"):
+                    tail[place] /= largest
+        added += tail[:count]
+        norm = self.optimizer.step_of_sum(numbers, groups, divisor)
         self._follow(number)
         return norm
 

@@ -5,7 +5,6 @@ Shape legend: T time, B environments of a shard, n items of a shard's slice of a
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from lockstep.buffers.sources import batches_for
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.graphs import GradientGraphs, HyperTensors, graphs_of
-from lockstep.learners.optimizer import optimizer_for
+from lockstep.learners.optimizer import inverse, optimizer_for
 from lockstep.learners.update_graphs import UpdateGraphs
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.normalize import Normalizers
@@ -370,11 +369,6 @@ class Learner:
 def _number(x: Tensor) -> Any:
     """A number of Python's. On a GPU, for which nothing should wait, it stays a tensor."""
     return float(x) if x.device.type == "cpu" else x
-
-
-def inverse(divisor: float) -> float | None:
-    """The inverse of a power of two. A product with it has the bits of the quotient, and is cheaper."""
-    return 1 / divisor if math.frexp(divisor)[0] == 0.5 else None
 
 
 def _at_least_one(x: Tensor) -> Any:

@@ -25,6 +25,11 @@ MOMENTS = {
 """What optimizers remember of gradients."""
 
 
+def inverse(divisor: float) -> float | None:
+    """The inverse of a power of two. A product with it has the bits of the quotient, and is cheaper."""
+    return 1 / divisor if math.frexp(divisor)[0] == 0.5 else None
+
+
 class Optimizer:
     """Changes the flat parameter vector by the reduced gradient.
 
@@ -183,22 +188,22 @@ class PortableOptimizer(Optimizer):
 
     def step(self, gradient: Tensor, groups: tuple[ParameterGroup, ...]) -> float | Tensor:
         """As Optimizer.step, for Adam in one call."""
-        return self.step_of_sum(gradient.numpy(), 1.0, groups) if self.joins(groups) else super().step(gradient, groups)
+        return self.step_of_sum(gradient.numpy(), groups) if self.joins(groups) else super().step(gradient, groups)
 
     def joins(self, groups: tuple[ParameterGroup, ...]) -> bool:
         """Whether step_of_sum can move these groups."""
         return self._config.name == "adam" and not any(isinstance(group, PlainGroup) for group in groups)
 
-    def step_of_sum(self, gradient: np.ndarray, factor: float, groups: tuple[ParameterGroup, ...]) -> float:
+    def step_of_sum(self, gradient: np.ndarray, groups: tuple[ParameterGroup, ...], divisor: float = 1.0) -> float:
         """Move groups by Adam with one call of a kernel. Few operations surround it: between gradients, the caches hold
         no code, and an operation of torch takes ten times as long as in a loop.
 
         Args:
             gradient: float32 [P] or more; what moves is overwritten.
-            factor: what it is multiplied by first.
+            divisor: what it is divided by first.
 
         Returns:
-            The norm of the product, before it was clipped.
+            The norm of the quotient, before it was clipped.
         """
         vector, *moments = (x.numpy() for x in (self._vector, *self.moments.values()))
         config, norms, places, rates = self._config, np.empty(len(groups)), [], []
@@ -208,7 +213,9 @@ class PortableOptimizer(Optimizer):
             places.append((span.start, span.stop, int(count)))
             rates.append(float(group.learning_rate))
         of_groups = np.array(places), np.array(rates), *config.betas, config.eps, norms
-        self._kernels.adam_of_groups(vector, gradient, np.float32(factor), self._max_norm, *moments, *of_groups)
+        factor = inverse(divisor)
+        scale = (_ONE, np.float32(divisor)) if factor is None else (np.float32(factor), _ONE)
+        self._kernels.adam_of_groups(vector, gradient, *scale, self._max_norm, *moments, *of_groups)
         return math.hypot(*norms.tolist())
 
     def _descend(self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float) -> float:
@@ -218,7 +225,7 @@ class PortableOptimizer(Optimizer):
         if config.name != "rmsprop":
             numbers = self._max_norm, *remembered, int(count), rate, *config.betas, config.eps
             radam = config.name == "radam"
-            return self._kernels.radam(x, g, *numbers) if radam else self._kernels.adam(x, g, _ONE, *numbers)
+            return self._kernels.radam(x, g, *numbers) if radam else self._kernels.adam(x, g, _ONE, _ONE, *numbers)
         return self._kernels.rmsprop(x, g, self._max_norm, *remembered, rate, config.decay, config.eps)
 
 

@@ -92,9 +92,13 @@ class Inference:
                 self._recorded.refresh(in_place=self._fixed)
         return self._recorded
 
-    def load(self, vector: Tensor) -> bool:
+    def load(self, vector: Tensor, *, lasts: bool) -> bool:
         """Take the parameters of a learner's model, given as one vector, and return True; call refresh then. If they
-        may lie elsewhere in the vector than in this model, take nothing and return False."""
+        may lie elsewhere in the vector than in this model, take nothing and return False.
+
+        Args:
+            lasts: nobody changes the vector until the next call, so that it need not be copied.
+        """
         return False
 
     def set_noise(self, uniform: Tensor | None) -> None:

@@ -50,6 +50,8 @@ class FlatParameters:
             parameter.data = self._view(self.vector.data, name)
         self._gathered: Tensor | None = None
         """Where the next gradient is gathered."""
+        self._arrays: dict[str, np.ndarray] | None = None
+        """What arrays returns, on a CPU: views that show every later change."""
         self._rounded = {} if dtype == torch.float32 else _rounded(module, dtype)
         self.round()
 
@@ -118,10 +120,15 @@ class FlatParameters:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The parameters by name, as views of one array of the host."""
+        if self._arrays is not None:
+            return self._arrays
         array = self.vector.detach().cpu().numpy()
-        return {
+        arrays = {
             name: array[start : start + shape.numel()].reshape(shape) for name, (start, shape) in self._slices.items()
         }
+        if self.vector.is_cpu:
+            self._arrays = arrays
+        return arrays
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Copy named tensors into the parameters."""

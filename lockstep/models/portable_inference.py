@@ -75,11 +75,14 @@ class QNetworkInference(_KernelInference):
         super().__init__(model, encoder)
         self._network, self._stale = q_network(model, self._flat), True
         self._noise = np.zeros(model.noise_numbers, np.float32)
-        self._used = np.zeros(self._flat.vector.numel(), np.float32)
+        self._parameters = self._flat.vector.detach().numpy()
+        self._used = np.zeros_like(self._parameters)
         """The disturbed weights and biases."""
 
-    def load(self, vector: Tensor) -> bool:
-        self._flat.vector.data.copy_(vector)
+    def load(self, vector: Tensor, *, lasts: bool) -> bool:
+        if not lasts:
+            vector = self._flat.vector.data.copy_(vector)
+        self._parameters = vector.numpy()
         return True
 
     def set_noise(self, uniform: Tensor | None) -> None:
@@ -92,7 +95,7 @@ class QNetworkInference(_KernelInference):
     def evaluate(self, inputs: Inputs) -> tuple[ModelOutput, Tensor]:
         if self._stale:
             self._stale = False
-            disturb(self._network, self._flat.vector.detach().numpy(), self._noise, self._used)
+            disturb(self._network, self._parameters, self._noise, self._used)
         q = act(self._network, self._used, observed(self._encoder, inputs.obs, whole=True))
         numbers = torch.from_numpy(q).view(*inputs.start.shape[:2], -1)
         return ModelOutput(numbers, numbers.amax(-1)), inputs.state

@@ -22,6 +22,9 @@ class Version:
     """The statistics that normalise observations and rewards of its rollouts."""
     options: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     """float64 [K]: the options of environments whose episodes begin in its rollouts, if a curriculum changes them."""
+    lasts: bool = True
+    """Whether its parameters stay as they are for as long as the version is used. Otherwise whoever acts with it has to
+    copy them first: they lie in memory that later versions overwrite."""
 
 
 class Versions:

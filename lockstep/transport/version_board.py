@@ -92,4 +92,4 @@ class VersionBoard:
         parameters, sums, options = self._places[number % len(self._places)]
         state = dict(zip(self._names, sums.clone().split(list(self._names.values())), strict=True))
         parameters = self._lent[number] if self._lent else parameters
-        return Version(number, parameters, self._initial.loaded(state), options.clone())
+        return Version(number, parameters, self._initial.loaded(state), options.clone(), lasts=False)

@@ -36,7 +36,7 @@ def test_adam_of_denormal_moments_is_that_of_its_formula() -> None:
     # 0.9 * 5 = 4.5 is rounded to 4, the even one, and so is 0.9 * 4 = 3.6. A parameter of 0 moves by 4 * 2**-149 / eps.
     first, second = np.array([5, -5, 5, 4], np.float32) * LEAST, np.array([500, 500, 0, 501], np.float32) * LEAST
     x, none = np.array([0.5, -0.5, 0.0, 0.0], np.float32), np.zeros(4, np.float32)
-    optimizers.adam(x, none, np.float32(1), 1.0, first, second, 10**6, 1.0, 0.9, 0.999, 1e-8)
+    optimizers.adam(x, none, np.float32(1), np.float32(1), 1.0, first, second, 10**6, 1.0, 0.9, 0.999, 1e-8)
     np.testing.assert_array_equal(first / LEAST, [4, -4, 4, 4])
     np.testing.assert_array_equal(second / LEAST, [500, 500, 0, 500])
     np.testing.assert_array_equal(x[:2], [0.5, -0.5])

@@ -257,21 +257,24 @@ def test_optimizers_are_torchs(name: str) -> None:
         norm = torch.nn.utils.clip_grad_norm_([x], 30.0)
         torchs.step()
         if name == "adam":
-            found = optimizers.adam(mine, own, np.float32(0.25), 30.0, first, second, step, 0.01, 0.8, 0.99, 1e-5)
+            scale = np.float32(0.25), np.float32(1)
+            found = optimizers.adam(mine, own, *scale, 30.0, first, second, step, 0.01, 0.8, 0.99, 1e-5)
         else:
             found = optimizers.rmsprop(mine, own, 30.0, second, 0.01, 0.9, 1e-5)
         assert found == pytest.approx(float(norm), rel=1e-5)
     torch.testing.assert_close(torch.from_numpy(mine), x.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_gradient_is_multiplied_while_its_norm_is_summed() -> None:
+@pytest.mark.parametrize(("factor", "divisor"), [(0.3, 1), (1, 3.7), (0.3, 3.7)])
+def test_a_gradient_is_multiplied_and_divided_while_its_norm_is_summed(factor: float, divisor: float) -> None:
     gradient = np.random.default_rng(8).standard_normal(2500).astype(np.float32)
-    product, lanes, total = gradient * np.float32(0.3), np.zeros(64), 0.0
+    scale = np.float32(factor), np.float32(divisor)
+    product, lanes, total = gradient * scale[0] / scale[1], np.zeros(64), 0.0
     for i, x in enumerate(product):  # one by one, each to its part
         lanes[i % 64] += float(x) ** 2
     for lane in lanes:
         total += lane
-    assert optimizers.clip(gradient, np.float32(0.3), np.inf) == np.sqrt(total) == optimizers.norm(product)
+    assert optimizers.clip(gradient, *scale, np.inf) == np.sqrt(total) == optimizers.norm(product)
     np.testing.assert_array_equal(gradient, product)
 
 

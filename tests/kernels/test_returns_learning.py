@@ -88,6 +88,22 @@ def test_a_kernel_acts_with_the_bits_of_torch(task: tuple[str, dict[str, Any]], 
         assert same(found.policy, expected.policy) and same(found.value, expected.value)
 
 
+def test_an_acting_copy_keeps_parameters_that_are_overwritten() -> None:
+    """It reads those that last where they lie, which takes no copy."""
+    agent = agent_of((CARTPOLE[0], {**CARTPOLE[1], **RAINBOW}))
+    obs, start = items(agent).obs, torch.zeros(1, ITEMS, dtype=torch.bool)
+    found = []
+    for lasts in (True, False):
+        inference, vector = kernel_inference(agent.model.for_acting()), agent.flat.vector.detach().clone()
+        assert inference is not None and inference.load(vector, lasts=lasts)
+        assert np.shares_memory(inference._parameters, vector.numpy()) == lasts  # type: ignore[union-attr]
+        if not lasts:
+            vector.zero_()
+        inference.refresh()
+        found.append(inference(obs, start, torch.zeros(ITEMS, 0), None, None)[0].policy)
+    assert same(*found) and bool(found[0].any())
+
+
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QModelConfig, "has_kernels", False)
 
@@ -142,24 +158,29 @@ def test_projections_are_those_of_torch_bit_by_bit() -> None:
     np.testing.assert_allclose(out[0], p[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(13, 11), (15, 10)])
-def test_convolutions_of_patches_are_those_of_torch_bit_by_bit(size: tuple[int, int]) -> None:
-    """Two of them, the first of pixels, on images with and without rest: 3 x 3 cells, and then 2 x 2."""
+@pytest.mark.parametrize(
+    ("size", "middle", "kernel"), [((13, 11), 5, 2), ((15, 10), 5, 2), ((20, 28), 9, 3), ((28, 20), 20, 3)]
+)
+def test_convolutions_of_patches_are_those_of_torch_bit_by_bit(size: tuple[int, int], middle: int, kernel: int) -> None:
+    """Two of them, the first of pixels, on images with and without rest: 3 x 3 cells, and then 2 x 2, or as many as are
+    turned in squares of 8 x 8."""
     draw, (height, width) = torch.Generator().manual_seed(1), size
     images = torch.randint(256, (3, 2, height, width), dtype=torch.uint8, generator=draw)
-    shapes = (5, 2, 3, 3), (5,), (7, 5, 2, 2), (7,)
+    shapes = (middle, 2, 3, 3), (middle,), (7, middle, kernel, kernel), (7,)
     parameters = [(torch.randn(shape, generator=draw) * 0.1).requires_grad_() for shape in shapes]
     down, across = height // 3, width // 3
-    count = 7 * (down // 2) * (across // 2)
+    count, patch = 7 * (down // kernel) * (across // kernel), middle * kernel * kernel
+    second = 19 * middle  # where the second one's weights begin
+    end = second + 7 * patch
     by_y = torch.randn(3, count, generator=draw)
     with portable_operations():
         x = F.relu(F.conv2d(images.float(), *parameters[:2], stride=3))
-        y = F.relu(F.conv2d(x, *parameters[2:], stride=2)).permute(0, 2, 3, 1).flatten(1)
+        y = F.relu(F.conv2d(x, *parameters[2:], stride=kernel)).permute(0, 2, 3, 1).flatten(1)
         y.backward(by_y)
     flat = torch.cat([x.detach().flatten() for x in parameters]).numpy()
     rows = [
-        [0, 90, 18, 5 * down * across, RELU, -1, 0, 3, 3, 2, height, width],
-        [95, 235, 20, count, RELU, 0, 0, 2, 2, 5, down, across],
+        [0, 18 * middle, 18, middle * down * across, RELU, -1, 0, 3, 3, 2, height, width],
+        [second, end, patch, count, RELU, 0, 0, kernel, kernel, middle, down, across],
     ]
     layers, cut = np.array(rows, np.int64), np.empty((3, down * across * 18), np.float32)
     cut_pixels(images.numpy(), 3, cut)
@@ -169,5 +190,5 @@ def test_convolutions_of_patches_are_those_of_torch_bit_by_bit(size: tuple[int, 
         gradients, gradient = np.empty_like(scratch), np.zeros((1, len(flat)), np.float32)
         activations(gradients, layers, 3, 1)[:] = by_y
         backward(flat, layers, cut, scratch, gradients, gradient, fresh, False, cut[:0])
-        assert same(gradient[0, :90], parameters[0].grad.flatten())  # type: ignore[union-attr]
-        assert same(gradient[0, 95:235], parameters[2].grad.flatten())  # type: ignore[union-attr]
+        assert same(gradient[0, : 18 * middle], parameters[0].grad.flatten())  # type: ignore[union-attr]
+        assert same(gradient[0, second:end], parameters[2].grad.flatten())  # type: ignore[union-attr]
