@@ -24,6 +24,7 @@ from lockstep.collectors.preemption import Preemption
 from lockstep.collectors.scores import ended_episodes
 from lockstep.collectors.stepping import ActingShard, BatchEnvs
 from lockstep.core.arrays import map_structure
+from lockstep.core.digests import Digests
 from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout
 from lockstep.core.schedule import RolloutId
@@ -47,6 +48,7 @@ class _Open:
         self.fields = {name: getattr(buffer.whole, name).numpy() for name in _FIELDS}
         self.obs = map_structure(lambda leaf: leaf.numpy(), buffer.whole.obs)
         self.floats = floats(self.obs)
+        self.digests = {shard: Digests.of(rollout) for shard, rollout in buffer.shards.items()}
 
     def acting(self, state: Tensor) -> dict[str, np.ndarray]:
         """What compiled functions read and write when they act: see lockstep.collectors.at_once.
@@ -384,6 +386,10 @@ class ActingBatch:
         if self._played_there is not None:
             self._played_there.restart()
         return replayed
+
+    def digests(self, shard: int) -> dict[str, str]:
+        """The digest of each field of a shard's rollout."""
+        return self._open.digests[shard]()
 
     def score(self) -> None:
         """Add up raw rewards into episode scores, and list the episodes that ended."""

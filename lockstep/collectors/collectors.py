@@ -18,7 +18,6 @@ from lockstep.collectors.at_once import ShardRollout
 from lockstep.collectors.preemption import Preemption
 from lockstep.collectors.stepping import ActingShard, BatchEnvs, Stepping
 from lockstep.config.layout import Layout
-from lockstep.core.digests import structure_digests
 from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout, RolloutInfo
 from lockstep.core.schedule import Acting, LapId, RolloutId
@@ -131,7 +130,7 @@ class Collector:
             raise
         members = [(batch, member, batch.rollouts[member.shard]) for batch in self._batches for member in batch.members]
         moments = [self._moments(member, rollout, last) for _, member, rollout in members]
-        digests = self._map(structure_digests, [rollout for _, _, rollout in members])
+        digests = self._map(lambda each: each[0].digests(each[1].shard), members)
         return [
             CollectedRollout(
                 self._info(member, lap, acted, noise, sums, hashed),

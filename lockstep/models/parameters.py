@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lockstep.core.digests import Digests
 from lockstep.models.core import RecurrentCore
 from lockstep.models.layers import Linear, Rounded
 
@@ -50,6 +50,7 @@ class FlatParameters:
             parameter.data = self._view(self.vector.data, name)
         self._gathered: Tensor | None = None
         """Where the next gradient is gathered."""
+        self._digests: Digests | None = None
         self._rounded = {} if dtype == torch.float32 else _rounded(module, dtype)
         self.round()
 
@@ -116,12 +117,17 @@ class FlatParameters:
         vector = self.vector.data if vector is None else vector
         return {name: self._view(vector, name) for name in self._slices}
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The parameters by name, as views of one array of the host."""
-        array = self.vector.detach().cpu().numpy()
-        return {
-            name: array[start : start + shape.numel()].reshape(shape) for name, (start, shape) in self._slices.items()
-        }
+    def digests(self) -> dict[str, str]:
+        """The digest of each parameter, by name."""
+        if self._digests is None or not self.vector.is_cpu:
+            array = self.vector.detach().cpu().numpy()
+            self._digests = Digests(
+                {
+                    name: array[start : start + shape.numel()].reshape(shape)
+                    for name, (start, shape) in self._slices.items()
+                }
+            )
+        return self._digests()
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Copy named tensors into the parameters."""
