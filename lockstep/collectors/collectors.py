@@ -66,6 +66,9 @@ class Collector:
         self._parameters = dict(self._model.named_parameters())
         self._actor = inference_of(experiment, self._model, fixed=capture is not None)
         self._flat, self._device = agent.flat, agent.device
+        own = self._model.flat_parameters
+        self._vector = own.vector.detach() if own is not None and own.lies_like(agent.flat) else None
+        """The acting copy's parameters, if they lie as the learner's do."""
         self._bootstrap = agent.algorithm.needs_targets
         """Whether rollouts need the value of their last observation."""
         self._alive = alive
@@ -278,7 +281,9 @@ class Collector:
     def _load(self, version: Version) -> None:
         if self._loaded == version.number:
             return
-        if not self._actor.load(version.parameters):
+        if self._vector is not None:
+            self._vector.copy_(version.parameters)
+        elif not self._actor.load(version.parameters):
             named = self._flat.named(version.parameters)
             for name, parameter in self._parameters.items():
                 parameter.copy_(named[name])

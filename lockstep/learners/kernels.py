@@ -64,9 +64,13 @@ class KernelLearner(Learner):
         if not self._fuses:
             return None
         numbers, size, groups = total.numpy(), self._parameters.size, self._algorithm.groups(number, hyper)
-        factor = inverse(max(float(numbers[size]), 1.0)) if self._algorithm.mean_loss else 1.0
-        if factor is None or not self.optimizer.joins(groups):
+        if not self.optimizer.joins(groups):
             return None
+        divisor = max(float(numbers[size]), 1.0) if self._algorithm.mean_loss else 1.0
+        factor = inverse(divisor)
+        if factor is None:
+            numbers[:size] /= np.float32(divisor)
+            factor = 1.0
         added = sums.numpy()
         added += numbers[size : size + len(added)]
         norm = self.optimizer.step_of_sum(numbers, factor, groups)

@@ -58,6 +58,10 @@ class FlatParameters:
         start, shape = self._slices[name]
         return vector[start : start + shape.numel()].view(shape)
 
+    def lies_like(self, other: FlatParameters) -> bool:
+        """Whether another module's vector has the same parameters at the same places."""
+        return self._slices == other._slices
+
     def offset(self, name: str) -> int:
         """Where a parameter begins in the vector."""
         return self._slices[name][0]

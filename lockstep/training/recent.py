@@ -42,6 +42,8 @@ class RecentEpisodes:
         self.score = statistics.fmean([episode.score for episode in self._episodes])
         self.length = statistics.fmean([episode.length for episode in self._episodes])
         self.reported = {}
+        if not self._metrics:
+            return
         for name, *values in zip(self._metrics, *(episode.metrics for episode in self._episodes), strict=True):
             known = [value for value in values if not math.isnan(value)]
             if known:
