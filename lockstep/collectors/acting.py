@@ -90,6 +90,7 @@ class ActingBatch:
         self._check = RolloutCheck(finite_check, steps)
         self._experiment = agent.experiment
         self._model, self._distribution = agent.model, agent.model.distribution
+        self._explorer = self._distribution if isinstance(self._distribution, Exploring) else None
         self._previous = agent.experiment.model.uses_previous
         self.envs, self.members = environments, environments.members
         self._buffers = [_Open(buffer) for buffer in buffers]
@@ -258,10 +259,10 @@ class ActingBatch:
         """Parameters [A, P], noise [A, N] -> actions [A, *action_shape]"""
         if self._exploring is None:
             return self._distribution.sample(policy, noise)
-        assert isinstance(self._distribution, Exploring)
+        assert self._explorer is not None
         if self._random:
-            return self._distribution.uniform(policy, noise)
-        return self._distribution.explore(policy, noise, self._exploring)
+            return self._explorer.uniform(policy, noise)
+        return self._explorer.explore(policy, noise, self._exploring)
 
     def receive(self, t: int) -> None:
         """Receive what the environments return for a_{t-1}: reward_{t-1} and obs_t."""
