@@ -79,7 +79,8 @@ class Worker:
             sums[slot] = torch.from_numpy(numbers)
         total = self._tree.sum(sums)
         self.agent.normalizers = self.agent.normalizers.merged(total[2:])
-        return bool(total[0] > 0), int(total[1])
+        stops, count = total[:2].tolist()
+        return stops > 0, int(count)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The named tensors that `digest:` covers."""
