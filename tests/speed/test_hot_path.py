@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -23,7 +22,7 @@ import torch
 from tiny import collected
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep import Experiment, Layout, RunOptions, recipes, train
+from lockstep import Experiment, Layout, recipes
 from lockstep.agent import Agent
 from lockstep.collectors.collectors import Collector
 from lockstep.distributed.groups import Group
@@ -179,42 +178,6 @@ def test_a_gradient_costs_no_more_than_before(experiment: Callable[..., Experime
     found = cost_of_learning(experiment)
     assert 0 < found.calls <= most.calls and 0 < found.operations <= most.operations, found
     assert 0 < found.allocations <= most.allocations, found
-
-
-def calls_of_an_iteration(shards: int, folder: Path) -> float:
-    """Of a run with kernels and compiled environments, metrics and ledger included."""
-
-    def of(iterations: int) -> float:
-        recipe = recipes.ppo_cartpole()
-        algorithm = dataclasses.replace(recipe.algorithm, rollout=8, minibatches=1, epochs=1)
-        experiment = recipe.replace(
-            env=dataclasses.replace(recipe.env, adapter="compiled", num_envs=8),
-            scheme=dataclasses.replace(recipe.scheme, shards=shards, acting_batch=0),
-            algorithm=algorithm,
-            total_steps=64 * iterations,
-        )
-        options = RunOptions(run=str(folder / f"{shards}-{iterations}"), display="none", tensorboard=False)
-        calls = 0
-
-        def count(frame: FrameType, event: str, argument: Any) -> None:
-            nonlocal calls
-            calls += event in ("call", "c_call")
-
-        before = sys.getprofile()
-        sys.setprofile(count)
-        try:
-            train(experiment, "inline", options)
-        finally:
-            sys.setprofile(before)
-        return calls
-
-    of(4)  # compiles kernels, and imports what is needed once
-    return (of(24) - of(8)) / 16
-
-
-def test_an_iteration_with_kernels_costs_no_more_than_before(tmp_path: Path) -> None:
-    one, two = (calls_of_an_iteration(shards, tmp_path) for shards in (1, 2))
-    assert 0 < one <= 1150 and 0 < two - one <= 420, (one, two - one)
 
 
 def test_one_more_operation_a_step_is_noticed() -> None:
