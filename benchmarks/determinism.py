@@ -83,7 +83,7 @@ def cpu_seconds(experiment: Experiment, iterations: int, *, bare: bool) -> float
         if bare:
             for place in ("training.writer.fast_digest", "learners.learner.fast_digest"):
                 stack.enter_context(mock.patch(f"lockstep.{place}", lambda tensor: ""))
-            stack.enter_context(mock.patch("lockstep.collectors.collectors.structure_digests", lambda rollout: {}))
+            stack.enter_context(mock.patch("lockstep.core.digests.Digests.__call__", lambda self: {}))
         options = RunOptions(run=f"{folder}/run", display="none", tensorboard=False, checkpoint_every=10**9)
         lockstep.train(experiment.replace(total_steps=10**9), "inline", options, stop_after=iterations + 1)
     return marks[-1] - marks[-1 - iterations]

@@ -4,7 +4,8 @@
     python benchmarks/small_environments.py --seeds 16     # as many runs at once
 
 All train PPO with PureJaxRL's settings and two networks of 64 and 64 units on rollouts of 32 steps, in one epoch of one
-minibatch and in four of four. lockstep's environments are the compiled ones, and with few of them EnvPool's, too.
+minibatch and in four of four. lockstep's environments are the compiled ones, and with few of them EnvPool's, too. One
+process needs only one shard; rows with two shards have the bits of two processes.
 Rounds are interleaved, and nothing that is compiled is compiled while the time is taken. Peers are installed on first
 use. PureJaxRL has no package, so it is cloned from GitHub; --purejaxrl FOLDER takes a clone that you have.
 
@@ -49,14 +50,15 @@ _JAX = (
 )
 _RLOX = ("--only-binary=rlox", "rlox==1.2.0", "torch==2.13.0", "gymnasium==1.4.0")
 PEERS = ("PureJaxRL", "rlox")
-LAYOUTS = ("inline", "processes:2")
-ROLLOUT, SHARDS, FEW = 32, 2, 32
-"""Steps, the fewest shards that the layouts can share, and up to how many environments EnvPool steps them, too."""
+LAYOUTS = (("inline", 1), ("inline", 2), ("processes:2", 2))
+"""Layouts with numbers of shards: as many as processes, which is the least, and two for both."""
+ROLLOUT, FEW = 32, 32
+"""Steps, and up to how many environments EnvPool steps them, too."""
 CALL = 20 * 1024 * ROLLOUT
 """Samples of a call of PureJaxRL's function; the metrics of all of them stay in memory until it ends."""
 
 
-def flags(num_envs: int, epochs: int, adapter: str) -> list[str]:
+def flags(num_envs: int, epochs: int, adapter: str, shards: int = 1) -> list[str]:
     """What makes of `ppo-cartpole` the experiment: PureJaxRL's settings."""
     named = {
         "env.num-envs": num_envs,
@@ -70,7 +72,7 @@ def flags(num_envs: int, epochs: int, adapter: str) -> list[str]:
         "algorithm.gae-lambda": 0.95,
         "algorithm.value-clip": 0.2,
         "algorithm.entropy-coef": 0.01,
-        "scheme.shards": SHARDS,
+        "scheme.shards": shards,
         "scheme.acting-batch": 0,
     }
     return [word for name, value in named.items() for word in (f"--{name}", *str(value).split())]
@@ -108,12 +110,13 @@ def alone(num_envs: int, epochs: int, given: argparse.Namespace) -> str:
     rows: dict[str, Callable[[], float]] = {}
     with contextlib.ExitStack() as stack:
         for adapter in ("compiled", "envpool") if num_envs <= FEW else ("compiled",):
-            for layout in LAYOUTS:
-                print(f"starting lockstep, {adapter}, {layout} …", flush=True)
-                trial = Trial(experiment_of(flags(num_envs, epochs, adapter)), Layout.parse(layout))
+            for layout, shards in LAYOUTS:
+                name = f"lockstep, {adapter}, `{layout}`, {shards} shard{'s' * (shards > 1)}"
+                print(f"starting {name} …", flush=True)
+                trial = Trial(experiment_of(flags(num_envs, epochs, adapter, shards)), Layout.parse(layout))
                 stack.enter_context(contextlib.closing(trial))
                 trial.run(1.0, iterations=2)
-                rows[f"lockstep, {adapter}, `{layout}`"] = lambda trial=trial: trial.run(given.seconds).rate
+                rows[name] = lambda trial=trial: trial.run(given.seconds).rate
         task = task_of(experiment_of(flags(num_envs, epochs, "compiled")), CALL)
         peers: dict[str, Callable[[], Served]] = {"PureJaxRL": lambda: purejaxrl(task, given.purejaxrl)}
         for threads in sorted({1, cores()}):

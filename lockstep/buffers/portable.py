@@ -53,7 +53,9 @@ class PortableBatches(FreshBatches):
         super().__init__(agent, slots, tree)
         config, model = agent.experiment.algorithm, agent.model
         assert isinstance(config, PPOConfig) and isinstance(model, StandardModel)
-        self._model, self._lambda = model, config.gae_lambda
+        encoder = model.trunks[0].encoder
+        assert isinstance(encoder, ObservationEncoder)
+        self._model, self._encoder, self._lambda = model, encoder, config.gae_lambda
         self._discrete = not model.distribution.action_shape
         size = 0 if self._discrete else model.distribution.action_shape[0]
         assert agent.observation_space.shape is not None
@@ -74,10 +76,11 @@ class PortableBatches(FreshBatches):
             numbers(),
             np.zeros((len(slots), count), np.bool_),
         )
-        self._by_step = Items(*(x.reshape(*shape, *x.shape[2:]) for x in self.items))
-        """The same memory, [S, T, B, ...]."""
-        self.index = np.zeros((0, 0, 0), np.int64)
-        """int64 [G, S, n]: the items of each gradient step."""
+        by_step = [x.reshape(*shape, *x.shape[2:]) for x in self.items]
+        self._of_slots = [Items(*(x[place] for x in by_step)) for place in range(len(slots))]
+        """The same memory by slot, [T, B, ...]."""
+        self.index = np.tile(np.arange(count), (self._config.epochs, len(slots), 1))
+        """int64 [G, S, n]: the items of each gradient step, which are all without minibatches."""
         self.scales: list[tuple[float, float]] = []
         """For each gradient step: what is subtracted from advantages, and what the rest is divided by."""
 
@@ -86,8 +89,10 @@ class PortableBatches(FreshBatches):
             (only,) = rollouts[slot]
             self._take(place, only, hyper)
         steps = self._config.epochs * self._config.minibatches
-        plans = [self._indices(slot, iteration) for slot in self._slots]
-        self.index = np.ascontiguousarray(np.stack(plans, 1))
+        if self._config.minibatches > 1:
+            plans = [self._plan(slot, iteration) for slot in self._slots]
+            orders = [plan.numpy().reshape(steps, -1) for plan in plans if plan is not None]
+            self.index = np.ascontiguousarray(np.stack(orders, 1))
         self.scales = self._standardizing() if self._algorithm.normalize_advantages else [(0.0, 1.0)] * steps
         return steps
 
@@ -96,30 +101,19 @@ class PortableBatches(FreshBatches):
         rollout, normalizers = collected.rollout, collected.normalizers
         normalizers.apply(self._model)
         steps = len(rollout.reward)
-        to = Items(*(x[place] for x in self._by_step))
-        encoder = self._model.trunks[0].encoder
-        assert isinstance(encoder, ObservationEncoder)
+        to, value = self._of_slots[place], rollout.value.contiguous().numpy()
         obs = map_structure(lambda leaf: leaf[:steps], rollout.obs)
-        to.observations[...] = observed(encoder, obs).reshape(to.observations.shape)
+        to.observations[...] = observed(self._encoder, obs).reshape(to.observations.shape)
         if self._discrete:
             to.choices[...] = rollout.action.numpy()
         else:
             to.actions[...] = rollout.action.numpy()
         to.log_probs[...] = rollout.log_prob.numpy()
-        to.values[...] = rollout.value[:steps].numpy()
+        to.values[...] = value[:steps]
         to.valid[...] = rollout.valid.numpy()
         reward = normalizers.scale_rewards(rollout.reward)
-        r_t, v_t, terminated, truncated = (
-            x.contiguous().numpy() for x in (reward, rollout.value, rollout.terminated, rollout.truncated)
-        )
-        returns.gae(r_t, v_t, terminated, truncated, hyper["discount"], self._lambda, to.advantages, to.targets)
-
-    def _indices(self, slot: int, iteration: int) -> np.ndarray:
-        """The items of a slot's slices: int64 [G, n]."""
-        config, plan = self._config, self._plan(slot, iteration)
-        if plan is None:
-            return np.tile(np.arange(self.items.valid.shape[1]), (config.epochs, 1))
-        return plan.numpy().reshape(config.epochs * config.minibatches, -1)
+        r_t, terminated, truncated = (x.contiguous().numpy() for x in (reward, rollout.terminated, rollout.truncated))
+        returns.gae(r_t, value, terminated, truncated, hyper["discount"], self._lambda, to.advantages, to.targets)
 
     def _standardizing(self) -> list[tuple[float, float]]:
         sums = {}

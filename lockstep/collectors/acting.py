@@ -23,7 +23,8 @@ from lockstep.collectors.on_device import DeviceActing
 from lockstep.collectors.preemption import Preemption
 from lockstep.collectors.scores import ended_episodes
 from lockstep.collectors.stepping import ActingShard, BatchEnvs
-from lockstep.core.arrays import map_structure
+from lockstep.core.arrays import map_structure, named_leaves
+from lockstep.core.digests import Digests
 from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout
 from lockstep.core.schedule import RolloutId
@@ -47,6 +48,9 @@ class _Open:
         self.fields = {name: getattr(buffer.whole, name).numpy() for name in _FIELDS}
         self.obs = map_structure(lambda leaf: leaf.numpy(), buffer.whole.obs)
         self.floats = floats(self.obs)
+        self.digests = {shard: Digests.of(rollout) for shard, rollout in buffer.shards.items()}
+        self._actions, self._rewards = buffer.actions.numpy(), buffer.rewards.numpy()
+        self._carried = [x for _, x in named_leaves(self.obs)] + [self.fields["start"], self._actions, self._rewards]
 
     def acting(self, state: Tensor) -> dict[str, np.ndarray]:
         """What compiled functions read and write when they act: see lockstep.collectors.at_once.
@@ -54,13 +58,12 @@ class _Open:
         Args:
             state: of cores, [A, K].
         """
-        buffer = self.buffer
-        return {
-            **self.fields,
-            "actions": buffer.actions.numpy(),
-            "rewards": buffer.rewards.numpy(),
-            "state": state.numpy(),
-        }
+        return {**self.fields, "actions": self._actions, "rewards": self._rewards, "state": state.numpy()}
+
+    def follow(self, before: _Open, member: ActingShard) -> None:
+        """Begin a shard's rows with the last step of its rollout in another buffer, or in this one."""
+        for to, origin in zip(self._carried, before._carried, strict=True):
+            to[0, member.rows] = origin[member.last, member.rows]
 
     def at(self, t: int, rows: slice) -> Any:
         """The observations of some rows at one step, to write into."""
@@ -87,6 +90,7 @@ class ActingBatch:
         self._check = RolloutCheck(finite_check, steps)
         self._experiment = agent.experiment
         self._model, self._distribution = agent.model, agent.model.distribution
+        self._explorer = self._distribution if isinstance(self._distribution, Exploring) else None
         self._previous = agent.experiment.model.uses_previous
         self.envs, self.members = environments, environments.members
         self._buffers = [_Open(buffer) for buffer in buffers]
@@ -164,7 +168,7 @@ class ActingBatch:
         self.rollouts = buffer.shards
         self._uncut = self.envs.stepped
         for member in self.members:
-            _carry_over(before.buffer, buffer, member)
+            self._open.follow(before, member)
             member.last = -1
         for each in self.envs.stepped:
             if each.env.reseed_due():
@@ -175,15 +179,16 @@ class ActingBatch:
                     buffer.whole.start[0, member.rows] = True
                     member.score[:], member.length[:] = 0, 0
                     member.return_carry.zero_()
+        noise = self._noise.numpy()
         for member in self.members:
             self._explore(member, lap + member.offset)
             draw = stream(self._experiment.seed, "action", member.shard, lap + member.offset)
-            noise = self._noise[:, member.rows]
-            drawn = torch.from_numpy(draw.random(noise.shape, np.float32))
+            drawn = draw.random((len(noise), member.num_envs, noise.shape[2]), np.float32)
             if member.drift is not None and not self._random:
                 with arithmetic(self._model):
-                    drawn, member.drift = drifting(drawn, member.drift, self._theta)
-            noise.copy_(drawn)
+                    drifted, member.drift = drifting(torch.from_numpy(drawn), member.drift, self._theta)
+                drawn = drifted.numpy()
+            noise[:, member.rows] = drawn
         if self._played_there is not None:
             with arithmetic(self._model):
                 self._played_there.begin(buffer)
@@ -254,10 +259,10 @@ class ActingBatch:
         """Parameters [A, P], noise [A, N] -> actions [A, *action_shape]"""
         if self._exploring is None:
             return self._distribution.sample(policy, noise)
-        assert isinstance(self._distribution, Exploring)
+        assert self._explorer is not None
         if self._random:
-            return self._distribution.uniform(policy, noise)
-        return self._distribution.explore(policy, noise, self._exploring)
+            return self._explorer.uniform(policy, noise)
+        return self._explorer.explore(policy, noise, self._exploring)
 
     def receive(self, t: int) -> None:
         """Receive what the environments return for a_{t-1}: reward_{t-1} and obs_t."""
@@ -385,19 +390,13 @@ class ActingBatch:
             self._played_there.restart()
         return replayed
 
+    def digests(self, shard: int) -> dict[str, str]:
+        """The digest of each field of a shard's rollout."""
+        return self._open.digests[shard]()
+
     def score(self) -> None:
         """Add up raw rewards into episode scores, and list the episodes that ended."""
         for member in self.members:
             rewards, ended, reported = (x[:, member.rows] for x in (self._raw_rewards, self._ended, self._reported))
             valid = self._open.fields["valid"][:, member.rows]
             member.episodes = ended_episodes(member, rewards, valid, ended, reported)
-
-
-def _carry_over(before: RolloutBuffer, buffer: RolloutBuffer, member: ActingShard) -> None:
-    def carry(to: Tensor, origin: Tensor) -> None:  # with NumPy, whose small operations take a third of the time
-        to.numpy()[0, member.rows] = origin.numpy()[member.last, member.rows]
-
-    map_structure(carry, buffer.whole.obs, before.whole.obs)
-    carry(buffer.whole.start, before.whole.start)
-    carry(buffer.actions, before.actions)
-    carry(buffer.rewards, before.rewards)

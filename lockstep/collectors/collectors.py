@@ -18,7 +18,6 @@ from lockstep.collectors.at_once import ShardRollout
 from lockstep.collectors.preemption import Preemption
 from lockstep.collectors.stepping import ActingShard, BatchEnvs, Stepping
 from lockstep.config.layout import Layout
-from lockstep.core.digests import structure_digests
 from lockstep.core.rng import stream
 from lockstep.core.rollout import Rollout, RolloutInfo
 from lockstep.core.schedule import Acting, LapId, RolloutId
@@ -67,6 +66,9 @@ class Collector:
         self._parameters = dict(self._model.named_parameters())
         self._actor = inference_of(experiment, self._model, fixed=capture is not None)
         self._flat, self._device = agent.flat, agent.device
+        own = self._model.flat_parameters
+        self._vector = own.vector.detach() if own is not None and own.lies_like(agent.flat) else None
+        """The acting copy's parameters, if they lie as the learner's do."""
         self._bootstrap = agent.algorithm.needs_targets
         """Whether rollouts need the value of their last observation."""
         self._alive = alive
@@ -131,7 +133,7 @@ class Collector:
             raise
         members = [(batch, member, batch.rollouts[member.shard]) for batch in self._batches for member in batch.members]
         moments = [self._moments(member, rollout, last) for _, member, rollout in members]
-        digests = self._map(structure_digests, [rollout for _, _, rollout in members])
+        digests = self._map(lambda each: each[0].digests(each[1].shard), members)
         return [
             CollectedRollout(
                 self._info(member, lap, acted, noise, sums, hashed),
@@ -280,9 +282,12 @@ class Collector:
         if self._loaded == version.number:
             return
         if not self._actor.load(version.parameters, lasts=version.lasts):
-            named = self._flat.named(version.parameters)
-            for name, parameter in self._parameters.items():
-                parameter.copy_(named[name])
+            if self._vector is not None:
+                self._vector.copy_(version.parameters)
+            else:
+                named = self._flat.named(version.parameters)
+                for name, parameter in self._parameters.items():
+                    parameter.copy_(named[name])
         self._actor.refresh()
         if any(batch.compiled for batch in self._batches):  # which do not call the actor
             self._model.weights_changed()

@@ -282,9 +282,7 @@ class Learner:
         Args:
             norms: the sum of norms of the gradients that were applied, `moved` of them.
         """
-        count, names = max(float(sums[0]), 1.0), self._algorithm.metric_names
-        metrics = {name: float(value) / count for name, value in zip(names, sums[1:], strict=True)}
-        metrics = self._algorithm.summarize(metrics) if updates else {}
+        metrics = self._algorithm.summarize(self._means(sums)) if updates else {}
         if moved:
             metrics["gradient_norm"] = norms / moved
         return metrics | {f"hyper/{name}": value for name, value in hyper.items()}

@@ -69,15 +69,18 @@ class Worker:
         Returns:
             Whether any learner was asked to stop, and how many rollouts all of them took.
         """
-        nothing = np.zeros(sum(map(len, self.agent.normalizers.state().values())))
+        size = sum(map(len, self.agent.normalizers.state().values()))
         sums = {}
         for slot in self.slots:
-            moments = [each.info.moments for each in rollouts[slot]]
-            counts = np.array([stop and slot == self.slots[0], len(moments)], np.float64)
-            sums[slot] = torch.from_numpy(np.concatenate([counts, sum(moments, start=nothing)]))
+            numbers = np.zeros(2 + size)
+            numbers[:2] = stop and slot == self.slots[0], len(rollouts[slot])
+            for each in rollouts[slot]:
+                numbers[2:] += each.info.moments
+            sums[slot] = torch.from_numpy(numbers)
         total = self._tree.sum(sums)
         self.agent.normalizers = self.agent.normalizers.merged(total[2:])
-        return bool(total[0] > 0), int(total[1])
+        stops, count = total[:2].tolist()
+        return stops > 0, int(count)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The named tensors that `digest:` covers."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.kernels.bound import PolicyKernels
+from lockstep.models.parameters import FlatParameters
 
 Precision = Literal["bf16", "fp32", "portable"]
 """Arithmetic of a model: see Experiment.precision."""
@@ -113,6 +114,8 @@ class PolicyModel(nn.Module, ABC):
     """Whether it computes with torch's operations in portable arithmetic: see lockstep.models.arithmetic."""
     has_value: bool = True
     """Whether the values of forward are estimates."""
+    flat_parameters: FlatParameters | None = None
+    """Of a copy for acting: its parameters as one vector, if they lie in one."""
     variables: nn.ParameterDict
     """What an algorithm learns in addition to the model, if anything: see Algorithm.variables."""
 

@@ -209,8 +209,9 @@ def observed(encoder: ObservationEncoder, obs: Any, *, whole: bool = False) -> n
         if first.stride[0] > 1:  # type: ignore[union-attr]
             assert whole, "kernels that cut images into patches divide the weights"
             return _patches(entry(obs, encoder.layout.images[0][0]), first.kernel_size[0])  # type: ignore
-        pixels = rows_of(entry(obs, encoder.layout.images[0][0]).flatten(2)).astype(np.float32)
-        return pixels if whole else pixels / np.float32(brightness(encoder))
+        pixels, brightest = rows_of(entry(obs, encoder.layout.images[0][0]).flatten(2)), brightness(encoder)
+        pixels = pixels.astype(np.float32)
+        return pixels if whole or brightest == 1 else pixels / np.float32(brightest)
     x = rows_of(encoder.layout.vector(obs))
     if not encoder.normalize:
         return x

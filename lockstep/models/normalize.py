@@ -194,7 +194,7 @@ class Normalizers:
     def rollout_sums(self, rollout: Rollout, return_carry: Tensor) -> Tensor:
         """What a shard's rollout adds to the statistics, a float64 vector. Call it once per rollout: it updates
         return_carry, fp32 [B], the discounted returns of unfinished episodes."""
-        parts = [torch.zeros(0, dtype=torch.float64)]
+        parts = []
         steps = rollout.reward.shape[0]
         sums_of, returns_of = (portable_sums, portable_returns) if self.portable else (batch_sums, discounted_returns)
         if self.layout is not None:
@@ -204,11 +204,13 @@ class Normalizers:
             returns, carry = returns_of(rollout.reward, done, return_carry, self.discount)
             return_carry.copy_(carry)
             parts.append(sums_of(returns.unsqueeze(-1), rollout.valid))
-        return torch.cat(parts)
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
     def merged(self, sums: Tensor) -> Normalizers:
         """With the total of all shards' rollout_sums added."""
         observations, returns = self.observations, self.returns
+        if observations is None and returns is None:
+            return self
         size = observations.sums.numel() if observations else 0
         return replace(
             self,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lockstep.core.digests import Digests
 from lockstep.models.core import RecurrentCore
 from lockstep.models.layers import Linear, Rounded
 
@@ -50,14 +50,17 @@ class FlatParameters:
             parameter.data = self._view(self.vector.data, name)
         self._gathered: Tensor | None = None
         """Where the next gradient is gathered."""
-        self._arrays: dict[str, np.ndarray] | None = None
-        """What arrays returns, on a CPU: views that show every later change."""
+        self._digests: Digests | None = None
         self._rounded = {} if dtype == torch.float32 else _rounded(module, dtype)
         self.round()
 
     def _view(self, vector: Tensor, name: str) -> Tensor:
         start, shape = self._slices[name]
         return vector[start : start + shape.numel()].view(shape)
+
+    def lies_like(self, other: FlatParameters) -> bool:
+        """Whether another module's vector has the same parameters at the same places."""
+        return self._slices == other._slices
 
     def offset(self, name: str) -> int:
         """Where a parameter begins in the vector."""
@@ -118,17 +121,17 @@ class FlatParameters:
         vector = self.vector.data if vector is None else vector
         return {name: self._view(vector, name) for name in self._slices}
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The parameters by name, as views of one array of the host."""
-        if self._arrays is not None:
-            return self._arrays
-        array = self.vector.detach().cpu().numpy()
-        arrays = {
-            name: array[start : start + shape.numel()].reshape(shape) for name, (start, shape) in self._slices.items()
-        }
-        if self.vector.is_cpu:
-            self._arrays = arrays
-        return arrays
+    def digests(self) -> dict[str, str]:
+        """The digest of each parameter, by name."""
+        if self._digests is None or not self.vector.is_cpu:
+            array = self.vector.detach().cpu().numpy()
+            self._digests = Digests(
+                {
+                    name: array[start : start + shape.numel()].reshape(shape)
+                    for name, (start, shape) in self._slices.items()
+                }
+            )
+        return self._digests()
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Copy named tensors into the parameters."""

@@ -42,6 +42,8 @@ class RecentEpisodes:
         self.score = statistics.fmean([episode.score for episode in self._episodes])
         self.length = statistics.fmean([episode.length for episode in self._episodes])
         self.reported = {}
+        if not self._metrics:
+            return
         for name, *values in zip(self._metrics, *(episode.metrics for episode in self._episodes), strict=True):
             known = [value for value in values if not math.isnan(value)]
             if known:
@@ -58,13 +60,15 @@ class RecentNumbers:
     def __init__(self, size: int) -> None:
         self._size = size
         self._numbers: dict[str, deque[float]] = {}
+        self._count = 0
 
     def __len__(self) -> int:
         """How many iterations the sums cover."""
-        return max(map(len, self._numbers.values()), default=0)
+        return self._count
 
     def add(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Take an iteration's numbers. Returns the sum of each."""
+        self._count = min(self._count + 1, self._size)
         for name, number in numbers.items():
             self._numbers.setdefault(name, deque(maxlen=self._size)).append(number)
         return {name: sum(kept) for name, kept in self._numbers.items()}

@@ -201,7 +201,7 @@ class RunWriter:
                 **decided,
                 "rollout": {str(place): info.digests for place, info in enumerate(acted)},
                 "gradient": {str(slot): gradients[slot] for slot in slots if slot in gradients},
-                "parameters": {name: fast_digest(array) for name, array in agent.flat.arrays().items()},
+                "parameters": agent.flat.digests(),
                 "normalizer": {name: fast_digest(tensor) for name, tensor in agent.normalizers.state().items()},
                 **({"curriculum": options} if options else {}),
             }
