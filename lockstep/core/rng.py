@@ -29,7 +29,7 @@ def _key(seed: int, purpose: str, indices: tuple[int, ...]) -> bytes:
 
 def stream(seed: int, purpose: str, *indices: int) -> np.random.Generator:
     """A generator for one purpose and place, such as `stream(1, "action", shard, rollout)`."""
-    return np.random.Generator(np.random.Philox(_Key(_key(seed, purpose, indices))))
+    return np.random.Generator(np.random.Philox(_Key(_key(seed, purpose, indices))))  # type: ignore[reportArgumentType]
 
 
 def derive_seed(seed: int, purpose: str, *indices: int) -> int:

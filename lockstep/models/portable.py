@@ -215,12 +215,12 @@ class _Acting(PortableModel):
 
     def __init__(self, model: PortableModel) -> None:
         super().__init__(acting_copy(model), model.portable_distribution, as_torch=model.as_torch)
-        self.flat_parameters = FlatParameters(self)
-        self._network = Network.of(self, self.flat_parameters)
+        self._flat = self.flat_parameters = FlatParameters(self)
+        self._network = Network.of(self, self._flat)
         encoder = self.trunks[0].encoder
         assert isinstance(encoder, ObservationEncoder)
         self._encoder, self._brightest = encoder, np.float32(brightness(encoder))
-        self._used = self.flat_parameters.vector.detach().numpy()
+        self._used = self._flat.vector.detach().numpy()
         """The parameters, or a copy whose weights are divided for whole pixels."""
         self._divides = model.as_torch and self._brightest != 1
         if self._divides:
@@ -230,7 +230,7 @@ class _Acting(PortableModel):
 
     def weights_changed(self) -> None:
         if self._divides:
-            self._used[:] = self.flat_parameters.vector.detach().numpy()
+            self._used[:] = self._flat.vector.detach().numpy()
             networks.divide_by_brightness(self._network.layers, self._brightest, self._used)
         if self._panels is not None:
             self._panels[...] = memory.hidden_panels(self._network.layers, self._used)
