@@ -45,7 +45,8 @@ def test_bf16_is_warned_about_where_the_cpu_emulates_it(
         ("portable-pendulum", "portable", False),
         ("ppo-lstm", "portable", True),
         ("ppo-lstm", "fp32", False),
-        ("rainbow-lag-1", "portable", True),
+        ("rainbow-lag-1", "portable", False),
+        ("iqn", "portable", True),
         ("portable-cartpole-a2c", "portable", False),
     ],
 )
