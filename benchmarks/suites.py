@@ -121,16 +121,17 @@ def _tables(name: str, found: Standing) -> str:
     """Scores of each task beside published ones, and aggregates."""
     labels = list(dict.fromkeys(label for row in found.rows for label in row.scores))
     theirs = list(published(name))
-    lines = [" | ".join(["| task", "random", "human", *labels, *theirs]) + " |"]
-    lines.append("|---" * (3 + len(labels) + len(theirs)) + "|")
+    scaled = any(row.task in atari.RANDOM_AND_HUMAN for row in found.rows)
+    lines = [" | ".join(["| task", *(("random", "human") if scaled else ()), *labels, *theirs]) + " |"]
+    lines.append("|---" * lines[0].count(" | ") + "|---|")
     for row in found.rows:
-        bounds = atari.RANDOM_AND_HUMAN.get(row.task)
-        cells = [row.task, *(map(readable, bounds) if bounds else ("", ""))]
+        cells = [row.task, *(map(readable, atari.RANDOM_AND_HUMAN[row.task]) if scaled else ())]
         cells += [str(row.scores.get(label, "")) for label in labels]
         cells += [readable(row.published[m]) if m in row.published else "" for m in theirs]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", f"Over {len(found.shared)} of {len(suite_of(name).tasks)} tasks, normalized:", ""]
-    lines += ["| method | " + " | ".join(AGGREGATES) + " |", "|---" * (1 + len(AGGREGATES)) + "|"]
+    if found.aggregates:
+        lines += ["", f"Over {len(found.shared)} of {len(suite_of(name).tasks)} tasks, normalized:", ""]
+        lines += ["| method | " + " | ".join(AGGREGATES) + " |", "|---" * (1 + len(AGGREGATES)) + "|"]
     for label, each in found.aggregates.items():
         lines.append("| " + " | ".join([label, *(str(each.get(kind, "")) for kind in AGGREGATES)]) + " |")
     return "\n".join([*lines, "", *found.notes, "", sources(name), ""])
