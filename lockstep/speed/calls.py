@@ -65,7 +65,7 @@ class Calls:
             acting, range(group.shards[0], group.shards[-1] + 1), 1, PrivateArena(pinned=acting.device.type != "cpu")
         )
         (self._group, (buffer,)) = buffers.groups[0]
-        self._whole = buffer.whole
+        self._buffer, self._whole = buffer, buffer.whole
         self._envs = BatchEnvs(experiment, self._group, Stepping())
         for each in self._envs.stepped:
             each.env.reset(self._obs(each.rows))
@@ -127,7 +127,9 @@ class Calls:
         if acting := [each for each in compiled if each is not None]:
             model.weights_changed()
             obs = map_structure(lambda leaf: leaf.numpy(), whole.obs)
-            fields = {name: getattr(whole, name).numpy() for name in ("action", "log_prob", "value")}
+            fields = {name: getattr(whole, name).numpy() for name in ("start", "log_prob", "value")}
+            fields |= {"actions": self._buffer.actions.numpy(), "rewards": self._buffer.rewards.numpy()}
+            fields["state"] = np.zeros((size, model.state_size), np.float32)
             return lambda: [each.act(0, noise.numpy(), obs, fields) for each in acting]
         actor = inference_of(self._experiment, model, fixed=capture is not None)
         state = torch.zeros(size, model.state_size, device=agent.device)
