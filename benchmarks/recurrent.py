@@ -4,7 +4,7 @@
 
 8 environments of gymnasium × 128 steps, 10 epochs of two minibatches, one recurrent network for policy and value with
 64 × 64 units of tanh, four shards in one process. Every figure is processor time, so that other programs on the machine
-count little; each run is a process of its own, and the first iteration, in which kernels are compiled, is left out.
+count little. Each run has a separate process. Its first iteration, which compiles kernels, is left out.
 The peer's network has its core before the 64 × 64 units, and lockstep's behind them. It is installed on first use.
 """
 
