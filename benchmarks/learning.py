@@ -110,6 +110,12 @@ PROOFS = {
         "--algorithm.minibatches 8 --algorithm.learning-rate 1e-3 --total-steps 2.5M",
         1,
     ),
+    "breakout-ppo-gpu": Proof(
+        "ppo-atari --env.id Breakout --env.protocol baselines --algorithm.rollout 32 --algorithm.learning-rate 1e-3 "
+        "--scheme.shards 4 --scheme.lag 1 --total-steps 7.5M",
+        1,
+        episodes=100,
+    ),
     "pong-ppo": Proof(
         f"ppo-atari --env.id Pong {_ATARI} --env.num-envs 16 --algorithm.minibatches 8 "
         "--algorithm.learning-rate 5e-4 --total-steps 2M",
@@ -230,7 +236,7 @@ def main() -> None:
     parser.add_argument("action", choices=["run", "report"])
     parser.add_argument("name", choices=list(PROOFS))
     parser.add_argument("--runs", type=Path, default=Path("runs/proof"))
-    parser.add_argument("--layout", default="inline", help="cpu:a1-l1 for pong-impala-async")
+    parser.add_argument("--layout", default="inline", help="benchmarks/README.md names those of other rows")
     arguments = parser.parse_args()
     if arguments.action == "run":
         run(arguments.name, arguments.runs, arguments.layout)
