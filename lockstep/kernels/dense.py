@@ -92,12 +92,18 @@ def deactivate(grad: np.ndarray, y: np.ndarray, activation: int) -> None:
 
 
 @compiled
-def activations(scratch: np.ndarray, layers: np.ndarray, samples: int, layer: int) -> np.ndarray:
-    """A layer's outputs [n, M], as a view of scratch, float32 with n numbers for each output of all layers."""
+def _outputs_before(layers: np.ndarray, layer: int) -> int:
+    """How many outputs all earlier layers have."""
     before = 0
     for earlier in range(layer):
         before += layers[earlier, OUTPUTS]
-    outputs = layers[layer, OUTPUTS]
+    return before
+
+
+@compiled
+def activations(scratch: np.ndarray, layers: np.ndarray, samples: int, layer: int) -> np.ndarray:
+    """A layer's outputs [n, M], as a view of scratch, float32 with n numbers for each output of all layers."""
+    before, outputs = _outputs_before(layers, layer), layers[layer, OUTPUTS]
     return scratch[samples * before : samples * (before + outputs)].reshape((samples, outputs))
 
 
@@ -111,33 +117,36 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
         x: observations, float32 [n, K].
         scratch: see activations.
     """
+    n = len(x)
     for layer in range(first, len(layers)):
-        source, begin = layers[layer, SOURCE], layers[layer, BIAS]
-        below = x if source < 0 else activations(scratch, layers, len(x), source)
-        y = activations(scratch, layers, len(x), layer)
-        bias = address(parameters) + 4 * begin
+        source, outputs = layers[layer, SOURCE], layers[layer, OUTPUTS]
+        begin = n * _outputs_before(layers, layer)
+        bias = address(parameters) + 4 * layers[layer, BIAS]
         weight, between_inputs, between_outputs = weights(parameters, layers, layer)
         kernel, stride, channels, height, width = layers[layer, KERNEL:]
         rectify = layers[layer, ACTIVATION] == RELU
-        if stride > 1:
-            convolve_patches(below, source < 0, channels, height, width, kernel, weight, bias, rectify, y)
-        elif kernel:
-            convolve(below, channels, height, width, kernel, weight, bias, rectify, y)
-        else:
-            n, k, m = len(x), below.shape[1], y.shape[1]
+        if kernel:
+            below = x if source < 0 else activations(scratch, layers, n, source)
+            y = activations(scratch, layers, n, layer)
+            if stride > 1:
+                convolve_patches(below, source < 0, channels, height, width, kernel, weight, bias, rectify, y)
+            else:
+                convolve(below, channels, height, width, kernel, weight, bias, rectify, y)
+        else:  # by addresses, since views take time in small networks
+            k, inputs = x.shape[1], address(x)
+            if source >= 0:
+                k, inputs = layers[source, OUTPUTS], address(scratch) + 4 * n * _outputs_before(layers, source)
             of_weights = weight, between_inputs, between_outputs
-            product(1, address(below), k, 1, *of_weights, bias, 0, address(y), m, n, k, m, rectify)
+            to = address(scratch) + 4 * begin
+            product(1, inputs, k, 1, *of_weights, bias, 0, to, outputs, n, k, outputs, rectify)
         if not rectify:
-            activate(y, layers[layer, ACTIVATION])
+            activate(scratch[begin : begin + n * outputs], layers[layer, ACTIVATION])
 
 
 @apart(int64[:, :], float32[:], float32[:, :])
 def evaluate(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Evaluate all layers for x, in new memory: what activations reads outputs from. Arguments as for forward."""
-    outputs = 0
-    for layer in range(len(layers)):
-        outputs += layers[layer, OUTPUTS]
-    scratch = np.empty(len(x) * outputs, np.float32)
+    scratch = np.empty(len(x) * _outputs_before(layers, len(layers)), np.float32)
     forward(parameters, layers, x, scratch, 0)
     return scratch
 

@@ -29,6 +29,8 @@ _TOGETHER = 65_536
 sums add sample by sample."""
 _LEAST = 128
 """Samples at least, since each product reads all of a layer's weights."""
+_WHOLE = 64
+"""They are a multiple of this, which fills tiles, and divides most minibatches without a small rest."""
 SUMS = 9
 """Numbers that a slice adds up besides its gradient: lockstep.algorithms.ppo.PPO.metric_names, after the count."""
 
@@ -167,16 +169,19 @@ def _add_gradient(
     action, choice = np.empty((n, actions.shape[2]), np.float32), np.empty(n, np.int64)
     old_log_prob, old_value = np.empty(n, np.float32), np.empty(n, np.float32)
     advantage, target, valid = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.bool_)
-    for i in range(n):
-        shard, item = first + i // each, index[i // each, i % each]
-        x[i] = observations[shard, item]
-        action[i] = actions[shard, item]
-        choice[i] = choices[shard, item]
-        old_log_prob[i] = old_log_probs[shard, item]
-        old_value[i] = old_values[shard, item]
-        advantage[i] = (advantages[shard, item] - advantage_mean) / advantage_std
-        target[i] = targets[shard, item]
-        valid[i] = valids[shard, item]
+    for c in range(shards):
+        for j in range(each):
+            i, shard, item = c * each + j, first + c, index[c, j]
+            for d in range(x.shape[1]):  # numbers, since a row is copied slowly
+                x[i, d] = observations[shard, item, d]
+            for d in range(action.shape[1]):
+                action[i, d] = actions[shard, item, d]
+            choice[i] = choices[shard, item]
+            old_log_prob[i] = old_log_probs[shard, item]
+            old_value[i] = old_values[shard, item]
+            advantage[i] = (advantages[shard, item] - advantage_mean) / advantage_std
+            target[i] = targets[shard, item]
+            valid[i] = valids[shard, item]
     policy, value, memory = evaluate(layers, free_std, log_stds, parameters, x)
     of_policy, of_value = np.empty_like(policy), np.empty_like(value)
     for c in range(shards):
@@ -235,7 +240,8 @@ def ppo_gradients(
     """
     shards, each = index.shape
     size, sums = len(parameters), np.zeros((shards, 1 + SUMS))
-    together = max(_LEAST, _TOGETHER // layers[:, OUTPUTS].sum())  # one slice's items, or several slices
+    fit = _TOGETHER // layers[:, OUTPUTS].sum()
+    together = max(_LEAST, (fit + _WHOLE - 1) // _WHOLE * _WHOLE)  # one slice's items, or several slices
     several = max(1, together // each)
     at_once = joined and several >= shards and together >= each
     if free_std >= 0:

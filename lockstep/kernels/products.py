@@ -33,6 +33,12 @@ from lockstep.kernels.tiles import (
 
 _COPIED = 4096
 """Numbers of the right-hand matrix from which it is copied, so that what a tile reads lies together in the cache."""
+_ZERO = np.float32(0)
+
+
+@compiled
+def _hold(memory: np.ndarray) -> None:
+    """Keep an array until here. An address does not keep it alive."""
 
 
 @compiled
@@ -65,13 +71,10 @@ def _rows(
     n: int,
     k: int,
     rectify: bool,
-    panel: np.ndarray,
-    sums: np.ndarray,
-    parts: np.ndarray,
+    parts: int,
 ) -> None:
-    """Write start + a @ b to a tile's columns of c, or the tree's sum over slices of k terms. The addresses may point
-    into panel, sums and parts. These are arguments, too, since an array lives until the call ends, and an address does
-    not keep it alive."""
+    """Write start + a @ b to a tile's columns of c, or the tree's sum over slices of k terms, whose tiles are written
+    to the address `parts` first."""
     i, width = 0, tile_columns()
     while i < n:
         rows = tile_rows(n - i)
@@ -83,31 +86,29 @@ def _rows(
             from_a, from_b = at_a + 4 * s * k * a_term, b + 4 * s * k * b_term
             to, to_row = at_c, c_row
             if slices > 1:
-                to, to_row = address(parts) + 4 * s * rows * width, width
+                to, to_row = parts + 4 * s * rows * width, width
             tile(rows, from_a, a_row, a_term, from_b, b_term, at_start, start_row, to, to_row, k, rectify)
         if slices > 1:
-            _join(slices, rows, address(parts), width, at_c, c_row)
+            _join(slices, rows, parts, width, at_c, c_row)
         i += rows
 
 
 @compiled
-def _copy(b: int, b_term: int, b_column: int, k: int, columns: int, panel: np.ndarray) -> None:
-    """Copy some columns of b into panel [k, its columns], whose other columns are 0."""
-    width = panel.shape[1]
-    if columns < width:
-        panel[:] = 0
+def _copy(b: int, b_term: int, b_column: int, k: int, columns: int, panel: int) -> None:
+    """Copy some columns of b to a panel, [k, a tile's columns], whose other columns are 0."""
+    width = tile_columns()
     if b_column == 1 and columns == width:
         for p in range(k):
             for j in range(0, width, WIDTH):
-                move(b + 4 * (p * b_term + j), address(panel) + 4 * (p * width + j))
+                move(b + 4 * (p * b_term + j), panel + 4 * (p * width + j))
         return
     squares = k - k % EDGE if b_term == 1 and columns == width else 0
     for p in range(0, squares, EDGE):
         for j in range(0, width, EDGE):
-            turn(b + 4 * (p + j * b_column), b_column, address(panel) + 4 * (p * width + j), width)
+            turn(b + 4 * (p + j * b_column), b_column, panel + 4 * (p * width + j), width)
     for p in range(squares, k):
-        for j in range(columns):
-            panel[p, j] = load(b + 4 * (p * b_term + j * b_column))
+        for j in range(width):
+            store(panel + 4 * (p * width + j), load(b + 4 * (p * b_term + j * b_column)) if j < columns else _ZERO)
 
 
 @compiled
@@ -139,23 +140,31 @@ def _columns(
     n: int,
     k: int,
     rectify: bool,
-    panel: np.ndarray,
-    sums: np.ndarray,
-    parts: np.ndarray,
+    sums: int,
+    parts: int,
 ) -> None:
-    """As _rows, for a tile's columns or fewer, which are computed in sums [n, a tile's columns]."""
+    """As _rows, for a tile's columns or fewer, which are computed at the address `sums`, [n, a tile's columns]."""
     width = tile_columns()
     first, first_row, to, to_row = start, start_row, c, c_row
     if columns < width:
         for i in range(n):
-            for rest in range(columns):
-                sums[i, rest] = load(start + 4 * (i * start_row + rest))
-        first, first_row, to, to_row = address(sums), width, address(sums), width
-    _rows(slices, a, a_row, a_term, b, b_term, first, first_row, to, to_row, n, k, rectify, panel, sums, parts)
+            for j in range(width):
+                found = load(start + 4 * (i * start_row + j)) if j < columns else _ZERO
+                store(sums + 4 * (i * width + j), found)
+        first, first_row, to, to_row = sums, width, sums, width
+    _rows(slices, a, a_row, a_term, b, b_term, first, first_row, to, to_row, n, k, rectify, parts)
     if columns < width:
         for i in range(n):
-            for rest in range(columns):
-                store(c + 4 * (i * c_row + rest), sums[i, rest])
+            for j in range(columns):
+                store(c + 4 * (i * c_row + j), load(sums + 4 * (i * width + j)))
+
+
+@compiled
+def _turn(x: int, x_row: int, n: int, m: int, out: int, out_row: int) -> None:
+    """Copy x [n, m] to out [m, n], whose columns lie together, as those of x do."""
+    for i in range(n):
+        for j in range(m):
+            store(out + 4 * (j * out_row + i), load(x + 4 * (i * x_row + j)))
 
 
 @apart(*[intp] * 14, boolean)
@@ -188,31 +197,41 @@ def product(
             every row with the same numbers, such as biases.
         rectify: write 0 for negative results, if k is not 0.
     """
-    turns = m == 1 and c_row == 1
-    if k == 0 or turns:
+    if k == 0:
         for i in range(n):
             for j in range(m):
                 store(c + 4 * (i * c_row + j), load(start + 4 * (i * start_row + j)))
-    if k == 0:
         return
-    if turns:  # a column is computed as a row, which fills the tile
-        a, a_row, a_term, b, b_term, b_column = b, b_column, b_term, a, a_term, a_row
-        start, start_row, c_row, n, m = c, n, n, 1, n
-    width, direct, terms = tile_columns(), b_column == 1 and slices * k * m <= _COPIED, slices * k
-    panel = np.empty((terms, width), np.float32)
-    sums = np.zeros((n if m % width else 0, width), np.float32)  # for columns that fill no tile
-    parts = np.empty(slices * tallest_tile() * width if slices > 1 else 0, np.float32)
+    width, terms = tile_columns(), slices * k
+    turns = m < n and 2 * m <= width  # few columns are computed as rows, which fill tiles
+    if turns:
+        a, a_row, a_term, b, b_term, b_column, n, m = b, b_column, b_term, a, a_term, a_row, m, n
+    direct = b_column == 1 and (terms * m <= _COPIED or b_term <= 2 * width)
+    turned = n * m if turns else 0
+    copied = 0 if direct and m % width == 0 else terms * width
+    cut = n * width if m % width else 0  # columns that fill no tile
+    joined = slices * tallest_tile() * width if slices > 1 else 0
+    # One array, which only addresses refer to: small products take less time than more arrays, and than counting uses.
+    memory = np.empty(turned + copied + cut + joined, np.float32)
+    of, of_row, to, to_row, panel = start, start_row, c, c_row, address(memory) + 4 * turned
+    sums, parts = panel + 4 * copied, panel + 4 * (copied + cut)
+    if turns:
+        of = to = address(memory)
+        of_row = to_row = m
+        _turn(start, start_row, m, n, of, m)
     for j in range(0, m, width):
         columns = min(width, m - j)
         at_b, between = b + 4 * j, b_term
         if columns < width or not direct:
             _copy(b + 4 * j * b_column, b_term, b_column, terms, columns, panel)
-            at_b, between = address(panel), width
+            at_b, between = panel, width
         if j + 2 * width <= m and not direct:
             _fetch_panel(b + 4 * (j + width) * b_column, b_term, b_column, terms, width)
-        at_start, at_c = start + 4 * j, c + 4 * j
-        of_b = at_b, between, columns
-        _columns(slices, a, a_row, a_term, *of_b, at_start, start_row, at_c, c_row, n, k, rectify, panel, sums, parts)
+        of_b, at_of, at_to = (at_b, between, columns), of + 4 * j, to + 4 * j
+        _columns(slices, a, a_row, a_term, *of_b, at_of, of_row, at_to, to_row, n, k, rectify, sums, parts)
+    if turns:
+        _turn(to, m, n, m, c, c_row)
+    _hold(memory)
 
 
 @apart(*[intp] * 5)
@@ -222,7 +241,7 @@ def panels_of(b: int, b_term: int, b_column: int, k: int, m: int) -> np.ndarray:
     width = tile_columns()
     panels = np.empty(((m + width - 1) // width, k, width), np.float32)
     for j in range(0, m, width):
-        _copy(b + 4 * j * b_column, b_term, b_column, k, min(width, m - j), panels[j // width])
+        _copy(b + 4 * j * b_column, b_term, b_column, k, min(width, m - j), address(panels) + 4 * j * k)
     return panels
 
 
@@ -231,12 +250,12 @@ def panel_product(
     a: int, a_row: int, panels: np.ndarray, start: int, start_row: int, c: int, c_row: int, n: int, m: int
 ) -> None:
     """Write start [n, m] + a [n, k] @ b to c [n, m], as product does, given panels_of b. A row of a lies together."""
-    (_, k, width), parts = panels.shape, np.empty(0, np.float32)
-    sums = np.zeros((n if m % width else 0, width), np.float32)
+    _, k, width = panels.shape
+    sums = np.empty(n * width if m % width else 0, np.float32)
     for j in range(0, m, width):
-        panel, columns = panels[j // width], min(width, m - j)
-        of_b, at_start, at_c = (address(panel), width, columns), start + 4 * j, c + 4 * j
-        _columns(1, a, a_row, 1, *of_b, at_start, start_row, at_c, c_row, n, k, False, panel, sums, parts)
+        of_b, at_start, at_c = (address(panels) + 4 * j * k, width, min(width, m - j)), start + 4 * j, c + 4 * j
+        _columns(1, a, a_row, 1, *of_b, at_start, start_row, at_c, c_row, n, k, False, address(sums), 0)
+    _hold(sums)
 
 
 @compiled

@@ -187,10 +187,14 @@ def _terms(context: Any, builder: Any, rows: int, vectors: int, arguments: Any, 
     builder.cbranch(builder.icmp_signed("<", following, k), loop, end)
     builder.position_at_end(end)
     zero = ir.Constant(_ROW, [0.0] * WIDTH)
-    for total, place in zip(after, to, strict=True):
-        above = builder.fcmp_unordered(">=", total, zero)  # or NaN, which stays
-        rectified = builder.fadd(builder.select(above, total, zero), zero)  # without -0
-        _store(builder, builder.select(rectify, rectified, total), place)
+    with builder.if_else(rectify) as (rectified, plain):  # a choice of each number would take as long as eight terms
+        with rectified:
+            for total, place in zip(after, to, strict=True):
+                above = builder.fcmp_unordered(">=", total, zero)  # or NaN, which stays
+                _store(builder, builder.fadd(builder.select(above, total, zero), zero), place)  # without -0
+        with plain:
+            for total, place in zip(after, to, strict=True):
+                _store(builder, total, place)
 
 
 def _size(context: Any) -> tuple[int, int]:

@@ -20,6 +20,8 @@ class RecentEpisodes:
 
     def __init__(self, size: int, metrics: Sequence[str]) -> None:
         self._episodes: deque[Episode] = deque(maxlen=size)
+        self._scores: deque[float] = deque(maxlen=size)
+        self._lengths: deque[int] = deque(maxlen=size)
         self._metrics = metrics
         self.score: float | None = None
         """The mean raw score; None before the first episode ends."""
@@ -39,8 +41,9 @@ class RecentEpisodes:
         if not episodes:
             return
         self._episodes.extend(episodes)
-        self.score = statistics.fmean([episode.score for episode in self._episodes])
-        self.length = statistics.fmean([episode.length for episode in self._episodes])
+        self._scores.extend([episode.score for episode in episodes])
+        self._lengths.extend([episode.length for episode in episodes])
+        self.score, self.length = statistics.fmean(self._scores), statistics.fmean(self._lengths)
         self.reported = {}
         if not self._metrics:
             return
