@@ -2,12 +2,10 @@
 
 Kernels move by their size, without padding, so every cell belongs to at most one patch, and a convolution is a product
 of patches and weights. In a layer's outputs, the channels of a place lie together. cut_pixels cuts the pixels of an
-observation into patches once, before the first layer. They stay bytes, which layers see as a quarter as many float32
-numbers, until a product needs them: less memory is read that way than with numbers.
+observation into patches once, before the first layer.
 
 Shape legend: n samples, C channels, H and W sides of an image, Q = (H // k)(W // k) patches of k x k cells, K = Ckk
-numbers of a patch, in the order of torch's weights (C, k, k), M channels of outputs, R bytes of an image's patches: QK
-rounded up to whole vectors.
+numbers of a patch, in the order of torch's weights (C, k, k), M channels of outputs.
 """
 
 from __future__ import annotations
@@ -17,49 +15,48 @@ from numba import boolean, float32, intp
 
 from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.products import product
-from lockstep.kernels.tiles import EDGE, address, load, move, move_bytes, plus, store, turn, widen
+from lockstep.kernels.tiles import EDGE, address, load, move, move_edge, plus, store, turn
 from lockstep.kernels.tiles import WIDTH as VECTOR
 
-_TOGETHER = 512
-"""How many patches are made and multiplied at once, so that they stay in the cache."""
+_TOGETHER = 256
+"""How many patches are multiplied at once by the gradients by their outputs, so that they stay in the cache."""
 
 
 @compiled
-def _cut_row(pixels: int, plane: int, channels: int, width: int, kernel: int, to: int) -> None:
-    """Write a row of patches to an address, and up to 7 bytes behind it. Its pixels lie at another one, those of each
-    channel `plane` bytes apart; up to 7 bytes behind them are read."""
+def _cut_rows(floats: np.ndarray, channels: int, width: int, kernel: int, cut: np.ndarray) -> None:
+    """Write the patches of an image as high as they are, [CkW] with 8 more numbers behind it, to cut, and up to 7
+    numbers behind them."""
+    place = address(cut)
     for q in range(width // kernel):
-        for c in range(channels):
-            begin = pixels + c * plane + q * kernel
-            for _ in range(kernel):
-                for j in range(0, kernel, EDGE):
-                    move_bytes(begin + j, to + j)
-                begin += width
-                to += kernel
+        for line in range(channels * kernel):
+            begin = address(floats) + 4 * (line * width + q * kernel)
+            for j in range(0, kernel, EDGE):
+                move_edge(begin + 4 * j, place + 4 * j)
+            place += 4 * kernel
 
 
 @compiled
-def cut_pixels(images: np.ndarray, kernel: int) -> np.ndarray:
-    """The patches of images, uint8 [n, C, H, W] -> bytes, as float32 [n, R / 4].
+def cut_pixels(images: np.ndarray, kernel: int, out: np.ndarray) -> None:
+    """Write the patches of images, uint8 [n, C, H, W] -> float32 [n, QK].
 
-    Lines of patches are moved 8 bytes at a time. What one writes too much, the next one overwrites. So an image's last
-    row of patches is cut where there is room for more, before and after.
+    One row of patches is made at a time, whose pixels stay in the cache. Lines of patches are moved 8 numbers at a
+    time. What one writes too much, the next one overwrites, so the last row is cut where there is room for more.
     """
     n, channels, height, width = images.shape
-    down, together, plane = height // kernel, kernel * width, height * width
+    down, together = height // kernel, kernel * width
     size = width // kernel * channels * kernel * kernel
-    pixels, last = np.zeros(channels * together + EDGE, np.uint8), np.empty(size + EDGE, np.uint8)
-    out = np.empty((n, (down * size + VECTOR - 1) // VECTOR * VECTOR), np.uint8)
-    flat = images.reshape((n, channels, plane))
-    for i in range(n):
-        of, to, end = address(flat[i]), address(out[i]), (down - 1) * together
-        for row in range(down - 1):
-            _cut_row(of + row * together, plane, channels, width, kernel, to + row * size)
+    floats, last = np.zeros(channels * together + EDGE, np.float32), np.empty(size + EDGE, np.float32)
+    flat, rows = images.reshape((n * channels, height * width)), out.reshape((n * down, size))
+    for i in range(n * down):
+        begin = i % down * together
         for c in range(channels):
-            pixels[c * together : (c + 1) * together] = flat[i, c, end : end + together]
-        _cut_row(address(pixels), together, channels, width, kernel, address(last))
-        out[i, (down - 1) * size : down * size] = last[:size]
-    return out.view(np.float32)
+            of, to = flat[i // down * channels + c, begin : begin + together], floats[c * together : (c + 1) * together]
+            for j in range(together):
+                to[j] = of[j]
+        _cut_rows(floats, channels, width, kernel, rows[i] if i < n * down - 1 else last)
+    to = rows[n * down - 1]
+    for j in range(size):
+        to[j] = last[j]
 
 
 @compiled
@@ -129,32 +126,10 @@ def _paste(
 
 
 @compiled
-def _patches(
-    x: np.ndarray, is_cut: bool, channels: int, height: int, width: int, kernel: int, patches: np.ndarray
-) -> None:
-    """Write the patches [nQK, and up to 15 numbers behind them] of what convolve_patches takes."""
-    if not is_cut:
-        _cut(x, channels, height, width, kernel, patches)
-        return
-    size = (height // kernel) * (width // kernel) * channels * kernel * kernel
-    for i in range(len(x)):
-        of, to = address(x[i]), address(patches) + 4 * i * size
-        for j in range(0, size, VECTOR):
-            widen(of + j, to + 4 * j)
-
-
-@compiled
-def _together(n: int, each: int, k: int) -> tuple[int, np.ndarray]:
-    """Of how many samples, at most n, patches of k numbers are made at once, and where. A sample has `each` patches."""
-    together = min(n, max(1, _TOGETHER // each))
-    return together, np.empty(together * each * k + VECTOR, np.float32)
-
-
-@compiled
-def _weigh(patches: np.ndarray, k: int, each: int, weight: int, bias: int, rectify: bool, y: np.ndarray) -> None:
-    """Write the outputs [n, QM] of patches. This is a function because an argument keeps its array alive, and an
-    address does not."""
-    n, m = len(y) * each, y.shape[1] // each
+def _weigh(patches: np.ndarray, k: int, weight: int, bias: int, rectify: bool, y: np.ndarray) -> None:
+    """Write the outputs [nQ, M] of all patches, nQK numbers. This is a function because an argument keeps its array
+    alive, and an address does not."""
+    n, m = y.shape
     product(1, address(patches), k, 1, weight, 1, k, bias, 0, address(y), m, n, k, m, rectify)
 
 
@@ -174,17 +149,19 @@ def convolve_patches(
     """Write the convolution of images to y.
 
     Args:
-        x: what cut_pixels returned [n, R / 4] if is_cut; else images whose channels lie together [n, HWC].
+        x: patches [n, QK] if is_cut; else images whose channels lie together [n, HWC].
         weight, bias: the addresses of weights [M, K] and biases [M].
         rectify: write 0 for negative results.
         y: float32 [n, QM].
     """
-    each, k = (height // kernel) * (width // kernel), channels * kernel * kernel
-    together, patches = _together(len(x), each, k)
-    for i in range(0, len(x), together):
-        end = min(i + together, len(x))
-        _patches(x[i:end], is_cut, channels, height, width, kernel, patches)
-        _weigh(patches, k, each, weight, bias, rectify, y[i:end])
+    count, k = len(x) * (height // kernel) * (width // kernel), channels * kernel * kernel
+    out = y.reshape((count, y.size // count))
+    if is_cut:
+        _weigh(x, k, weight, bias, rectify, out)
+    else:
+        patches = np.empty((count, k), np.float32)
+        _cut(x, channels, height, width, kernel, patches)
+        _weigh(patches, k, weight, bias, rectify, out)
 
 
 @compiled
@@ -216,11 +193,15 @@ def convolve_patches_back(
         for j in range(m):
             for i in range(k):
                 turned[i, j] = load(by_weight + 4 * (j * k + i))
-    together, patches = _together(len(x), each, k)
+    together = max(1, _TOGETHER // each)
+    patches = np.empty((0 if is_cut else together * each, k), np.float32)
     for i in range(0, len(x), together):
         end = min(i + together, len(x))
-        _patches(x[i:end], is_cut, channels, height, width, kernel, patches)
-        _add_products(patches, by_y[i:end], turned)
+        if is_cut:
+            _add_products(x[i:end], by_y[i:end], turned)
+        else:
+            _cut(x[i:end], channels, height, width, kernel, patches)
+            _add_products(patches, by_y[i:end], turned)
     for j in range(m):
         for i in range(k):
             store(by_weight + 4 * (j * k + i), turned[i, j])

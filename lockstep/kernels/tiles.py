@@ -112,27 +112,11 @@ EDGE = 8
 
 
 @instruction
-def move_bytes(typingctx: Any, b: Any, out: Any) -> Any:
-    """Copy 8 bytes from an address to another one."""
+def move_edge(typingctx: Any, b: Any, out: Any) -> Any:
+    """Copy 8 numbers from an address to another one."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        found = builder.load(builder.inttoptr(arguments[0], _INT.as_pointer()))
-        found.align = 1
-        builder.store(found, builder.inttoptr(arguments[1], _INT.as_pointer())).align = 1
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), generate
-
-
-@instruction
-def widen(typingctx: Any, b: Any, out: Any) -> Any:
-    """Write 16 bytes at an address as numbers to another one."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.VectorType(ir.IntType(8), WIDTH)
-        found = builder.load(builder.inttoptr(arguments[0], kind.as_pointer()))
-        found.align = 1
-        _store(builder, builder.uitofp(found, _ROW), arguments[1])
+        _store(builder, _load(builder, arguments[0], ir.VectorType(_FLOAT, EDGE)), arguments[1])
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate

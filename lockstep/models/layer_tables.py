@@ -208,8 +208,7 @@ def observed(encoder: ObservationEncoder, obs: Any, *, whole: bool = False) -> n
         first = encoder.images[0].convolutions[0]  # type: ignore[index]
         if first.stride[0] > 1:  # type: ignore[union-attr]
             assert whole, "kernels that cut images into patches divide the weights"
-            images = entry(obs, encoder.layout.images[0][0]).flatten(0, 1)
-            return cut_pixels(np.ascontiguousarray(images.numpy()), first.kernel_size[0])  # type: ignore[union-attr]
+            return _patches(entry(obs, encoder.layout.images[0][0]), first.kernel_size[0])  # type: ignore
         pixels, brightest = rows_of(entry(obs, encoder.layout.images[0][0]).flatten(2)), brightness(encoder)
         pixels = pixels.astype(np.float32)
         return pixels if whole or brightest == 1 else pixels / np.float32(brightest)
@@ -218,6 +217,15 @@ def observed(encoder: ObservationEncoder, obs: Any, *, whole: bool = False) -> n
         return x
     out = np.empty_like(x)
     networks.normalize(x, encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip), out)
+    return out
+
+
+def _patches(images: Tensor, kernel: int) -> np.ndarray:
+    """Images uint8 [T, B, C, H, W] -> float32 [T * B, D], cut into patches: see lockstep.kernels.patches."""
+    held = np.ascontiguousarray(images.numpy()).reshape(-1, *images.shape[2:])
+    count, channels, height, width = held.shape
+    out = np.empty((count, (height // kernel) * (width // kernel) * channels * kernel * kernel), np.float32)
+    cut_pixels(held, kernel, out)
     return out
 
 

@@ -182,7 +182,8 @@ def test_convolutions_of_patches_are_those_of_torch_bit_by_bit(size: tuple[int, 
         [0, 18 * middle, 18, middle * down * across, RELU, -1, 0, 3, 3, 2, height, width],
         [second, end, patch, count, RELU, 0, 0, kernel, kernel, middle, down, across],
     ]
-    layers, cut = np.array(rows, np.int64), cut_pixels(images.numpy(), 3)
+    layers, cut = np.array(rows, np.int64), np.empty((3, down * across * 18), np.float32)
+    cut_pixels(images.numpy(), 3, cut)
     scratch = evaluate(layers, flat, cut)
     assert same(activations(scratch, layers, 3, 1), y.detach())
     for fresh in (True, False):
