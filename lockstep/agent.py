@@ -128,9 +128,10 @@ class Agent:
             if target._version != before:
                 self._target_flat.round()
 
-    def version(self, number: int) -> Version:
-        """A copy of the current state, for collectors."""
-        return Version(number, self.flat.vector.detach().clone(), self.normalizers, self.options)
+    def version(self, number: int, *, copied: bool = True) -> Version:
+        """The current state, for collectors. copied: it stays as it is while this agent learns."""
+        vector = self.flat.vector.detach()
+        return Version(number, vector.clone() if copied else vector, self.normalizers, self.options)
 
     def not_finite(self) -> list[str]:
         """Names of parameters and normalizing statistics that are NaN or infinite."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -36,8 +38,9 @@ class Arrivals:
         self._coming.clear()
 
 
-def write(ring: Tensor, place: int, values: Tensor) -> None:
-    """ring[place:] = values at successive places [T] of the ring, by plain copies."""
+def write(ring: Any, place: int, values: Any) -> None:
+    """ring[place:] = values at successive places [T] of the ring, by plain copies: tensors of one device, or arrays,
+    whose small copies take a tenth of the time."""
     before_end = min(len(values), len(ring) - place)
     ring[place : place + before_end] = values[:before_end]
     if before_end < len(values):

@@ -12,6 +12,8 @@ Shape legend: C steps of the ring, B environments, K frames of a stack, E stacks
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -44,10 +46,10 @@ class Ring:
         """An empty ring like this one on a device."""
         return Ring(len(self._obs), self._obs[0], device)
 
-    def put(self, at: Tensor, obs: Tensor, arrivals: Arrivals, there: Tensor | None = None) -> None:
-        """Write the observations [T, B, ...] of the next steps at their places [T]. there: the same on this ring's
-        device, if it has them."""
-        arrivals.write(self._obs, int(at[0]), obs if there is None else there)
+    def put(self, place: int, obs: Tensor, arrivals: Arrivals, there: Tensor | None = None) -> None:
+        """Write the observations [T, B, ...] of the next steps, the first one at a place. there: the same on this
+        ring's device, if it has them."""
+        arrivals.write(self._obs, place, obs if there is None else there)
 
     def take(self, at: Tensor, environment: Tensor) -> Tensor:
         """[n, ...]: the observations at places [n] of environments [n]."""
@@ -106,50 +108,62 @@ class StackedFrames(Ring):
     def on(self, device: torch.device) -> Ring:
         return StackedFrames(len(self._frames), self._newest, device)
 
-    def put(self, at: Tensor, obs: Tensor, arrivals: Arrivals, there: Tensor | None = None) -> None:
-        source = obs if there is None else there
-        puts, next_place = self._counts.tolist()
-        goes_on = torch.empty(obs.shape[:2], dtype=torch.bool)
-        goes_on[:1] = _equal(obs[:1, :, :-1], self._newest[None, :, 1:]) & (puts > 0)
-        goes_on[1:] = _equal(obs[1:, :, :-1], obs[:-1, :, 1:])
-        self._newest.copy_(obs[-1])
-        arrivals.write(self._frames, int(at[0]), source[:, :, -1])
-        before, now = int(at[0]) - 1, torch.arange(len(at)).unsqueeze(1)
-        age, beginning = self._age[before] + 1 + now, self._beginning[before].repeat(len(at), 1)
+    def put(self, place: int, obs: Tensor, arrivals: Arrivals, there: Tensor | None = None) -> None:
+        # Arrays, whose small operations take a fraction of the time of torch's.
+        source, stacks, steps = obs if there is None else there, obs.numpy(), len(obs)
+        newest, counts, ages, beginnings = (x.numpy() for x in (self._newest, self._counts, *self._mirrored()))
+        goes_on = np.empty(stacks.shape[:2], bool)
+        goes_on[:1] = _equal(stacks[:1, :, :-1], newest[None, :, 1:]) & (counts[0] > 0)
+        goes_on[1:] = _equal(stacks[1:, :, :-1], stacks[:-1, :, 1:])
+        newest[:] = stacks[-1]
+        arrivals.write(self._frames, place, source[:, :, -1])
+        age = ages[place - 1] + 1 + np.arange(steps)[:, None]
+        beginning = beginnings[place - 1 : place or None].repeat(steps, 0)
         if not goes_on.all():  # which is rare, and takes many operations
-            age, beginning, next_place = self._begin(goes_on, age, beginning, obs, source, arrivals)
-        self._age[at], self._beginning[at] = age.clamp(max=self.before), beginning
-        for there_too, x in zip(self._there, self._mirrored(), strict=False):
-            arrivals.write(there_too, int(at[0]), x[at])
-        self._counts.copy_(torch.tensor([puts + len(at), next_place]))
+            age, beginning = self._begin(goes_on, age, beginning, stacks, source, arrivals)
+        age = np.minimum(age, self.before)
+        write(ages, place, age)
+        write(beginnings, place, beginning)
+        for there_too, x in zip(self._there, (age, beginning), strict=False):
+            arrivals.write(there_too, place, torch.from_numpy(x))
+        counts[0] += steps
 
     def _begin(
-        self, goes_on: Tensor, age: Tensor, beginning: Tensor, obs: Tensor, source: Tensor, arrivals: Arrivals
-    ) -> tuple[Tensor, Tensor, int]:
+        self,
+        goes_on: np.ndarray,
+        age: np.ndarray,
+        beginning: np.ndarray,
+        stacks: np.ndarray,
+        source: Tensor,
+        arrivals: Arrivals,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Keep aside the stacks with which episodes begin: those that do not go on [T, B]. The ages and beginnings
-        [T, B] are given as if there were none. Returns the true ones, and where the next stack is kept."""
+        [T, B] are given as if there were none. Returns the true ones."""
         steps, (puts, next_place) = len(self._frames), self._counts.tolist()
-        t, environment = (~goes_on).nonzero(as_tuple=True)
-        places = (next_place + torch.arange(len(t))) % len(self._aside)
-        if len(t) > len(self._aside) or bool((self._aside_step[places] > puts + t - steps).any()):
-            free = (self._aside_step <= puts - steps).nonzero()[:, 0]
+        t, environment = (~goes_on).nonzero()
+        of_aside = self._aside_step.numpy()
+        places = (next_place + np.arange(len(t))) % len(self._aside)
+        if len(t) > len(self._aside) or (of_aside[places] > puts + t - steps).any():
+            free = np.flatnonzero(of_aside <= puts - steps)
             if len(free) < len(t):
                 self._grow(min(2 * len(self._aside), self._age.numel()) + len(t))
-                free = (self._aside_step <= puts - steps).nonzero()[:, 0]
+                of_aside = self._aside_step.numpy()
+                free = np.flatnonzero(of_aside <= puts - steps)
             places = free[: len(t)]
             next_place = int(places[-1]) + 1 - len(t)
-        self._aside_step[places] = puts + t
+        of_aside[places] = puts + t
         if self.device.type == "cpu":
-            self._aside[places] = obs[t, environment, :-1]
+            self._aside.numpy()[places] = stacks[t, environment, :-1]
         else:
             for place, step, column in zip(places.tolist(), t.tolist(), environment.tolist(), strict=True):
                 arrivals.write(self._aside, place, source[step : step + 1, column, :-1])
-        began, where = torch.full(goes_on.shape, -1), torch.zeros(goes_on.shape, dtype=torch.int64)
+        began, where = np.full(goes_on.shape, -1), np.zeros(goes_on.shape, np.int64)
         began[t, environment], where[t, environment] = t, places
-        began = began.cummax(0).values  # the step of this call at which each episode began, -1 if before
-        age = torch.where(began < 0, age, torch.arange(len(obs)).unsqueeze(1) - began)
-        beginning = torch.where(began < 0, beginning, where.gather(0, began.clamp(min=0)))
-        return age, beginning, next_place + len(t)
+        began = np.maximum.accumulate(began)  # the step of this call at which each episode began, -1 if before
+        age = np.where(began < 0, age, np.arange(len(stacks))[:, None] - began)
+        beginning = np.where(began < 0, beginning, np.take_along_axis(where, np.maximum(began, 0), 0))
+        self._counts[1] = next_place + len(t)
+        return age, beginning
 
     def _grow(self, aside: int) -> None:
         """Make room for this many stacks that are kept aside. Existing ones do not move.
@@ -233,8 +247,8 @@ class StackedFrames(Ring):
 def ring_for(steps: int, obs: Tensor, once: bool) -> Ring:
     """A ring for observations like obs [T+1, B, ...]. once: store each frame once if they are stacks of frames."""
     if once and obs.dtype == torch.uint8 and obs.ndim == 5 and obs.shape[2] > 1 and len(obs) > 1:
-        goes_on = _equal(obs[1:, :, :-1], obs[:-1, :, 1:])
-        if float(goes_on.float().mean()) > 0.5:
+        stacks = obs.numpy()
+        if _equal(stacks[1:, :, :-1], stacks[:-1, :, 1:]).mean() > 0.5:
             return StackedFrames(steps, obs[0])
     return Ring(steps, obs[0])
 
@@ -253,10 +267,10 @@ def part_of(ring: Tensor, first: int, end: int) -> Tensor:
     return ring[at.to(ring.device)].cpu()
 
 
-def _equal(a: Tensor, b: Tensor) -> Tensor:
+def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """bool [T, B]: whether stacks [T, B, K, H, W] are equal, eight pixels at a time if their number allows it. numpy's
     all is twenty times as fast as torch's."""
-    x, y = (stacks.flatten(3).numpy() for stacks in (a, b))
+    x, y = (stacks.reshape(*stacks.shape[:3], math.prod(stacks.shape[3:])) for stacks in (a, b))
     if x.shape[-1] % 8 == 0 and x.strides[-1] == y.strides[-1] == 1:
         x, y = x.view(np.int64), y.view(np.int64)
-    return torch.from_numpy((x == y).all((2, 3)))
+    return (x == y).all((2, 3))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.agent import below
 from lockstep.algorithms.offpolicy import off_policy
-from lockstep.buffers.arrivals import Arrivals
+from lockstep.buffers.arrivals import Arrivals, write
 from lockstep.buffers.frames import ring_for, ring_like
 from lockstep.buffers.sum_tree import SumTree
 from lockstep.config.settings import SettingsError
@@ -24,6 +24,8 @@ from lockstep.portable.numbers import power
 
 _LEAST_PRIORITY = 1e-6
 """Added to every priority, so that every item can still be drawn (Schaul et al. 2016, section 3.3)."""
+_BY_STEP = ("action", "reward", "terminated", "truncated", "valid")
+"""What is stored of every step, besides observations."""
 _PLAIN = ""
 """The name of an observation that is a single tensor."""
 
@@ -100,7 +102,9 @@ class Replay:
             there = None
         arrivals, on_device = Arrivals(self._device), {} if there is None else _entries(there.obs)
         steps, before, obs = len(rollout.reward), self.count, _entries(rollout.obs)
-        goes_on = bool(self._last) and all(torch.equal(leaf[0], self._last[name]) for name, leaf in obs.items())
+        goes_on = bool(self._last) and all(
+            np.array_equal(leaf.numpy()[0], self._last[name].numpy()) for name, leaf in obs.items()
+        )
         if self._last and not goes_on:
             # The environments were reset between the rollouts, which cut unfinished episodes. Their last observations
             # are stored where this rollout would begin, so it begins one step later.
@@ -108,15 +112,13 @@ class Replay:
             self._valid[at] = False
             self._truncated[at - 1] |= self._valid[at - 1] & ~self._terminated[at - 1]
             self.count += 1
-        new = torch.arange(int(goes_on), steps + 1)
+        place, known = self.count % self.steps, int(goes_on)
         for name, leaf in obs.items():
-            known = None if there is None else on_device[name][int(goes_on) :]
-            self._rings[name].put((self.count + new) % self.steps, leaf[int(goes_on) :], arrivals, known)
+            on_there = None if there is None else on_device[name][known:]
+            self._rings[name].put((place + known) % self.steps, leaf[known:], arrivals, on_there)
         self._last = {name: leaf[-1].clone() for name, leaf in obs.items()}
-        places = (self.count + torch.arange(steps)) % self.steps
-        self._action[places], self._reward[places] = rollout.action, rollout.reward
-        self._terminated[places], self._truncated[places] = rollout.terminated, rollout.truncated
-        self._valid[places] = rollout.valid
+        for name in _BY_STEP:  # as arrays, whose small operations take a fraction of the time of torch's
+            write(getattr(self, f"_{name}").numpy(), place, getattr(rollout, name).numpy())
         self.count += steps
         self._renew(before, rollout)
         if self._there:
@@ -142,10 +144,12 @@ class Replay:
         oldest, newest = self._oldest(), self._newest()
         overwritten = np.arange(max(0, self.count - self.steps + 1), oldest)
         unfinished = np.arange(max(0, newest + 1), self.count + 1)
-        tree.set(self._items(np.concatenate([overwritten, unfinished])), 0.0)
         ready = np.arange(max(oldest, before - self._config.n_step + 1), newest + 1)
-        valid = self._valid[torch.from_numpy(ready % self.steps)].numpy().reshape(-1)
-        tree.set(self._items(ready), np.where(valid, self._largest, 0.0))
+        changed = self._items(np.concatenate([overwritten, unfinished, ready]))
+        priorities = np.zeros(len(changed))
+        valid = self._valid.numpy()[ready % self.steps].reshape(-1)
+        priorities[len(changed) - len(valid) :] = np.where(valid, self._largest, 0.0)
+        tree.set(changed, priorities)
 
     def _items(self, times: np.ndarray) -> np.ndarray:
         """The tree's items for these steps of all environments."""
@@ -221,21 +225,24 @@ class Replay:
     def _returns(self, time: Tensor, environment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """For each of these steps: the discounted sum of up to n rewards, the weight of the value that follows, and how
         many steps later that is."""
-        kept = self._kept()
-        forwards = torch.arange(self._config.n_step, device=time.device).view(-1, *[1] * time.ndim)
-        at = (time + forwards) % self.steps  # [steps of a return, ...]
-        ended = kept["terminated"][at, environment]
-        cut = ended | kept["truncated"][at, environment]
-        going = torch.cat([torch.ones_like(cut[:1]), cut[:-1].cumsum(0) == 0])
-        reward = torch.zeros(time.shape, device=time.device)
-        terms = kept["discounts"][forwards] * kept["reward"][at, environment] * going
-        # One operation at a time, in this order: none may be fused, so that a GPU rounds like a CPU. On a CPU, NumPy's
-        # small operations take a third of the time of torch's.
-        total, numbers = (reward.numpy(), terms.numpy()) if reward.is_cpu else (reward, terms)
-        for each in numbers:
+        kept, forwards = self._kept(), torch.arange(self._config.n_step, device=time.device)
+        given = time, environment, forwards, *(kept[x] for x in ("terminated", "truncated", "reward", "discounts"))
+        if time.is_cpu:  # as arrays, whose small operations take a fraction of the time of torch's
+            given = tuple(x.numpy() for x in given)
+        first, row, forwards, terminated, truncated, rewards, discounts = given
+        forwards = forwards.reshape(-1, *[1] * time.ndim)
+        at = (first + forwards) % self.steps  # [steps of a return, ...]
+        ended = terminated[at, row]
+        cut = ended | truncated[at, row]
+        going = cut.cumsum(0) == cut  # so no step before was cut
+        terms = discounts[forwards] * rewards[at, row] * going
+        # One operation at a time, in this order: none may be fused, so that a GPU rounds like a CPU.
+        total = terms[0] + 0
+        for each in terms[1:]:
             total += each
         ahead = going.sum(0)
-        return reward, kept["discounts"][ahead] * ~(ended & going).any(0), ahead
+        discount = discounts[ahead] * ~(ended & going).any(0)
+        return torch.as_tensor(total), torch.as_tensor(discount), torch.as_tensor(ahead)
 
     def _kept(self) -> dict[str, Tensor]:
         """What _mirrored returns, where items are read."""
@@ -318,13 +325,7 @@ class Replay:
 
     def _by_step(self) -> dict[str, Tensor]:
         """Tensors [C, B, ...]."""
-        return {
-            "action": self._action,
-            "reward": self._reward,
-            "terminated": self._terminated,
-            "truncated": self._truncated,
-            "valid": self._valid,
-        }
+        return {name: getattr(self, f"_{name}") for name in _BY_STEP}
 
     def state(self) -> dict[str, Tensor]:
         """The state that is not per step, by name."""

@@ -34,6 +34,7 @@ from lockstep.models.action_spaces import composite
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import Exploring, PolicyModel, SendsTensors
 from lockstep.models.capture import Inference, Inputs
+from lockstep.models.distributions import Distribution
 from lockstep.models.gaussian import standard_normal
 from lockstep.system.graphs import Capture
 
@@ -91,6 +92,7 @@ class ActingBatch:
         self._experiment = agent.experiment
         self._model, self._distribution = agent.model, agent.model.distribution
         self._explorer = self._distribution if isinstance(self._distribution, Exploring) else None
+        self._knows_chances = not isinstance(self._distribution, Distribution) or self._distribution.knows_chances
         self._previous = agent.experiment.model.uses_previous
         self.envs, self.members = environments, environments.members
         self._buffers = [_Open(buffer) for buffer in buffers]
@@ -326,8 +328,9 @@ class ActingBatch:
             if member.last >= 0:
                 self._fill_up(member)
         if self._on_device is None and not self._compiled:
-            with arithmetic(self._model):  # actions may need less
-                rollout.log_prob.copy_(self._distribution.log_prob(self._policy, rollout.action))
+            if self._knows_chances:
+                with arithmetic(self._model):  # actions may need less
+                    rollout.log_prob.copy_(self._distribution.log_prob(self._policy, rollout.action))
             if rollout.policy is not None:
                 rollout.policy.copy_(self._policy)
 

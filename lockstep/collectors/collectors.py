@@ -148,9 +148,9 @@ class Collector:
     def _begin(self, lap: int, version_at: Callable[[int], Version]) -> Version:
         """Prepare all batches for a rollout. Returns the version that acts first."""
         version = version_at(0)  # may wait, and with that for the buffer to be free
-        with arithmetic(self._model):
-            version.normalizers.apply(self._model)  # a rollout is learned from with the same statistics
         if version.normalizers.normalizes_observations:
+            with arithmetic(self._model):
+                version.normalizers.apply(self._model)  # a rollout is learned from with the same statistics
             self._actor.refresh()
         for batch in self._batches:
             if len(version.options):

@@ -90,8 +90,8 @@ class ReplayLearner(KernelLearner):
         self._call(items, hyper, joined, out, priority)
         if not self._algorithm.weighted:
             return
-        for slot, numbers in zip(self._slots, torch.from_numpy(priority).chunk(len(out)), strict=True):
-            self.batches.learned(slot, numbers)
+        for slot, numbers in zip(self._slots, priority.reshape(len(out), -1), strict=True):
+            self.batches.learned(slot, torch.from_numpy(numbers))
         # One number per slot, so that the sum holds each slot's largest weight.
         largest = out[:, self._parameters.size + 1 + self._sums :]
         largest[:] = 0

@@ -84,6 +84,7 @@ class Deterministic(Scaled):
     bounds."""
 
     exact = True
+    knows_chances = False
     acting = "deterministic"
 
     def __init__(self, space: spaces.Box):

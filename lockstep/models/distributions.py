@@ -69,6 +69,8 @@ class Distribution(ABC):
     exact: ClassVar[bool] = False
     """Whether choosing actions only takes operations that have the same bits on every CPU, and functions of
     lockstep.portable.numbers."""
+    knows_chances: ClassVar[bool] = True
+    """Whether log_prob tells anything: otherwise it is 0."""
     num_params: int
     noise_size: int
     action_shape: tuple[int, ...]
@@ -196,6 +198,7 @@ class EpsilonGreedy(Choice):
     """
 
     exact = True
+    knows_chances = False
     noise_size = 2
     EVALUATION_EPSILON = 0.001
     acting = f"ε-greedy (ε {EVALUATION_EPSILON})"

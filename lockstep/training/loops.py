@@ -133,7 +133,7 @@ def learn(
             stopped, count = worker.merge_statistics(taken, stop=stop.requested())
             lost = agent.not_finite()
             if not (lost and job.stops):  # or learner 0 ends the run, below
-                rollouts.publish(agent.version(iteration + 1))
+                rollouts.publish(agent.version(iteration + 1, copied=rollouts.keeps))
 
             counts["samples"] += count * experiment.samples_per_rollout
             counts["updates"] += learned.updates

@@ -57,6 +57,7 @@ class MessageRollouts:
         """By the first shard of each group."""
         self.waited = 0.0
         self.frames_per_step = 0
+        self.keeps = True
 
     def start(self, saved: Checkpoint | None) -> int:
         lap = 0

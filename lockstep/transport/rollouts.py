@@ -31,6 +31,8 @@ class RolloutSource(Protocol):
     waited: float
     """Seconds spent waiting for rollouts since it was last set to 0."""
     frames_per_step: int
+    keeps: bool
+    """Whether a version may be used while later ones are learned."""
 
     def start(self, saved: Checkpoint | None) -> int:
         """Start the environments, or restore them; returns the environment steps that were replayed."""
@@ -111,6 +113,7 @@ class LocalRollouts:
         self._next = dict.fromkeys(collectors.shards, 0)
         self.waited = 0.0
         self.frames_per_step = collectors.frames_per_step
+        self.keeps = schedule.lag > 0
 
     def start(self, saved: Checkpoint | None) -> int:
         if saved is not None:

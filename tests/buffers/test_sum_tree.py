@@ -68,3 +68,12 @@ def test_sums_depend_on_the_present_priorities_alone() -> None:
     # Items are found alike however close to the sum at which the next one begins: all inner sums are equal.
     sums = (final.cumsum()[:-1, None] + np.arange(-50, 51) * np.spacing(final.sum())).reshape(-1)
     assert first.total == second.total and np.array_equal(first.find(sums), second.find(sums))
+
+
+@pytest.mark.parametrize("size", [7, 300, 5000])
+def test_sums_have_the_bits_of_numpy(size: int) -> None:
+    tree, level = SumTree(size), np.random.default_rng(size).random(size)
+    tree.set(np.arange(size), level)
+    while len(level) > 1:
+        level = np.append(level, np.zeros(-len(level) % 16)).reshape(-1, 16).sum(1)
+    assert tree.total == level[0]
