@@ -157,6 +157,10 @@ def _by_parameters(
     n, begin, to = samples // slices, layers[layer, BIAS], weights(gradient, layers, layer)[0]
     kernel, stride, channels, height, width = layers[layer, KERNEL:]
     shared, outputs = _shared_by(layers, layer), rows_of_weights(layers, layer)
+    if kernel and stride == 1:
+        by_bias = address(gradient) + 4 * begin
+        convolve_back(below, channels, height, width, kernel, grad, fresh, to, by_bias)
+        return
     for s in range(slices):
         by_bias = gradient[s, begin : begin + outputs]
         if fresh:
@@ -167,8 +171,6 @@ def _by_parameters(
     if stride > 1:
         is_cut = layers[layer, SOURCE] < 0
         convolve_patches_back(below, is_cut, channels, height, width, kernel, grad, fresh, to)
-    elif kernel:
-        convolve_back(below, channels, height, width, kernel, grad, fresh, to)
     elif layers[layer, TURNED]:
         product(slices, address(below), 1, k, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m, False)
     else:

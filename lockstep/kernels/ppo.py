@@ -21,6 +21,7 @@ from lockstep.kernels.policies import (
     log_softmax,
 )
 from lockstep.kernels.sums import add_up
+from lockstep.kernels.tiles import move_row
 
 _LARGEST_LOG_RATIO = np.float32(80)
 _ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
@@ -169,7 +170,7 @@ def _add_gradient(
     advantage, target, valid = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.bool_)
     for i in range(n):
         shard, item = first + i // each, index[i // each, i % each]
-        x[i] = observations[shard, item]
+        move_row(observations[shard, item], x[i])
         action[i] = actions[shard, item]
         choice[i] = choices[shard, item]
         old_log_prob[i] = old_log_probs[shard, item]

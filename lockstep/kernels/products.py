@@ -36,6 +36,14 @@ _COPIED = 4096
 
 
 @compiled
+def _vectors(rows: int, width: int) -> np.ndarray:
+    """New memory [rows, width] that begins with a line of the cache, so that no vector lies in two."""
+    memory = np.empty(rows * width + WIDTH, np.float32)
+    begin = -(address(memory) // 4) % WIDTH
+    return memory[begin : begin + rows * width].reshape((rows, width))
+
+
+@compiled
 def _join(slices: int, rows: int, parts: int, width: int, c: int, c_row: int) -> None:
     """Write the tree's sum over the slices' tiles, which lie one after the other at parts, to a tile of c."""
     size, far = rows * width, 1
@@ -199,7 +207,7 @@ def product(
         a, a_row, a_term, b, b_term, b_column = b, b_column, b_term, a, a_term, a_row
         start, start_row, c_row, n, m = c, n, n, 1, n
     width, direct, terms = tile_columns(), b_column == 1 and slices * k * m <= _COPIED, slices * k
-    panel = np.empty((terms, width), np.float32)
+    panel = _vectors(terms, width)
     sums = np.zeros((n if m % width else 0, width), np.float32)  # for columns that fill no tile
     parts = np.empty(slices * tallest_tile() * width if slices > 1 else 0, np.float32)
     for j in range(0, m, width):
