@@ -133,7 +133,7 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
         rectify = layers[layer, ACTIVATION] == RELU
         if layers[layer, TURNED] == NORM:
             size, first_scale = layers[layer, INPUTS], layers[layer, WEIGHT]
-            scale, shift = parameters[first_scale : first_scale + size], parameters[begin : begin + size]
+            scale, shift = parameters[first_scale : first_scale + size].copy(), parameters[begin : begin + size].copy()
             given = activations(scratch, layers, len(x), source).reshape((-1, size))
             normalize_rows(given, scale, shift, rectify, y.reshape((-1, size)))
         elif stride > 1:
@@ -232,7 +232,7 @@ def _norm_back(
     activation, and each slice's gradients by its weights and biases. Arguments are those of backward."""
     size, weight, bias = layers[layer, INPUTS], layers[layer, WEIGHT], layers[layer, BIAS]
     each = len(grad) // max(1, len(gradient))
-    unused, scale = np.zeros((2, size), np.float32), parameters[weight : weight + size]
+    unused, scale = np.zeros((2, size), np.float32), parameters[weight : weight + size].copy()
     for s in range(max(1, len(gradient))):
         by_scale, by_shift = unused[0], unused[1]
         if len(gradient):

@@ -35,18 +35,25 @@ def _load(builder: Any, address: Any, kind: Any) -> Any:
     return found
 
 
-def _store(builder: Any, value: Any, address: Any) -> None:
+def put_vector(builder: Any, value: Any, address: Any) -> None:
+    """Write numbers to an address."""
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = _BYTES
 
 
-def _spread(builder: Any, number: Any) -> Any:
+def vector_at(builder: Any, address: Any, count: int = WIDTH) -> Any:
+    """The numbers at an address."""
+    return _load(builder, address, ir.VectorType(_FLOAT, count))
+
+
+def spread(builder: Any, number: Any) -> Any:
     """A vector of one number."""
     single = builder.insert_element(ir.Constant(_ROW, ir.Undefined), number, _INDEX(0))
     mask = ir.Constant(ir.VectorType(_INDEX, WIDTH), [0] * WIDTH)
     return builder.shuffle_vector(single, ir.Constant(_ROW, ir.Undefined), mask)
 
 
-def _rectified(builder: Any, numbers: Any) -> Any:
+def rectified(builder: Any, numbers: Any) -> Any:
+    """16 numbers, with 0 for negative ones and for -0."""
     zero = ir.Constant(_ROW, [0.0] * WIDTH)
     above = builder.fcmp_unordered(">=", numbers, zero)  # or NaN, which stays
     return builder.fadd(builder.select(above, numbers, zero), zero)  # without -0
@@ -67,7 +74,7 @@ def store(typingctx: Any, address: Any, value: Any) -> Any:
     """Write a float32 to an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _store(builder, arguments[1], arguments[0])
+        put_vector(builder, arguments[1], arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.intp, types.float32), generate
@@ -89,7 +96,7 @@ def move(typingctx: Any, b: Any, out: Any) -> Any:
     """Copy 16 numbers from an address to another one."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _store(builder, _load(builder, arguments[0], _ROW), arguments[1])
+        put_vector(builder, _load(builder, arguments[0], _ROW), arguments[1])
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate
@@ -101,7 +108,7 @@ def plus(typingctx: Any, a: Any, b: Any, out: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         a, b, out = arguments
-        _store(builder, builder.fadd(_load(builder, a, _ROW), _load(builder, b, _ROW)), out)
+        put_vector(builder, builder.fadd(_load(builder, a, _ROW), _load(builder, b, _ROW)), out)
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 3), generate
@@ -113,8 +120,8 @@ def add_scaled(typingctx: Any, factor: Any, b: Any, to: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         factor, b, to = arguments
-        total = fused(context, builder, _spread(builder, factor), _load(builder, b, _ROW), _load(builder, to, _ROW))
-        _store(builder, total, to)
+        total = fused(context, builder, spread(builder, factor), _load(builder, b, _ROW), _load(builder, to, _ROW))
+        put_vector(builder, total, to)
         return context.get_dummy_value()
 
     return types.void(types.float32, types.intp, types.intp), generate
@@ -151,7 +158,7 @@ def add_rows(typingctx: Any, rows: Any, b: Any, b_row: Any, to: Any) -> Any:
             phi.add_incoming(then, loop)
         builder.cbranch(builder.icmp_signed("<", following, rows), loop, end)
         builder.position_at_end(end)
-        _store(builder, after, to)
+        put_vector(builder, after, to)
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 4), generate
@@ -162,7 +169,7 @@ def rectify(typingctx: Any, b: Any, out: Any) -> Any:
     """Write 16 numbers at an address to another one, and 0 for negative ones and for -0."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _store(builder, _rectified(builder, _load(builder, arguments[0], _ROW)), arguments[1])
+        put_vector(builder, rectified(builder, _load(builder, arguments[0], _ROW)), arguments[1])
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate
@@ -191,7 +198,7 @@ def move_edge(typingctx: Any, b: Any, out: Any) -> Any:
     """Copy 8 numbers from an address to another one."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _store(builder, _load(builder, arguments[0], ir.VectorType(_FLOAT, EDGE)), arguments[1])
+        put_vector(builder, _load(builder, arguments[0], ir.VectorType(_FLOAT, EDGE)), arguments[1])
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate
@@ -213,7 +220,7 @@ def turn(typingctx: Any, b: Any, b_row: Any, out: Any, out_row: Any) -> Any:
                 pair = rows[i], rows[i + far]
                 rows[i], rows[i + far] = (builder.shuffle_vector(*pair, mask) for mask in masks)
         for i, row in enumerate(rows):
-            _store(builder, row, _place(builder, out, builder.mul(out_row, _INT(i))))
+            put_vector(builder, row, _place(builder, out, builder.mul(out_row, _INT(i))))
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 4), generate
@@ -246,9 +253,9 @@ def _terms(context: Any, builder: Any, rows: int, vectors: int, arguments: Any, 
     from_a = builder.add(a, _load(builder, at_a, _INT)) if listed else at_a
     after = []
     for r, step in enumerate(steps):
-        spread = _spread(builder, _load(builder, builder.add(from_a, step), _FLOAT))
+        factor = spread(builder, _load(builder, builder.add(from_a, step), _FLOAT))
         totals = sums[r * vectors : (r + 1) * vectors]
-        after += [fused(context, builder, spread, x, total) for x, total in zip(of_b, totals, strict=True)]
+        after += [fused(context, builder, factor, x, total) for x, total in zip(of_b, totals, strict=True)]
     following = builder.add(term, _INT(1))
     next_a = builder.add(at_a, _INT(_LISTED)) if listed else _place(builder, at_a, a_term)
     begins = (_INT(0), a_term if listed else a, b, *before)
@@ -259,7 +266,7 @@ def _terms(context: Any, builder: Any, rows: int, vectors: int, arguments: Any, 
     builder.cbranch(builder.icmp_signed("<", following, k), loop, end)
     builder.position_at_end(end)
     for total, place in zip(after, to, strict=True):
-        _store(builder, builder.select(rectify, _rectified(builder, total), total), place)
+        put_vector(builder, builder.select(rectify, rectified(builder, total), total), place)
 
 
 def _size(context: Any) -> tuple[int, int]:
