@@ -87,7 +87,7 @@ def test_norms_are_those_of_torch_bit_by_bit(rows: int, count: int) -> None:
     scale, shift = draw.standard_normal((2, count)).astype(np.float32)
     given = [torch.from_numpy(each).requires_grad_() for each in (x, scale, shift)]
     with portable_operations():
-        expected = F.layer_norm(given[0], (count,), *given[1:], LayerNorm(count).eps)
+        expected = F.layer_norm(given[0], [count], given[1], given[2], LayerNorm(count).eps)
         expected.backward(torch.from_numpy(by_y))
     y, by_x = np.empty_like(x), np.empty_like(x)
     by_scale, by_shift = np.zeros(count, np.float32), np.zeros(count, np.float32)
