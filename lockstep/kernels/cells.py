@@ -119,11 +119,8 @@ def visit_cells(
     usual = kernel == 3 and v == WIDTH  # LLVM unrolls loops of known lengths
     for i in range(len(cells)):
         cell = cells[i]
-        x, at_weights, at_grid = (
-            load(image + 4 * cell),
-            address(weights) + 4 * v * first[cell],
-            address(grid) + 4 * v * place[cell],
-        )
+        x = load(image + 4 * cell)
+        at_weights, at_grid = address(weights) + 4 * v * first[cell], address(grid) + 4 * v * place[cell]
         row, line = v * kernel, -v * across
         if usual and back:
             _visit(x, 3, WIDTH, at_grid, line, -WIDTH, at_weights, 3 * WIDTH, WIDTH)

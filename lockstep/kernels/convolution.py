@@ -118,7 +118,7 @@ def convolve(
     filled = np.empty((len(first) if m < v else 0, v), np.float32)
     skips = ordinary(start) and ordinary(turned)
     margin, across, cell_of = kernel - 1, width + kernel - 1, np.empty(x.shape[1] + 1, np.int64)
-    at, grid = cell_places(channels, height, width, kernel), np.empty(((height + kernel - 1) * across, v), np.float32)
+    at, grid = cell_places(channels, height, width, kernel), np.zeros(((height + kernel - 1) * across, v), np.float32)
     for i in range(len(x)):
         image, out = address(x[i]), y[i].reshape((len(first), m))
         to = filled if m < v else out
