@@ -83,7 +83,7 @@ PROOFS = {
         f"{_CARTPOLE} --model.returns implicit --model.numbers 32 --algorithm.samples 8 --algorithm.target-samples 8", 1
     ),
     "cartpole-rainbow": Proof(f"{_CARTPOLE} {_ATOMS} {_RAINBOW} --model.stream-size 64", 1),
-    "cartpole-pqn": Proof("pqn-cartpole", 3),
+    "cartpole-pqn": Proof("pqn-cartpole --precision fp32", 3),
     "minatar-dqn": Proof(_MINATAR, 1),
     "minatar-c51": Proof(f"{_MINATAR} --model.returns categorical", 1),
     "minatar-qrdqn": Proof(f"{_MINATAR} --model.returns quantiles --model.numbers 51", 1),
@@ -91,7 +91,7 @@ PROOFS = {
         f"{_MINATAR} --model.returns implicit --model.numbers 32 --algorithm.samples 8 --algorithm.target-samples 8", 1
     ),
     "minatar-rainbow": Proof(f"{_MINATAR} --model.returns categorical {_RAINBOW} --model.stream-size 128", 1),
-    "minatar-pqn": Proof("pqn-minatar --total-steps 1M", 3),
+    "minatar-pqn": Proof("pqn-minatar --precision fp32 --total-steps 1M", 3),
     "minatar-ppo": Proof("ppo-minatar --precision fp32 --total-steps 1M", 1),
     "memory-lstm": Proof("ppo-memory", 3),
     "memory-gru": Proof("ppo-memory --model.core gru", 3),

@@ -378,6 +378,6 @@ def inference_of(experiment: Experiment, model: PolicyModel, *, fixed: bool = Fa
     if experiment.has_kernels and model.portable_operations:
         from lockstep.models.portable_inference import kernel_inference  # which needs Numba
 
-        if (found := kernel_inference(model)) is not None:
+        if (found := kernel_inference(model, as_torch=experiment.kernels_as_torch)) is not None:
             return found
     return Inference(model, fixed=fixed)

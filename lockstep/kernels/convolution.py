@@ -14,7 +14,18 @@ import numpy as np
 from numba import boolean, float32, intp
 
 from lockstep.kernels.cache import apart, compiled
-from lockstep.kernels.tiles import WIDTH, address, load, narrow_tile, store, tile_rows
+from lockstep.kernels.cells import (
+    FRACTIONS,
+    MANY,
+    begin_places,
+    cell_places,
+    list_cells,
+    ordinary,
+    put_places,
+    take_places,
+    visit_cells,
+)
+from lockstep.kernels.tiles import WIDTH, add_rows, address, load, narrow_tile, store, tile_rows
 
 
 @compiled
@@ -105,33 +116,64 @@ def convolve(
         for i in range(k):
             turned[i, j] = load(weight + 4 * (j * k + i))
     filled = np.empty((len(first) if m < v else 0, v), np.float32)
+    skips = ordinary(start) and ordinary(turned)
+    margin, across, cell_of = kernel - 1, width + kernel - 1, np.empty(x.shape[1] + 1, np.int64)
+    at, grid = cell_places(channels, height, width, kernel), np.zeros(((height + kernel - 1) * across, v), np.float32)
     for i in range(len(x)):
-        out = y[i].reshape((len(first), m))
-        _tiles(address(x[i]), first, of_patch, turned, start, 0, filled if m < v else out, rectify)
+        image, out = address(x[i]), y[i].reshape((len(first), m))
+        to = filled if m < v else out
+        cells = list_cells(image, x.shape[1], cell_of) if skips else MANY
+        if cells >= 0:
+            begin_places(start, margin, across, grid)
+            visit_cells(image, cell_of[:cells], at, kernel, across, turned, grid, False)
+            take_places(grid, margin, across, rectify, to)
+        else:
+            _tiles(image, first, of_patch, turned, start, 0, to, rectify)
         if m < v:
             _take_columns(filled, m, out)
 
 
-@apart(float32[:, :], *[intp] * 4, float32[:, ::1], boolean, intp)
+@apart(float32[:, :], *[intp] * 4, float32[:, ::1], boolean, intp, intp)
 def convolve_back(
-    x: np.ndarray, channels: int, height: int, width: int, kernel: int, by_y: np.ndarray, fresh: bool, by_weight: int
+    x: np.ndarray,
+    channels: int,
+    height: int,
+    width: int,
+    kernel: int,
+    by_y: np.ndarray,
+    fresh: bool,
+    by_weight: int,
+    by_bias: int,
 ) -> None:
-    """Add the gradient by weights to by_weight or, if it is to be fresh, write it: sample by sample, given the one by
-    y. Arguments as for convolve."""
+    """Add the gradients by weights and biases to by_weight and by_bias or, if they are to be fresh, write them: sample
+    by sample, given the one by y. Arguments as for convolve."""
     of_patch, first = _lists(channels, height, width, kernel)
     m, k = by_y.shape[1] // len(first), len(of_patch)
     v = _filled(m)
-    turned = np.zeros((k, v), np.float32)
+    turned, total = np.zeros((k, v), np.float32), np.zeros(v, np.float32)
     if not fresh:
         for j in range(m):
+            total[j] = load(by_bias + 4 * j)
             for i in range(k):
                 turned[i, j] = load(by_weight + 4 * (j * k + i))
-    filled = np.zeros((len(first) if m < v else 0, v), np.float32)
+    filled, skips = np.zeros((len(first) if m < v else 0, v), np.float32), ordinary(turned)
+    margin, across, cell_of = kernel - 1, width + kernel - 1, np.empty(x.shape[1] + 1, np.int64)
+    at, grid = cell_places(channels, height, width, kernel), np.zeros(((height + kernel - 1) * across, v), np.float32)
     for i in range(len(x)):
-        given = by_y[i].reshape((len(first), m))
+        image, given = address(x[i]), by_y[i].reshape((len(first), m))
         if m < v:
             _take_columns(given, m, filled)
-        _tiles(address(x[i]), of_patch, first, filled if m < v else given, turned, v, turned, False)
+            given = filled
+        for j in range(0, v, WIDTH):
+            add_rows(len(given), address(given) + 4 * j, v, address(total) + 4 * j)
+        cells = list_cells(image, x.shape[1], cell_of) if skips and ordinary(total) else MANY
+        skips = skips and cells != FRACTIONS  # whose products may be rounded to -0
+        if cells >= 0:
+            put_places(given, margin, across, grid)
+            visit_cells(image, cell_of[:cells], at, kernel, across, turned, grid, True)
+        else:
+            _tiles(image, of_patch, first, given, turned, v, turned, False)
     for j in range(m):
+        store(by_bias + 4 * j, total[j])
         for i in range(k):
             store(by_weight + 4 * (j * k + i), turned[i, j])

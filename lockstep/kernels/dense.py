@@ -14,6 +14,7 @@ from numba import boolean, float32, int64
 from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.convolution import convolve, convolve_back, places
 from lockstep.kernels.math import expm1, tanh
+from lockstep.kernels.norms import normalize_rows, normalize_rows_back
 from lockstep.kernels.patches import convolve_patches, convolve_patches_back, paste_patches
 from lockstep.kernels.products import product
 from lockstep.kernels.sums import add_up
@@ -22,13 +23,17 @@ from lockstep.kernels.tiles import address
 WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED, KERNEL, STRIDE, CHANNELS, HEIGHT, WIDTH = range(12)
 """Columns of a table of layers, int64 [L, 12]: where weights and biases [M] begin among the parameters, the layer's
 size, which activation follows it, the earlier layer whose output it takes, -1 for x, and how its weights lie: 0 as
-[M, K], 1 as [K, M]. The last five are 0 unless the layer is a convolution. Then K are the numbers of a patch, and M
-those of all places. With a stride of 1, the layer convolves x (lockstep.kernels.convolution). Any other stride is the
-kernel's size (lockstep.kernels.patches); such a layer of x takes patches."""
+[M, K], 1 as [K, M]. With NORM there, the layer normalizes every K of the M numbers of an earlier layer, which no other
+one takes, and has K weights and K biases (lockstep.kernels.norms). The last five are 0 unless the layer is a
+convolution. Then K are the numbers of a patch, and M those of all places. With a stride of 1, the layer convolves x
+(lockstep.kernels.convolution). Any other stride is the kernel's size (lockstep.kernels.patches); such a layer of x
+takes patches."""
 COLUMNS = 12
 """How many columns a table of layers has."""
 NO_IMAGE = (0, 0, 0, 0, 0)
 """The last columns of a dense layer."""
+NORM = 2
+"""How the weights of a layer lie that normalizes."""
 NONE, TANH, RELU, ELU = range(4)
 """Activations."""
 
@@ -53,6 +58,13 @@ def _shared_by(layers: np.ndarray, layer: int) -> int:
 def rows_of_weights(layers: np.ndarray, layer: int) -> int:
     """How many rows of weights, with a bias each, a layer has. The places of a convolution share them."""
     return layers[layer, OUTPUTS] // _shared_by(layers, layer)
+
+
+@compiled
+def sizes(layers: np.ndarray, layer: int) -> tuple[int, int]:
+    """How many weights and biases a layer has."""
+    rows, inputs = rows_of_weights(layers, layer), layers[layer, INPUTS]
+    return (inputs, inputs) if layers[layer, TURNED] == NORM else (rows * inputs, rows)
 
 
 @compiled
@@ -125,7 +137,12 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
         weight, between_inputs, between_outputs = weights(parameters, layers, layer)
         kernel, stride, channels, height, width = layers[layer, KERNEL:]
         rectify = layers[layer, ACTIVATION] == RELU
-        if kernel:
+        if layers[layer, TURNED] == NORM:
+            size, first, shifts = layers[layer, INPUTS], layers[layer, WEIGHT], layers[layer, BIAS]
+            scale, shift = parameters[first : first + size].copy(), parameters[shifts : shifts + size].copy()
+            given, y = activations(scratch, layers, n, source), activations(scratch, layers, n, layer)
+            normalize_rows(given.reshape((-1, size)), scale, shift, rectify, y.reshape((-1, size)))
+        elif kernel:
             below = x if source < 0 else activations(scratch, layers, n, source)
             y = activations(scratch, layers, n, layer)
             if stride > 1:
@@ -166,6 +183,10 @@ def _by_parameters(
     n, begin, to = samples // slices, layers[layer, BIAS], weights(gradient, layers, layer)[0]
     kernel, stride, channels, height, width = layers[layer, KERNEL:]
     shared, outputs = _shared_by(layers, layer), rows_of_weights(layers, layer)
+    if kernel and stride == 1:
+        by_bias = address(gradient) + 4 * begin
+        convolve_back(below, channels, height, width, kernel, grad, fresh, to, by_bias)
+        return
     for s in range(slices):
         by_bias = gradient[s, begin : begin + outputs]
         if fresh:
@@ -176,8 +197,6 @@ def _by_parameters(
     if stride > 1:
         is_cut = layers[layer, SOURCE] < 0
         convolve_patches_back(below, is_cut, channels, height, width, kernel, grad, fresh, to)
-    elif kernel:
-        convolve_back(below, channels, height, width, kernel, grad, fresh, to)
     elif layers[layer, TURNED]:
         product(slices, address(below), 1, k, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m, False)
     else:
@@ -201,9 +220,41 @@ def clear(layers: np.ndarray, gradient: np.ndarray) -> None:
     """Set the gradients by all weights and biases to 0 in gradient [P or more]."""
     for layer in range(len(layers)):
         weight, bias = layers[layer, WEIGHT], layers[layer, BIAS]
-        outputs = rows_of_weights(layers, layer)
-        gradient[weight : weight + layers[layer, INPUTS] * outputs] = 0
-        gradient[bias : bias + outputs] = 0
+        weights, biases = sizes(layers, layer)
+        gradient[weight : weight + weights] = 0
+        gradient[bias : bias + biases] = 0
+
+
+@compiled
+def _norm_back(
+    parameters: np.ndarray,
+    layers: np.ndarray,
+    layer: int,
+    below: np.ndarray,
+    grad: np.ndarray,
+    gradient: np.ndarray,
+    fresh: bool,
+    joined: bool,
+    by_below: np.ndarray,
+) -> None:
+    """Write the gradient by what a layer normalizes to by_below [n, M], given that by its outputs before the
+    activation, and each slice's gradients by its weights and biases. Arguments are those of backward."""
+    size, weight, bias = layers[layer, INPUTS], layers[layer, WEIGHT], layers[layer, BIAS]
+    each = len(grad) // max(1, len(gradient))
+    unused, scale = np.zeros((2, size), np.float32), parameters[weight : weight + size].copy()
+    for s in range(max(1, len(gradient))):
+        by_scale, by_shift = unused[0], unused[1]
+        if len(gradient):
+            by_scale, by_shift = gradient[s, weight : weight + size], gradient[s, bias : bias + size]
+        if fresh:
+            by_scale[:] = 0
+            by_shift[:] = 0
+        begin, end = s * each, (s + 1) * each
+        x, to = below[begin:end].reshape((-1, size)), by_below[begin:end].reshape((-1, size))
+        normalize_rows_back(x, scale, grad[begin:end].reshape((-1, size)), by_scale, by_shift, to)
+    if joined:
+        add_up(gradient, weight, weight + size)
+        add_up(gradient, bias, bias + size)
 
 
 @apart(
@@ -253,6 +304,10 @@ def backward(
         y, grad = activations(scratch, layers, samples, layer), activations(gradients, layers, samples, layer)
         deactivate(grad, y, layers[layer, ACTIVATION])
         below = x if source < 0 else activations(scratch, layers, samples, source)
+        if layers[layer, TURNED] == NORM:
+            given, to = activations(scratch, layers, samples, source), activations(gradients, layers, samples, source)
+            _norm_back(parameters, layers, layer, given, grad, gradient, fresh, joined, to)
+            continue
         at_once = len(gradient) if joined and not layers[layer, KERNEL] else 1
         for s in range(0, len(gradient), at_once):
             begin, end = s * samples // len(gradient), (s + at_once) * samples // len(gradient)

@@ -28,6 +28,7 @@ from lockstep.kernels.policies import (
     log_softmax,
 )
 from lockstep.kernels.sums import add_up, row_sums
+from lockstep.kernels.tiles import move_row
 
 _ONE, _HALF, _TWO, _ZERO = map(np.float32, (1, 0.5, 2, 0))
 _TOGETHER = 65_536
@@ -113,7 +114,7 @@ def _observations(observations: np.ndarray, first: int, last: int, index: np.nda
     for shard in range(first, last):
         for row in range(rows):
             for j in range(each):
-                x[place] = observations[shard, row, index[shard, j]]
+                move_row(observations[shard, row, index[shard, j]], x[place])
                 place += 1
     return x
 

@@ -21,6 +21,7 @@ from lockstep.kernels.policies import (
     log_softmax,
 )
 from lockstep.kernels.sums import add_up
+from lockstep.kernels.tiles import move_row
 
 _LARGEST_LOG_RATIO = np.float32(80)
 _ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
@@ -172,10 +173,8 @@ def _add_gradient(
     for c in range(shards):
         for j in range(each):
             i, shard, item = c * each + j, first + c, index[c, j]
-            for d in range(x.shape[1]):  # numbers, since a row is copied slowly
-                x[i, d] = observations[shard, item, d]
-            for d in range(action.shape[1]):
-                action[i, d] = actions[shard, item, d]
+            move_row(observations[shard, item], x[i])
+            move_row(actions[shard, item], action[i])
             choice[i] = choices[shard, item]
             old_log_prob[i] = old_log_probs[shard, item]
             old_value[i] = old_values[shard, item]

@@ -33,6 +33,8 @@ from lockstep.kernels.tiles import (
 
 _COPIED = 4096
 """Numbers of the right-hand matrix from which it is copied, so that what a tile reads lies together in the cache."""
+_LINE = 4 * WIDTH
+"""Bytes of a line of the cache."""
 _ZERO = np.float32(0)
 
 
@@ -212,11 +214,12 @@ def product(
     cut = n * width if m % width else 0  # columns that fill no tile
     joined = slices * tallest_tile() * width if slices > 1 else 0
     # One array, which only addresses refer to: small products take less time than more arrays, and than counting uses.
-    memory = np.empty(turned + copied + cut + joined, np.float32)
-    of, of_row, to, to_row, panel = start, start_row, c, c_row, address(memory) + 4 * turned
+    memory = np.empty(copied + cut + joined + turned + WIDTH, np.float32)
+    panel = address(memory) + -address(memory) % _LINE  # so that no vector lies in two lines of the cache
     sums, parts = panel + 4 * copied, panel + 4 * (copied + cut)
+    of, of_row, to, to_row = start, start_row, c, c_row
     if turns:
-        of = to = address(memory)
+        of = to = panel + 4 * (copied + cut + joined)
         of_row = to_row = m
         _turn(start, start_row, m, n, of, m)
     for j in range(0, m, width):

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.dense import BIAS, INPUTS, WEIGHT, activations, backward, evaluate, rows_of_weights
+from lockstep.kernels.dense import BIAS, WEIGHT, activations, backward, evaluate, sizes
 from lockstep.kernels.math import ndtri
-from lockstep.kernels.network import biases_in_parts, divide_by_brightness
+from lockstep.kernels.network import biases_in_parts, biases_last, divide_by_brightness
 from lockstep.kernels.policies import exponentiate, log_softmax, within
 from lockstep.kernels.sums import row_sums
 
@@ -54,10 +54,10 @@ def _copy_layers(layers: np.ndarray, parameters: np.ndarray, used: np.ndarray) -
     """Copy the layers' weights and biases [P]."""
     for layer in range(len(layers)):
         weight, bias = layers[layer, WEIGHT], layers[layer, BIAS]
-        outputs = rows_of_weights(layers, layer)
-        for i in range(weight, weight + outputs * layers[layer, INPUTS]):
+        weights, biases = sizes(layers, layer)
+        for i in range(weight, weight + weights):
             used[i] = parameters[i]
-        for i in range(bias, bias + outputs):
+        for i in range(bias, bias + biases):
             used[i] = parameters[i]
 
 
@@ -127,12 +127,20 @@ def _join_streams(value: np.ndarray, numbers: np.ndarray) -> None:
 
 @compiled
 def describe(
-    network: QNetwork, used: np.ndarray, x: np.ndarray
+    network: QNetwork, used: np.ndarray, x: np.ndarray, strided: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Describe every action's return by K numbers: observations [n, D] -> [n, A, K]. The other results are what the
-    encoder and the streams of advantages and of the value have computed. used: what disturb wrote."""
+    encoder and the streams of advantages and of the value have computed.
+
+    Args:
+        used: what disturb wrote.
+        strided: whether dense layers of x add their bias last: see lockstep.kernels.network.biases_last.
+    """
     n, kinds = len(x), max(1, len(network.atoms))
-    of_encoder = evaluate(network.encoder, used, x)
+    if strided:
+        of_encoder = evaluate(*biases_last(network.encoder, used, x))
+    else:
+        of_encoder = evaluate(network.encoder, used, x)
     features = activations(of_encoder, network.encoder, n, len(network.encoder) - 1)
     of_advantage = evaluate(network.advantage, used, features)
     advantage = activations(of_advantage, network.advantage, n, len(network.advantage) - 1)
@@ -173,7 +181,7 @@ def expected(atoms: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 @compiled
 def act(network: QNetwork, used: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The expected returns of all actions, [n, D] -> [n, A]. used: what disturb wrote."""
-    return expected(network.atoms, describe(network, used, x)[0])
+    return expected(network.atoms, describe(network, used, x, False)[0])
 
 
 @compiled
@@ -184,17 +192,18 @@ def _back_through(
     scratch: np.ndarray,
     by_y: np.ndarray,
     gradient: np.ndarray,
+    joined: bool,
     by_x: np.ndarray,
 ) -> None:
     """Given the gradients by the last layer's outputs [n, M], write those by the layers' parameters to gradient
-    [1, P or more], and those by x to by_x [n, F] unless it is empty."""
+    [S, P or more], and those by x to by_x [n, F] unless it is empty. joined: see lockstep.kernels.dense.backward."""
     n, gradients = len(x), np.empty_like(scratch)
     to = activations(gradients, layers, n, len(layers) - 1)
     for i in range(n):
         for j in range(to.shape[1]):
             to[i, j] = by_y[i, j]
-    backward(used, layers, x, scratch, gradients, gradient, True, False, by_x)
-    biases_in_parts(layers, n, gradients, gradient, False)
+    backward(used, layers, x, scratch, gradients, gradient, True, joined, by_x)
+    biases_in_parts(layers, n, gradients, gradient, joined)
 
 
 @compiled
@@ -207,8 +216,9 @@ def differentiate(
     action: np.ndarray,
     by_numbers: np.ndarray,
     gradient: np.ndarray,
+    joined: bool,
 ) -> None:
-    """Write the gradients by all parameters.
+    """Write each slice's gradients by all parameters.
 
     Args:
         used, noise: see disturb.
@@ -216,7 +226,9 @@ def differentiate(
         computed: what describe returned of them.
         action: int64 [n].
         by_numbers: the gradient by the chosen actions' numbers, float32 [n, K].
-        gradient: float32 [1, P or more].
+        gradient: float32 [S, P or more].
+        joined: write the tree's sum over all slices to gradient[0]. It needs a brightness of 1 and no noise, and
+            overwrites the other rows.
     """
     numbers, of_encoder, of_advantage, of_value = computed
     n, actions, kinds = numbers.shape
@@ -234,14 +246,15 @@ def differentiate(
                     by_advantage[i, a * kinds + k] += by_mean
     features = activations(of_encoder, network.encoder, n, len(network.encoder) - 1)
     by_features = np.empty(features.shape, np.float32)
-    _back_through(network.advantage, used, features, of_advantage, by_advantage, gradient, by_features)
+    _back_through(network.advantage, used, features, of_advantage, by_advantage, gradient, joined, by_features)
     if dueling:
         more = np.empty(features.shape, np.float32)
-        _back_through(network.value, used, features, of_value, by_numbers, gradient, more)
+        _back_through(network.value, used, features, of_value, by_numbers, gradient, joined, more)
         for i in range(n):
             for j in range(features.shape[1]):
                 by_features[i, j] += more[i, j]
-    _back_through(network.encoder, used, x, of_encoder, by_features, gradient, x[:0])
-    if network.brightest != _ONE:
-        divide_by_brightness(network.encoder, network.brightest, gradient[0])
-    _by_sigmas(network, noise, gradient[0])
+    _back_through(network.encoder, used, x, of_encoder, by_features, gradient, joined, x[:0])
+    for s in range(len(gradient)):
+        if network.brightest != _ONE:
+            divide_by_brightness(network.encoder, network.brightest, gradient[s])
+        _by_sigmas(network, noise, gradient[s])

@@ -157,12 +157,12 @@ def returns_gradients(
         if s == 0 or drawn:
             disturb(network, parameters, online_noise, used[0])
             disturb(network, target, target_noise, used[1])
-        numbers_t, _, _, _ = describe(network, used[1], then)
-        selected = expected(atoms, describe(network, used[0], then)[0] if double else numbers_t)
+        numbers_t, _, _, _ = describe(network, used[1], then, False)
+        selected = expected(atoms, describe(network, used[0], then, False)[0] if double else numbers_t)
         following = np.empty(each, np.int64)
         for i in range(each):
             following[i] = best(selected[i])
-        computed = describe(network, used[0], x)
+        computed = describe(network, used[0], x, False)
         to_priority = priority[begin:end]
         if len(atoms):
             p_t = _log_probabilities(numbers_t, following)
@@ -176,7 +176,7 @@ def returns_gradients(
                 value[i] = computed[0][i, chosen[i], 0]
                 wanted[i, 0] = reward[begin + i] + discount[begin + i] * numbers_t[i, following[i], 0]
             _learn_means(value, wanted[:, 0], weight[begin:end], by_numbers, terms, to_priority)
-        differentiate(network, used[0], online_noise, x, computed, chosen, by_numbers, out[s : s + 1])
+        differentiate(network, used[0], online_noise, x, computed, chosen, by_numbers, out[s : s + 1], False)
         row_sums(terms, sums)
         out[s, size] = np.float32(each)
         for j in range(DQN_SUMS):

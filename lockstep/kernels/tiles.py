@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 
@@ -34,8 +35,28 @@ def _load(builder: Any, address: Any, kind: Any) -> Any:
     return found
 
 
-def _store(builder: Any, value: Any, address: Any) -> None:
+def put_vector(builder: Any, value: Any, address: Any) -> None:
+    """Write numbers to an address."""
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = _BYTES
+
+
+def vector_at(builder: Any, address: Any, count: int = WIDTH) -> Any:
+    """The numbers at an address."""
+    return _load(builder, address, ir.VectorType(_FLOAT, count))
+
+
+def spread(builder: Any, number: Any) -> Any:
+    """A vector of one number."""
+    single = builder.insert_element(ir.Constant(_ROW, ir.Undefined), number, _INDEX(0))
+    mask = ir.Constant(ir.VectorType(_INDEX, WIDTH), [0] * WIDTH)
+    return builder.shuffle_vector(single, ir.Constant(_ROW, ir.Undefined), mask)
+
+
+def rectified(builder: Any, numbers: Any) -> Any:
+    """16 numbers, with 0 for negative ones and for -0."""
+    zero = ir.Constant(_ROW, [0.0] * WIDTH)
+    above = builder.fcmp_unordered(">=", numbers, zero)  # or NaN, which stays
+    return builder.fadd(builder.select(above, numbers, zero), zero)  # without -0
 
 
 @instruction
@@ -53,7 +74,7 @@ def store(typingctx: Any, address: Any, value: Any) -> Any:
     """Write a float32 to an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _store(builder, arguments[1], arguments[0])
+        put_vector(builder, arguments[1], arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.intp, types.float32), generate
@@ -75,7 +96,7 @@ def move(typingctx: Any, b: Any, out: Any) -> Any:
     """Copy 16 numbers from an address to another one."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _store(builder, _load(builder, arguments[0], _ROW), arguments[1])
+        put_vector(builder, _load(builder, arguments[0], _ROW), arguments[1])
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate
@@ -87,10 +108,71 @@ def plus(typingctx: Any, a: Any, b: Any, out: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         a, b, out = arguments
-        _store(builder, builder.fadd(_load(builder, a, _ROW), _load(builder, b, _ROW)), out)
+        put_vector(builder, builder.fadd(_load(builder, a, _ROW), _load(builder, b, _ROW)), out)
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 3), generate
+
+
+@instruction
+def add_scaled(typingctx: Any, factor: Any, b: Any, to: Any) -> Any:
+    """Add a float32 times 16 numbers at an address to those at another one, each with a single rounding."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        factor, b, to = arguments
+        total = fused(context, builder, spread(builder, factor), _load(builder, b, _ROW), _load(builder, to, _ROW))
+        put_vector(builder, total, to)
+        return context.get_dummy_value()
+
+    return types.void(types.float32, types.intp, types.intp), generate
+
+
+@instruction
+def any_nonzero(typingctx: Any, address: Any) -> Any:
+    """Whether any of 16 numbers at an address is neither 0 nor -0."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        zero = ir.Constant(_ROW, [0.0] * WIDTH)
+        lanes = builder.fcmp_unordered("!=", _load(builder, arguments[0], _ROW), zero)
+        return builder.icmp_unsigned("!=", builder.bitcast(lanes, ir.IntType(WIDTH)), ir.IntType(WIDTH)(0))
+
+    return types.boolean(types.intp), generate
+
+
+@instruction
+def add_rows(typingctx: Any, rows: Any, b: Any, b_row: Any, to: Any) -> Any:
+    """Add the first 16 numbers of several rows, one row after the other, to those at an address. There is at least one
+    row; b_row is their stride in numbers."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows, b, b_row, to = arguments
+        before = _load(builder, to, _ROW)
+        entry, loop, end = builder.block, builder.append_basic_block("rows"), builder.append_basic_block("added")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        row, place, total = builder.phi(_INT), builder.phi(_INT), builder.phi(_ROW)
+        following, after = builder.add(row, _INT(1)), builder.fadd(total, _load(builder, place, _ROW))
+        advanced = following, _place(builder, place, b_row), after
+        for phi, first, then in zip((row, place, total), (_INT(0), b, before), advanced, strict=True):
+            phi.add_incoming(first, entry)
+            phi.add_incoming(then, loop)
+        builder.cbranch(builder.icmp_signed("<", following, rows), loop, end)
+        builder.position_at_end(end)
+        put_vector(builder, after, to)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 4), generate
+
+
+@instruction
+def rectify(typingctx: Any, b: Any, out: Any) -> Any:
+    """Write 16 numbers at an address to another one, and 0 for negative ones and for -0."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        put_vector(builder, rectified(builder, _load(builder, arguments[0], _ROW)), arguments[1])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
 
 
 @instruction
@@ -116,7 +198,7 @@ def move_edge(typingctx: Any, b: Any, out: Any) -> Any:
     """Copy 8 numbers from an address to another one."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _store(builder, _load(builder, arguments[0], ir.VectorType(_FLOAT, EDGE)), arguments[1])
+        put_vector(builder, _load(builder, arguments[0], ir.VectorType(_FLOAT, EDGE)), arguments[1])
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate
@@ -138,7 +220,7 @@ def turn(typingctx: Any, b: Any, b_row: Any, out: Any, out_row: Any) -> Any:
                 pair = rows[i], rows[i + far]
                 rows[i], rows[i + far] = (builder.shuffle_vector(*pair, mask) for mask in masks)
         for i, row in enumerate(rows):
-            _store(builder, row, _place(builder, out, builder.mul(out_row, _INT(i))))
+            put_vector(builder, row, _place(builder, out, builder.mul(out_row, _INT(i))))
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 4), generate
@@ -171,12 +253,9 @@ def _terms(context: Any, builder: Any, rows: int, vectors: int, arguments: Any, 
     from_a = builder.add(a, _load(builder, at_a, _INT)) if listed else at_a
     after = []
     for r, step in enumerate(steps):
-        number = _load(builder, builder.add(from_a, step), _FLOAT)
-        single = builder.insert_element(ir.Constant(_ROW, ir.Undefined), number, _INDEX(0))
-        mask = ir.Constant(ir.VectorType(_INDEX, WIDTH), [0] * WIDTH)
-        spread = builder.shuffle_vector(single, ir.Constant(_ROW, ir.Undefined), mask)
+        factor = spread(builder, _load(builder, builder.add(from_a, step), _FLOAT))
         totals = sums[r * vectors : (r + 1) * vectors]
-        after += [fused(context, builder, spread, x, total) for x, total in zip(of_b, totals, strict=True)]
+        after += [fused(context, builder, factor, x, total) for x, total in zip(of_b, totals, strict=True)]
     following = builder.add(term, _INT(1))
     next_a = builder.add(at_a, _INT(_LISTED)) if listed else _place(builder, at_a, a_term)
     begins = (_INT(0), a_term if listed else a, b, *before)
@@ -186,15 +265,13 @@ def _terms(context: Any, builder: Any, rows: int, vectors: int, arguments: Any, 
         phi.add_incoming(then, loop)
     builder.cbranch(builder.icmp_signed("<", following, k), loop, end)
     builder.position_at_end(end)
-    zero = ir.Constant(_ROW, [0.0] * WIDTH)
-    with builder.if_else(rectify) as (rectified, plain):  # a choice of each number would take as long as eight terms
-        with rectified:
+    with builder.if_else(rectify) as (yes, no):  # a choice of each number would take as long as eight terms
+        with yes:
             for total, place in zip(after, to, strict=True):
-                above = builder.fcmp_unordered(">=", total, zero)  # or NaN, which stays
-                _store(builder, builder.fadd(builder.select(above, total, zero), zero), place)  # without -0
-        with plain:
+                put_vector(builder, rectified(builder, total), place)
+        with no:
             for total, place in zip(after, to, strict=True):
-                _store(builder, total, place)
+                put_vector(builder, total, place)
 
 
 def _size(context: Any) -> tuple[int, int]:
@@ -299,3 +376,10 @@ def tile_columns(typingctx: Any) -> Any:
         return _INT(WIDTH * _size(context)[1])
 
     return types.intp(), generate
+
+
+@compiled
+def move_row(of: np.ndarray, to: np.ndarray) -> None:
+    """Copy a row, float32 [D], number by number: LLVM turns this into vectors, but not an assignment of arrays."""
+    for d in range(len(to)):
+        to[d] = of[d]

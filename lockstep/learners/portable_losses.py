@@ -1,4 +1,5 @@
-"""A2C, IMPALA, APPO and recurrent PPO in portable arithmetic: kernels with the bits of torch's replaced operations.
+"""A2C, IMPALA, APPO, PQN and recurrent PPO in portable arithmetic: kernels with the bits of torch's replaced
+operations.
 
 KERNELS is the place for another algorithm: a loss in lockstep.kernels.losses, and what it reads. Its config has
 `loss_has_kernel = True`.
@@ -20,25 +21,29 @@ from lockstep.agent import Agent
 from lockstep.algorithms.a2c import A2CConfig
 from lockstep.algorithms.appo import APPOConfig
 from lockstep.algorithms.impala import IMPALAConfig
-from lockstep.algorithms.onpolicy import OnPolicy, OnPolicyConfig
+from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.pqn import PQNConfig
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.on_policy import Cuts, FreshBatches
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.losses import a2c_loss, appo_loss, impala_loss, ppo_loss
 from lockstep.kernels.on_policy import gradients_of
+from lockstep.kernels.value_learning import value_gradients
 from lockstep.learners.kernels import KernelLearner
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.encoders import ObservationEncoder
-from lockstep.models.layer_tables import brightness, observed
+from lockstep.models.layer_tables import brightness, encoder_of, observed, q_network
 from lockstep.models.policy import StandardModel
 from lockstep.models.portable import Network, PortableCategorical, PortableGaussian
+from lockstep.models.q import QModel
 
 
 class Kernel(NamedTuple):
     """The kernel of a loss, and what it reads."""
 
     loss: Any
+    """None for values of actions, which have one."""
     numbers: tuple[str, ...]
     """Names of fields of lockstep.algorithms.onpolicy.Batch, in order."""
     flags: tuple[str, ...]
@@ -68,6 +73,7 @@ KERNELS: dict[type[OnPolicyConfig], Kernel] = {
     IMPALAConfig: Kernel(impala_loss, ("reward", "log_prob"), _ENDS, _of_vtrace),
     APPOConfig: Kernel(appo_loss, ("reward", "log_prob", "value"), _ENDS, _of_appo),
     PPOConfig: Kernel(ppo_loss, ("advantage", "value_target", "log_prob", "value"), (), _of_ppo),
+    PQNConfig: Kernel(None, ("value_target",), (), lambda config, hyper: ()),
 }
 """By the class of an algorithm's settings."""
 
@@ -95,25 +101,27 @@ class _Items(NamedTuple):
     """States of cores before the first step: float32 [S, C, K]."""
 
 
-class LossLearner(KernelLearner):
-    """Learns by an on-policy loss that has a kernel."""
+class RolloutLearner(KernelLearner):
+    """Learns from fresh rollouts by a loss that has a kernel: it reads what the loss's row of KERNELS names.
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+    Args:
+        encoder: the model's.
+    """
+
+    _extra_features = 0
+    """E"""
+
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, alive: Callable[[], None], encoder: ObservationEncoder
+    ) -> None:
         super().__init__(agent, slots, tree, alive=alive)
-        experiment, model, algorithm = agent.experiment, agent.model, agent.algorithm
-        config = experiment.algorithm
-        assert isinstance(config, OnPolicyConfig) and isinstance(model, StandardModel)
+        config, model, algorithm = agent.experiment.algorithm, agent.model, agent.algorithm
+        assert isinstance(config, OnPolicyConfig)
         assert isinstance(algorithm, OnPolicy) and isinstance(self.batches, FreshBatches)
-        assert isinstance(model.distribution, (PortableCategorical, PortableGaussian))
         self._config, self._model, self._fresh = config, model, self.batches
         self._standardizes = algorithm.normalize_advantages
         self._sequences = config.sequences or model.state_size > 0
-        self._kernel, self._kind = KERNELS[type(config)], model.distribution.kind
-        self._gradients_of = gradients_of(self._kernel.loss, model.state_size > 0)
-        self._network = Network.of(model, agent.flat)
-        encoder = model.trunks[0].encoder
-        assert isinstance(encoder, ObservationEncoder)
-        self._encoder, self._brightest = encoder, np.float32(brightness(encoder))
+        self._kernel, self._encoder = KERNELS[type(config)], encoder
         self._items = self._memory(agent, algorithm.bootstrap_inputs)
         self._index = np.zeros((0, 0, 0), np.int64)
         """int64 [G, S, n]: the columns of each gradient step."""
@@ -134,7 +142,7 @@ class LossLearner(KernelLearner):
             np.zeros((slots, len(kernel.numbers), steps, columns), np.float32),
             np.zeros((slots, len(kernel.flags) + 1, steps, columns), np.bool_),
             np.zeros(slots, np.bool_),
-            np.zeros((slots, steps + bootstraps, columns, self._model.extra_features), np.float32),
+            np.zeros((slots, steps + bootstraps, columns, self._extra_features), np.float32),
             np.zeros((slots, steps + bootstraps, columns), np.bool_),
             np.zeros((slots, columns, self._model.state_size), np.float32),
         )
@@ -155,6 +163,47 @@ class LossLearner(KernelLearner):
         self._index = np.ascontiguousarray(np.stack(plans, 1))
         return steps
 
+    def _extra(self, whole: Batch) -> Tensor | None:
+        """The previous actions and rewards of a slot's rollout as a core sees them."""
+        return None
+
+    def _take(self, place: int, cuts: Cuts) -> None:
+        """Write a slot's rollout into its items."""
+        to, encoder = _Items(*(x[place, ...] for x in self._items)), self._encoder
+        to.observations[...] = observed(encoder, cuts.whole.obs, whole=True).reshape(to.observations.shape)
+        whole = cuts.items is None and not (encoder.layout.images or encoder.normalize)  # torch copies other slices
+        to.strided[...] = whole and not encoder.layout.vector(cuts.whole.obs).is_contiguous()
+        to.starts[...] = cuts.whole.start.numpy().reshape(to.starts.shape)
+        if (extra := self._extra(cuts.whole)) is not None:
+            to.extras[...] = extra.numpy()
+        if self._model.state_size:
+            to.states[...] = cuts.whole.state.numpy()
+        held = to.actions if self._model.distribution.action_shape else to.choices
+        held[...] = cuts.whole.action.numpy().reshape(held.shape)
+        for name, x in zip(self._kernel.numbers, to.numbers, strict=True):
+            x[...] = getattr(cuts.whole, name).numpy().reshape(x.shape)
+        for name, x in zip((*self._kernel.flags, "valid"), to.flags, strict=True):
+            x[...] = getattr(cuts.whole, name).numpy().reshape(x.shape)
+
+
+class LossLearner(RolloutLearner):
+    """Learns a policy and a value."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        model = agent.model
+        assert isinstance(model, StandardModel)
+        assert isinstance(model.distribution, (PortableCategorical, PortableGaussian))
+        encoder = model.trunks[0].encoder
+        assert isinstance(encoder, ObservationEncoder)
+        self._standard, self._extra_features = model, model.extra_features
+        super().__init__(agent, slots, tree, alive, encoder)
+        self._kind, self._brightest = model.distribution.kind, np.float32(brightness(encoder))
+        self._gradients_of = gradients_of(self._kernel.loss, model.state_size > 0)
+        self._network = Network.of(model, agent.flat)
+
+    def _extra(self, whole: Batch) -> Tensor | None:
+        return self._standard.extra(whole.start, whole.prev_action, whole.prev_reward)
+
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
         network, numbers = self._network, [hyper["value_coef"], *self._kernel.hyper(self._config, hyper)]
         if self._moments is not None:
@@ -172,20 +221,28 @@ class LossLearner(KernelLearner):
             out,
         )
 
-    def _take(self, place: int, cuts: Cuts) -> None:
-        """Write a slot's rollout into its items."""
-        to, encoder = _Items(*(x[place, ...] for x in self._items)), self._encoder
-        to.observations[...] = observed(encoder, cuts.whole.obs, whole=True).reshape(to.observations.shape)
-        whole = cuts.items is None and not (encoder.layout.images or encoder.normalize)  # torch copies other slices
-        to.strided[...] = whole and not encoder.layout.vector(cuts.whole.obs).is_contiguous()
-        to.starts[...] = cuts.whole.start.numpy().reshape(to.starts.shape)
-        if (extra := self._model.extra(cuts.whole.start, cuts.whole.prev_action, cuts.whole.prev_reward)) is not None:
-            to.extras[...] = extra.numpy()
-        if self._model.state_size:
-            to.states[...] = cuts.whole.state.numpy()
-        held = to.actions if self._model.distribution.action_shape else to.choices
-        held[...] = cuts.whole.action.numpy().reshape(held.shape)
-        for name, x in zip(self._kernel.numbers, to.numbers, strict=True):
-            x[...] = getattr(cuts.whole, name).numpy().reshape(x.shape)
-        for name, x in zip((*self._kernel.flags, "valid"), to.flags, strict=True):
-            x[...] = getattr(cuts.whole, name).numpy().reshape(x.shape)
+
+class ValueLearner(RolloutLearner):
+    """Learns the values of actions."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        model, encoder = agent.model, encoder_of(agent.model)
+        assert isinstance(model, QModel) and encoder is not None
+        super().__init__(agent, slots, tree, alive, encoder)
+        self._network, self._used = q_network(model, agent.flat), np.zeros_like(self._parameters)
+
+    def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
+        items = self._items  # of one step each
+        value_gradients(
+            self._network,
+            self._parameters,
+            items.observations[:, 0],
+            items.choices[:, 0],
+            items.numbers[:, 0, 0],
+            items.flags[:, 0, 0],
+            items.strided,
+            self._index[step],
+            joined,
+            self._used,
+            out,
+        )

@@ -29,6 +29,7 @@ from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradients
 from lockstep.kernels.returns_learning import returns_gradients
 from lockstep.learners.kernels import KernelLearner
 from lockstep.learners.learner import LearningReport
+from lockstep.learners.portable_losses import ValueLearner
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import Deterministic, SquashedGaussian
 from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, plain, q_layers, q_network
@@ -191,13 +192,15 @@ class ActorCriticLearner(ReplayLearner):
         td3_gradients(*networks, *map(np.float32, smoothing), period, moves, *given, drawn, joined, out, priority)
 
 
-def learner_with_kernels(agent: Agent) -> type[QLearner | ReturnsLearner | ActorCriticLearner] | None:
-    """The learner that can compute all of an agent's losses: DQN on vectors, small images or those of the network for
-    few samples; SAC, TD3 and DDPG as they are, on vectors. None: torch's operations do."""
+def learner_with_kernels(agent: Agent) -> type[QLearner | ReturnsLearner | ActorCriticLearner | ValueLearner] | None:
+    """The learner that can compute all of an agent's losses: DQN and PQN on vectors, small images or those of the
+    network for few samples; SAC, TD3 and DDPG as they are, on vectors. None: torch's operations do."""
     model, box = agent.model, isinstance(agent.observation_space, gymnasium.spaces.Box)
     if not agent.experiment.has_kernels or not box or encoder_of(model) is None:
         return None
     if isinstance(model, QModel):
+        if not agent.experiment.algorithm.replays:
+            return ValueLearner
         return QLearner if plain(model) else ReturnsLearner
     continuous = isinstance(model.distribution, (SquashedGaussian, Deterministic))
     return ActorCriticLearner if continuous else None

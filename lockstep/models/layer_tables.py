@@ -5,6 +5,7 @@ Shape legend: T time, B environments, L layers, D numbers of an observation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from lockstep.kernels import network as networks
 from lockstep.kernels.convolution import places as places_of
-from lockstep.kernels.dense import COLUMNS, ELU, NO_IMAGE, NONE, RELU, TANH
+from lockstep.kernels.dense import COLUMNS, ELU, NO_IMAGE, NONE, NORM, RELU, TANH
 from lockstep.kernels.patches import cut_pixels
 from lockstep.kernels.q_networks import QNetwork
 from lockstep.kernels.recurrent import GRU, LSTM
@@ -21,6 +22,7 @@ from lockstep.models import core as recurrent
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import PolicyModel
 from lockstep.models.encoders import ConvNet, DataEfficientCNN, MinAtarCNN, ObservationEncoder
+from lockstep.models.layers import ChannelNorm, LayerNorm
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import entry
 from lockstep.models.parameters import FlatParameters
@@ -60,14 +62,18 @@ def encoder_layers(model: nn.Module, path: str) -> Iterator[tuple[str, int]]:
     modules = dict(model.named_modules())
     image = modules.get(f"{path}.images.0")
     if isinstance(image, ConvNet):
-        for place in range(len(image.convolutions)):
-            yield f"{path}.images.0.convolutions.{place}", RELU
-        if image.dense is not None:
-            yield f"{path}.images.0.dense", RELU
-        return
-    activation = ACTIVATIONS[modules[f"{path}.vectors"].activation_name]  # type: ignore[index]
-    for name in modules:
-        if name.startswith(f"{path}.vectors.layers."):
+        names = [f"{path}.images.0.convolutions.{place}" for place in range(len(image.convolutions))]
+        names += [f"{path}.images.0.dense"] if image.dense is not None else []
+        activation, norms = RELU, f"{path}.images.0.norms"
+    else:
+        names = [name for name in modules if name.startswith(f"{path}.vectors.layers.")]
+        activation = ACTIVATIONS[modules[f"{path}.vectors"].activation_name]  # type: ignore[index]
+        norms = f"{path}.vectors.norms"
+    for place, name in enumerate(names):
+        if norms in modules:
+            yield name, NONE
+            yield f"{norms}.{place}", activation
+        else:
             yield name, activation
 
 
@@ -76,6 +82,10 @@ def layer_row(
 ) -> list[int]:
     """A layer's row in the table of lockstep.kernels.dense."""
     module, places = modules[name], [flat.offset(f"{name}.weight"), flat.offset(f"{name}.bias")]
+    if isinstance(module, LayerNorm):
+        size = module.weight.shape[0]
+        outputs = math.prod(_image_before(modules, _after(name))) if isinstance(module, ChannelNorm) else size
+        return [*places, size, outputs, activation, source, NORM, *NO_IMAGE]
     if not isinstance(module, nn.Conv2d):
         assert isinstance(module, (nn.Linear, NoisyLinear))
         outputs, inputs = module.weight.shape
@@ -86,6 +96,12 @@ def layer_row(
     patch = channels * kernel * kernel
     outputs = module.out_channels * places_of(height, width, kernel, stride)
     return [*places, patch, outputs, activation, source, 0, kernel, stride, channels, height, width]
+
+
+def _after(norm: str) -> str:
+    """What would be the name of the convolution behind one that is normalized."""
+    path, _, place = norm.rpartition(".norms.")
+    return f"{path}.convolutions.{int(place) + 1}"
 
 
 def _image_before(modules: Mapping[str, nn.Module], name: str) -> tuple[int, int, int]:
@@ -110,9 +126,11 @@ def _rows(model: nn.Module, layers: Iterable[tuple[str, int]], flat: FlatParamet
 
 
 def plain(model: QModel) -> bool:
-    """Whether a Q-network consists of an encoder of vectors or MinAtar's images and one linear layer. Its kernels are
-    older than torch's replaced operations, and have other bits."""
+    """Whether a Q-network consists of an encoder of vectors or MinAtar's images and one linear layer, not normalized.
+    DQN's kernels of it are older than torch's replaced operations, and have other bits."""
     head, encoder = model.head, model.trunk.encoder
+    if any(isinstance(module, LayerNorm) for module in encoder.modules()):
+        return False
     linear = isinstance(head, QHead) and head.value is None and isinstance(head.advantage, nn.Linear)
     return linear and model.atoms is None and not model.quantiles and knows(encoder)
 

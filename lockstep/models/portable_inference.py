@@ -69,7 +69,8 @@ class TableInference(_KernelInference):
 
 
 class QNetworkInference(_KernelInference):
-    """Evaluates a Q-network with noisy layers, dueling streams or distributions of returns."""
+    """Evaluates a Q-network with the bits of torch's replaced operations: one with noisy layers, dueling streams,
+    distributions of returns or normalized layers, or PQN's."""
 
     def __init__(self, model: QModel, encoder: ObservationEncoder) -> None:
         super().__init__(model, encoder)
@@ -101,12 +102,16 @@ class QNetworkInference(_KernelInference):
         return ModelOutput(numbers, numbers.amax(-1)), inputs.state
 
 
-def kernel_inference(model: PolicyModel) -> Inference | None:
-    """Inference by a kernel, if it covers an acting copy of a model whose settings have kernels."""
+def kernel_inference(model: PolicyModel, *, as_torch: bool = False) -> Inference | None:
+    """Inference by a kernel, if it covers an acting copy of a model whose settings have kernels.
+
+    Args:
+        as_torch: whether it must have the bits of torch's replaced operations.
+    """
     encoder = encoder_of(model)
     if encoder is None:
         return None
     assert isinstance(model, (QModel, ActorCritic))
-    if isinstance(model, QModel) and not plain(model):
+    if isinstance(model, QModel) and (as_torch or not plain(model)):
         return QNetworkInference(model, encoder)
     return TableInference(model, encoder)

@@ -325,7 +325,7 @@ def pqn_cartpole() -> Experiment:
         ),
         scheme=Scheme(shards=4, acting_batch=32),
         total_steps=500_000,
-        precision="fp32",
+        precision="portable",
     )
 
 
@@ -337,7 +337,7 @@ def pqn_minatar(game: str = "Breakout") -> Experiment:
         algorithm=PQNConfig(learning_rate=5e-4, anneal_learning_rate=True, epsilon_end=0.05),
         scheme=Scheme(shards=4, acting_batch=64),
         total_steps=10_000_000,
-        precision="fp32",
+        precision="portable",
     )
 
 
