@@ -113,8 +113,8 @@ SUITES: dict[str, Suite] = {
         tuple(f"MinAtar/{game}-v1" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
         "eval/score",
         {"total_steps": 1_000_000},
-        "Five games, a million steps each, with sticky actions and rising difficulty, the games' defaults. The score is "
-        "that of the run's last evaluation. No scale makes scores of different games comparable, so there are no "
+        "Five games, a million steps each, with sticky actions and rising difficulty, the games' defaults. The score "
+        "is that of the run's last evaluation. No scale makes scores of different games comparable, so there are no "
         "aggregates over games.",
     ),
 }
