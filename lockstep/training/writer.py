@@ -236,9 +236,7 @@ class RunWriter:
             evaluation = evaluate_policy(
                 agent.model,
                 self._experiment,
-                options.eval_episodes,
-                options.eval_greedy,
-                opponents=options.eval_opponents,
+                options.evaluation,
                 normalizers=agent.normalizers,
                 alive=self._alive,
                 stop=self._stops,
