@@ -65,11 +65,11 @@ class Launcher:
         return getattr(importlib.import_module(module), name)
 
 
+PROCESSES = "processes"
+"""The launcher of layouts that name devices, as in a0-l1, or begin with cpu:."""
 LAUNCHERS = {
     "inline": Launcher("lockstep.launchers.inline:run_inline"),
-    "processes": Launcher(
-        "lockstep.launchers.processes:run_processes", starts_processes=True, options=("device", "pin")
-    ),
+    PROCESSES: Launcher("lockstep.launchers.processes:run_processes", starts_processes=True, options=("device", "pin")),
     "torchrun": Launcher(
         "lockstep.launchers.torchrun:run_torchrun", started_externally=True, one_machine=False, shares_memory=False
     ),
@@ -105,7 +105,7 @@ def launcher_named(name: str) -> Launcher:
     if name in LAUNCHERS:
         return LAUNCHERS[name]
     if REFERENCE.fullmatch(name) is None:
-        raise SettingsError(f"There is no Layout backend {name!r}. Use Layout.parse({name!r}).")
+        raise SettingsError(f"There is no launcher {name!r}. Use Layout.parse({name!r}).")
     launcher = load_object(name)
     if not isinstance(launcher, Launcher):
         raise SettingsError(f"{name} is {launcher!r}, but must be a lockstep.config.launchers.Launcher.")

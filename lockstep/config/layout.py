@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.config.hidden_gpus import hidden_by_slurm
-from lockstep.config.launchers import SPREAD, Launcher, launcher_named
-from lockstep.config.layout_text import AUTO, DEVICES, HELP, OPTIONS, fields_of
+from lockstep.config.launchers import PROCESSES, SPREAD, Launcher, launcher_named
+from lockstep.config.layout_text import AUTO, HELP, OPTIONS, fields_of
 from lockstep.config.resources import Resources, of_role, validate_resources
 from lockstep.config.settings import SettingsError, check_values, require
 
@@ -36,7 +36,7 @@ _FIXED = ("device", "graphs", "ipc", "replay", "pin", "restarts", "compress", "r
 class Layout:
     """Which process does what for which shards. Any layout gives the same bits."""
 
-    backend: str = "inline"
+    launcher_name: str = "inline"
     """The launcher: a name of lockstep.config.launchers, or file.py:NAME for one of your own. auto says that the layout
     is not chosen yet: lockstep.launchers.auto chooses it for an experiment and a machine."""
     workers: int = 1
@@ -114,15 +114,15 @@ class Layout:
         return Layout.parse(given) if isinstance(given, str) else given
 
     def __str__(self) -> str:
-        text = self.backend
+        text = self.launcher_name
         collectors, learners = (named[: len(named) // self.copies] for named in (self.collectors, self.learners))
         if self.split and set(self.collectors + self.learners) == {"cpu"}:
-            where = "cpu" if self.backend == DEVICES else self.backend
+            where = "cpu" if self.launcher_name == PROCESSES else self.launcher_name
             text = f"{where}:a{len(collectors)}{'+' * self.growing}-l{len(learners)}"
         elif self.split:
             text = f"a{','.join(collectors)}{'+' * self.growing}-l{','.join(learners)}"
         elif not self.is_auto and self.launcher.starts_processes:
-            text = f"{self.backend}:{self.workers}"
+            text = f"{self.launcher_name}:{self.workers}"
         if self.copies > 1:
             text += f"-d{self.copies}"
         default = Layout()
@@ -135,7 +135,7 @@ class Layout:
     @property
     def is_auto(self) -> bool:
         """Whether the layout is auto, and so still has to be chosen."""
-        return self.backend == AUTO
+        return self.launcher_name == AUTO
 
     @property
     def launcher(self) -> Launcher:
@@ -144,7 +144,7 @@ class Layout:
             raise SettingsError(
                 f"--layout {self} cannot be chosen here, since it depends on the machine that will run it. {HELP}"
             )
-        return SPREAD if self.spread else launcher_named(self.backend)
+        return SPREAD if self.spread else launcher_named(self.launcher_name)
 
     @property
     def spread(self) -> bool:
@@ -262,7 +262,7 @@ class Layout:
         collecting, learning = ("0" if kind == "GPU" else "cpu" for kind in self.kinds)
         if collecting == learning:
             return Layout(device=collecting)
-        return Layout(DEVICES, collectors=(collecting,), learners=(learning,))
+        return Layout(PROCESSES, collectors=(collecting,), learners=(learning,))
 
     def anywhere(self) -> Layout:
         """The layout on the CPU, to check it for a machine whose GPUs are not those of this machine."""

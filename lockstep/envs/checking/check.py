@@ -13,7 +13,7 @@ from lockstep.config.settings import SettingsError, check_values
 from lockstep.envs.base import load_adapter
 from lockstep.envs.checking.facts import facts_of
 from lockstep.envs.checking.games import Game, Played, Trace, columns, difference, in_child
-from lockstep.envs.registry import resolve, whole_matches
+from lockstep.envs.factory import resolve, whole_matches
 from lockstep.envs.settings import EnvConfig
 
 WAYS = {
