@@ -48,6 +48,11 @@ class Launcher:
         return not (self.starts_processes or self.started_externally)
 
     @property
+    def decides(self) -> bool:
+        """Whether timing may decide something in its runs."""
+        return self.shares_memory or self.decides_by_messages
+
+    @property
     def leads(self) -> bool:
         """Whether this process prepares the run's folder. With torchrun, only rank 0 does."""
         return not self.started_externally or os.environ.get("RANK", "0") == "0"
@@ -94,6 +99,21 @@ SPREAD = Launcher(
 )
 """In the place of `processes`, if torchrun or srun has started a process for each copy of a layout such as
 a0-l1,2,3-d2."""
+
+
+def layouts_with(able: Callable[[Launcher], bool], also: str = "", *, split: bool = False) -> str:
+    """Advice: the forms of layouts with several processes whose launchers are able to do something.
+
+    Args:
+        also: a launcher that need not be in the table, such as a user's.
+        split: whether processes must either collect or learn.
+    """
+    found = []
+    for name in [*LAUNCHERS, *([also] if REFERENCE.fullmatch(also) else [])]:
+        if (launcher := launcher_named(name)).starts_processes and able(launcher):
+            found += [] if split else [f"{name}:N"]
+            found.append(f"{'cpu' if name == PROCESSES else name}:aC-lL")
+    return " or ".join(filter(None, (", ".join(found[:-1]), *found[-1:])))
 
 
 def launcher_named(name: str) -> Launcher:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.config.hidden_gpus import hidden_by_slurm
-from lockstep.config.launchers import PROCESSES, SPREAD, Launcher, launcher_named
+from lockstep.config.launchers import PROCESSES, SPREAD, Launcher, launcher_named, layouts_with
 from lockstep.config.layout_text import AUTO, HELP, OPTIONS, fields_of
 from lockstep.config.resources import Resources, of_role, validate_resources
 from lockstep.config.settings import SettingsError, check_values, require
@@ -20,14 +20,12 @@ _ONLY = {
     "device": "its processes compute on the CPU, so leave device= out. On the GPUs of one machine use a0-l1.",
     "pin": "pin is for processes that lockstep starts on this machine, as in processes:2,pin=1. Elsewhere, taskset or "
     "numactl pin a process to cores.",
-    "restarts": "restarts is for ray:N and ray:aC-lL, which replace lost processes: leave it out.",
-    "compress": "compress is for ray:N and ray:aC-lL, which send rollouts over a network. Elsewhere they stay in "
-    "memory: leave it out.",
-    "growing": "only on Ray may collectors join a run, as in ray:a4+-l1. Leave out the +.",
-    "resources": "resources of processes, such as learner.gpus, are for ray:N and ray:aC-lL. On one machine, a0-l1 "
-    "names the GPUs.",
+    "restarts": "restarts is for {}, which replace lost processes: leave it out.",
+    "compress": "compress is for {}, which send rollouts over a network. Elsewhere they stay in memory: leave it out.",
+    "growing": "collectors may join a run only with {}. Leave out the +.",
+    "resources": "resources of processes, such as learner.gpus, are for {}. On one machine, a0-l1 names the GPUs.",
 }
-"""Advice about options that only some launchers support."""
+"""Advice about options that only some launchers support; {} are their layouts."""
 _FIXED = ("device", "graphs", "ipc", "replay", "pin", "restarts", "compress", "resources")
 """Options of certain layouts alone, which auto cannot take."""
 
@@ -329,7 +327,8 @@ class Layout:
             raise SettingsError(f"Layout {self} does not state its processes correctly. {HELP}")
         for option, reason in _ONLY.items():
             if getattr(self, option) != getattr(Layout, option) and option not in launcher.options:
-                raise SettingsError(f"Layout {self}: {reason}")
+                able = layouts_with(lambda other, option=option: option in other.options, split=option == "growing")
+                raise SettingsError(f"Layout {self}: {reason.format(able)}")
         validate_resources(self.resources, ("collector", "learner") if self.split else ("worker",), str(self))
         if self.restarts < 0 or self.compress not in (0, 1):
             raise SettingsError(f"Layout {self}: restarts must be at least 0, and compress 0 or 1.")

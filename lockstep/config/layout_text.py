@@ -103,10 +103,12 @@ def _head(head: str, text: str) -> dict[str, Any]:
 
 
 def _devices(listed: str, counted: bool, text: str) -> tuple[str, ...]:
-    """`2` after `cpu:` or `ray:` is a number of processes; otherwise `0,1,cpu` are devices."""
+    """`2` after `cpu:` or a launcher's name is a number of processes; otherwise `0,1,cpu` are devices."""
     if counted:
         if not listed.isdecimal() or not int(listed):
-            raise SettingsError(f"Layout {text!r}: numbers of processes follow cpu: and ray:, as in cpu:a2-l2. {HELP}")
+            raise SettingsError(
+                f"Layout {text!r}: numbers of processes follow cpu: and a launcher's name, as in cpu:a2-l2. {HELP}"
+            )
         return ("cpu",) * int(listed)
     devices = tuple(listed.split(","))
     if not all(device == "cpu" or device.isdecimal() for device in devices):
