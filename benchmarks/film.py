@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from PIL import Image
 
+from lockstep.config.options import EvaluationSettings
 from lockstep.evaluation.policy import Player, load_policy
 from lockstep.evaluation.video import prepare_graphics
 from lockstep.reports.plots import COLORS, STYLE
@@ -35,9 +36,7 @@ def played(run: Path, checkpoint: int, pictures: int) -> Iterator[np.ndarray]:
     """Pictures [H, W, 3] of a policy at play."""
     policy = load_policy(run, checkpoint)
     experiment = policy.experiment
-    player = Player(
-        policy.model, experiment, num_envs=1, greedy=False, seed=experiment.seed, purpose="video", render=True
-    )
+    player = Player(policy.model, experiment, EvaluationSettings(num_envs=1), purpose="video", render=True)
     try:
         with settled(experiment.torch_threads):
             for index in range(pictures * PACE):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import load_policy
+from lockstep.config.options import EvaluationSettings
 from lockstep.evaluation.policy import Policy
 from lockstep.evaluation.scores import evaluate_policy
 from lockstep.models.policies import Policies, PoliciesSpace
@@ -50,7 +51,7 @@ def measure(run: Path) -> dict[str, Any]:
 
 def played(policy: Policy, model: Any) -> dict[str, Any]:
     """The scores of EPISODES episodes of agents."""
-    found = evaluate_policy(model, policy.experiment, EPISODES, seed_purpose="test")
+    found = evaluate_policy(model, policy.experiment, EvaluationSettings(episodes=EPISODES), seed_purpose="test")
     each = {name: [metric.mean, *(metric.interval or ())] for name, metric in found.metrics.items()}
     return {"score": found.mean, "interval95": list(found.interval or ()), "median": found.median, **each}
 

@@ -90,7 +90,7 @@ def on_ray(layout: Layout, delay: float) -> Layout:
     """The layout of a preset, with a node for each process that collects."""
     if layout.split:
         resources = (("collector.place", 1.0), ("learner.desk", 1.0))
-        return replace(layout, backend="ray", resources=resources, learner_delay=delay)
+        return replace(layout, launcher_name="ray", resources=resources, learner_delay=delay)
     return Layout("ray", layout.workers, resources=(("worker.place", 1.0),))
 
 

@@ -25,9 +25,10 @@ from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, R2D2Config
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.config.names import name_of
+from lockstep.config.options import Levels
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
-from lockstep.evaluation.scores import Levels, evaluate
+from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.statistics import estimate, iqm, readable, thinned
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig

@@ -13,6 +13,7 @@ import gymnasium
 from lockstep.algorithms.annealing import Course, courses
 from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Setup
 from lockstep.algorithms.rnd import with_curiosity
+from lockstep.config.needs import Need
 from lockstep.config.serialization import from_json, identities_of, to_json
 from lockstep.config.settings import SettingsError, Steps, changed, check_values
 from lockstep.core.rng import derive_seed
@@ -43,6 +44,7 @@ class WarmStart:
     suits another task, which has other gradients."""
 
     later: ClassVar[frozenset[str]] = frozenset({"optimizer"})
+    needs: ClassVar[tuple[Need, ...]] = (Need(("checkpoint", "parts", "optimizer", "digest"), ("warm_start.run",)),)
 
     def __post_init__(self) -> None:
         if isinstance(self.run, Path):  # the type of Result.run

@@ -15,7 +15,7 @@ import pytest
 from tiny import EXPERIMENTS
 
 from lockstep.config.names import _CLASSES, FORMER, current_name, is_registered, name_of, reference_of
-from lockstep.config.serialization import from_json, to_json
+from lockstep.config.serialization import _hash, from_json, to_json
 from lockstep.config.user_code import load_object
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import resume
@@ -55,6 +55,10 @@ def test_no_recorded_experiment_has_gone() -> None:
 def test_a_name_leads_to_its_class_and_back(name: str) -> None:
     assert name_of(load_object(reference_of(name))) == name and is_registered(name)
     assert current_name(FORMER.get(name, name)) == name and reference_of(FORMER.get(name, name)) == _CLASSES[name]
+
+
+def test_former_names_stay() -> None:
+    assert _hash(FORMER) == "a0bf5e5c2f0b81be21c967320de9c5f9dc004529c9957284c79d654195eb931c"
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -15,6 +15,7 @@ import gymnasium
 from torch import Tensor, nn
 
 from lockstep.algorithms.annealing import Course
+from lockstep.config.needs import Need, OfWeights
 from lockstep.config.settings import SettingsError, Texts
 from lockstep.models.base import ModelConfig, PolicyModel
 from lockstep.models.normalize import NormalizeConfig
@@ -39,6 +40,12 @@ class OptimizerConfig:
     (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101). Higher keeps parameters smaller."""
 
     later: ClassVar[frozenset[str]] = frozenset({"weight_decay"})
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(("decay",), ("algorithm.optimizer.name",), ("rmsprop",)),
+        Need(("betas",), ("algorithm.optimizer.name",), ("adam", "adamw", "radam")),
+        Need(("weight_decay",), ("algorithm.optimizer.name",), ("adamw",)),
+    )
+    of_weights: ClassVar[OfWeights] = (("name", str),)
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
@@ -102,6 +109,16 @@ class AlgorithmConfig(ABC):
     """γ: the weight of a reward one step later. Higher looks further ahead, with more variance."""
 
     later: ClassVar[frozenset[str]] = frozenset({"anneal"})
+    """Settings that earlier versions did not have: see lockstep.config.serialization.to_json."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """Which settings have no effect without others. Like the next two, subclasses and parts add theirs to those of
+    their bases."""
+    of_weights: ClassVar[OfWeights] = ()
+    """Settings that decide which weights or moments of the optimizer there are, each with a function of its value that
+    tells by what. A population cannot vary it, since members inherit these from each other."""
+    schedules: ClassVar[tuple[str, ...]] = ("anneal_learning_rate", "anneal")
+    """Settings that, if they are on, change hyperparameters during a run. A population, which does that, refuses
+    them."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from lockstep.algorithms.base import LossOutput, Setup
 from lockstep.algorithms.epsilon import acting_epsilon, check_epsilon, falling_epsilon
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
+from lockstep.config.needs import Need
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
 from lockstep.models.base import Networks, PolicyModel
@@ -53,6 +54,8 @@ class DQNConfig(OffPolicyConfig):
     """N: implicit quantiles of each item that a gradient step moves. More make it less noisy, and cost more."""
     target_samples: int = 64
     """N': implicit quantiles of each item's target. More make it less noisy, and cost more."""
+
+    needs: ClassVar[tuple[Need, ...]] = (Need(("samples", "target_samples"), ("model.returns",), ("implicit",)),)
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""

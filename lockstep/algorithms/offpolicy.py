@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Exploration, Setup
+from lockstep.config.needs import Need
 from lockstep.config.settings import SettingsError, Steps
 from lockstep.models.base import PolicyModel
 from lockstep.models.gaussian import standard_normal
@@ -67,6 +68,12 @@ class ReplayConfig:
     (another result, which can be neither verified nor replayed)."""
 
     later: ClassVar[frozenset[str]] = frozenset({"data", "data_digest"})
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(("alpha", "beta", "beta_end"), ("algorithm.replay.prioritized",)),
+        Need(("recency_least",), ("algorithm.replay.recency",), lambda recency: recency < 1, "below 1"),
+        Need(("data_digest",), ("algorithm.replay.data",)),
+        Need(("slack",), ("scheme.lag",), ("async",)),
+    )
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

@@ -57,6 +57,7 @@ class PPOConfig(OnPolicyConfig):
     1e-5 and 1e-2. 0 switches it off. Higher allows larger steps (rsl_rl: 0.01). It replaces anneal_learning_rate."""
 
     later: ClassVar[frozenset[str]] = OnPolicyConfig.later | {"desired_kl"}
+    schedules: ClassVar[tuple[str, ...]] = ("anneal_clip", "desired_kl")
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""

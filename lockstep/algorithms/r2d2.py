@@ -8,7 +8,7 @@ Shape legend: L steps of burn-in, M steps that are learned from, N steps of a re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from lockstep.algorithms.base import LossOutput, Setup
 from lockstep.algorithms.dqn import DQN, DQNConfig, disturb
 from lockstep.algorithms.losses import mixed_priority
+from lockstep.config.needs import Need
 from lockstep.config.settings import SettingsError, Steps
 from lockstep.core.arrays import map_structure
 from lockstep.core.transitions import Sequences
@@ -61,6 +62,8 @@ class R2D2Config(DQNConfig):
     epsilon_spread: float = 7.0
     """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018): 0 gives all the
     same ε. Higher lets environments explore more differently."""
+
+    needs: ClassVar[tuple[Need, ...]] = (Need(("priority_max",), ("algorithm.replay.prioritized",)),)
 
     @property
     def sequence_steps(self) -> tuple[int, int]:

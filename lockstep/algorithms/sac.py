@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lockstep.algorithms.base import LossOutput, ParameterGroup
 from lockstep.algorithms.qpg import QPG, QPGConfig, actor_critics, critic_error, priorities
+from lockstep.config.needs import Need
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Sequences, Transitions
 from lockstep.models.actor_critic import ActorCritic, mask_of
@@ -44,6 +45,10 @@ class SACConfig(QPGConfig):
     target_entropy: float | None = None
     """Target entropy in nats. None takes minus the number of action dimensions, where the bounds are -1 and 1, and 0.98
     of the maximum for discrete actions, of those that a mask allows. Higher keeps exploring more."""
+
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(("temperature_learning_rate", "target_entropy"), ("algorithm.learn_temperature",)),
+    )
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""

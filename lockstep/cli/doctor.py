@@ -98,7 +98,7 @@ def examine() -> dict[str, Any]:
             "purpose": purpose,
             "install": install_command(extra),
         }
-        for extra, (module, purpose) in EXTRAS.items()
+        for extra, (module, purpose, _) in EXTRAS.items()
     }
     packages = {name: version(name) or "missing" for name in _CORE}
     return {"machine": machine, "packages": packages, "extras": extras}

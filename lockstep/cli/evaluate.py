@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
 from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json
-from lockstep.config.settings import Names
+from lockstep.config.options import EvaluationSettings, Levels
 
 
 @dataclass(frozen=True)
-class EvalArguments:
+class EvalArguments(EvaluationSettings):
     """Play whole episodes with a trained policy and report raw scores."""
 
     run: tyro.conf.Positional[str]
     """The run's folder."""
-    episodes: int = 10
-    """Episodes to play. More narrow the confidence interval."""
-    greedy: bool = False
-    """Take the most likely action, like an exported policy. By default actions are drawn from the policy."""
     checkpoint: str | None = None
     """latest, best, or an iteration. Default: latest."""
-    seed: int | None = None
-    """Seed of environments and action noise. Default: the experiment's."""
-    num_envs: int | None = None
-    """Environments that run at once. Default: up to 16."""
-    levels: Literal["train", "test"] = "train"
+    levels: Levels = field(default="train", kw_only=True)
     """Levels to play if the run was trained on some of them (env.num_levels): the same, or all others."""
-    max_steps: int | None = None
-    """The maximum number of environment steps of an episode with gymnasium, whose tasks may never end. Default:
-    27,000."""
-    opponents: tuple[str, ...] = ()
-    """Players of the other agents in matches: random, RUN, RUN@ITERATION or file.py:play. Default: as in training."""
-    metrics: Names = ()
-    """Numbers in the environment's info to report, in the form of --env.metrics. Default: those of training."""
     json: bool = False
     """Print JSON."""
 
@@ -85,24 +70,13 @@ def evaluate(arguments: list[str]) -> int:
     """Run `lockstep eval`."""
     given = parse(EvalArguments, "eval", arguments)
     from lockstep.envs.adapters import OF_TASK
-    from lockstep.evaluation.scores import evaluate as play
+    from lockstep.evaluation.scores import evaluate_run
     from lockstep.evaluation.statistics import readable
     from lockstep.reports.scales import capped_mean
     from lockstep.run.folder import RunFolder
 
     with progress_to_stderr(given.json), clean_end():
-        result = play(
-            RunFolder.open(given.run).path,
-            episodes=given.episodes,
-            greedy=given.greedy,
-            checkpoint=given.checkpoint,
-            seed=given.seed,
-            num_envs=given.num_envs,
-            levels=given.levels,
-            max_steps=given.max_steps,
-            opponents=given.opponents,
-            metrics=given.metrics,
-        )
+        result = evaluate_run(RunFolder.open(given.run).path, given, given.checkpoint)
     scores = {name.removeprefix(OF_TASK): x for name, x in result.metrics.items() if name.startswith(OF_TASK)}
     every = all(x.known for x in scores.values())
     capped = capped_mean({task: x.mean for task, x in scores.items()}) if every else None

@@ -133,7 +133,8 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
         )
     if layout.launcher.started_externally and layout.uses_gpus and layout.device != "0":
         raise SettingsError(
-            f"submit gives each task its own GPU, which the task sees as GPU 0. Use --layout {layout.backend},device=0."
+            "submit gives each task its own GPU, which the task sees as GPU 0. Use --layout "
+            f"{layout.launcher_name},device=0."
         )
     if layout.copies > 1 and layout.uses_gpus and given.tasks_per_node > 1 and "gpus_per_task" in given.slurm_options:
         raise SettingsError(

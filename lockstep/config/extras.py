@@ -10,29 +10,39 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+
+class Extra(NamedTuple):
+    """What an extra installs."""
+
+    module: str
+    """What tells whether it is installed."""
+    purpose: str
+    environments: tuple[str, ...] = ()
+    """Distributions whose versions decide what environments do, and so belong to the platform of a run."""
+
+
 EXTRAS = {
-    "atari": ("ale_py", "Atari games"),
-    "classic": ("pygame", "pictures of CartPole and its relatives"),
-    "envpool": ("envpool", "Atari, MuJoCo, Procgen and more, in C++"),
-    "minatar": ("minatar", "MinAtar's five small games"),
-    "minari": ("minari", "datasets of transitions"),
-    "mpe": ("mpe2", "particle worlds for several agents"),
-    "mujoco": ("mujoco", "MuJoCo through gymnasium"),
-    "pettingzoo": ("pettingzoo", "games for several agents"),
-    "robotics": ("gymnasium_robotics", "Fetch, AntMaze and more"),
-    "vizdoom": ("envpool", "Doom"),
-    "optuna": ("optuna", "searches for settings"),
-    "ray": ("ray", "runs and sweeps on Ray clusters"),
-    "slurm": ("submitit", "runs and sweeps on Slurm clusters"),
-    "wandb": ("wandb", "metrics in Weights & Biases"),
-    "trackio": ("trackio", "metrics in trackio"),
-    "export": ("onnxruntime", "policies as ONNX files"),
-    "hub": ("huggingface_hub", "runs on the Hugging Face Hub"),
+    "atari": Extra("ale_py", "Atari games", ("ale-py",)),
+    "classic": Extra("pygame", "pictures of CartPole and its relatives"),
+    "envpool": Extra("envpool", "Atari, MuJoCo, Procgen and more, in C++", ("envpool",)),
+    "minatar": Extra("minatar", "MinAtar's five small games", ("minatar",)),
+    "minari": Extra("minari", "datasets of transitions"),
+    "mpe": Extra("mpe2", "particle worlds for several agents", ("mpe2", "pettingzoo")),
+    "mujoco": Extra("mujoco", "MuJoCo through gymnasium", ("gymnasium", "mujoco")),
+    "pettingzoo": Extra("pettingzoo", "games for several agents", ("pettingzoo", "pygame-ce")),
+    "robotics": Extra("gymnasium_robotics", "Fetch, AntMaze and more", ("gymnasium-robotics", "mujoco")),
+    "vizdoom": Extra("envpool", "Doom", ("envpool", "pettingzoo", "vizdoom")),
+    "optuna": Extra("optuna", "searches for settings"),
+    "ray": Extra("ray", "runs and sweeps on Ray clusters"),
+    "slurm": Extra("submitit", "runs and sweeps on Slurm clusters"),
+    "wandb": Extra("wandb", "metrics in Weights & Biases"),
+    "trackio": Extra("trackio", "metrics in trackio"),
+    "export": Extra("onnxruntime", "policies as ONNX files"),
+    "hub": Extra("huggingface_hub", "runs on the Hugging Face Hub"),
 }
-"""Each extra's importable module and purpose."""
 
 
 def install_command(extra: str) -> str:

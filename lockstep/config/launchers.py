@@ -48,6 +48,11 @@ class Launcher:
         return not (self.starts_processes or self.started_externally)
 
     @property
+    def decides(self) -> bool:
+        """Whether timing may decide something in its runs."""
+        return self.shares_memory or self.decides_by_messages
+
+    @property
     def leads(self) -> bool:
         """Whether this process prepares the run's folder. With torchrun, only rank 0 does."""
         return not self.started_externally or os.environ.get("RANK", "0") == "0"
@@ -65,11 +70,11 @@ class Launcher:
         return getattr(importlib.import_module(module), name)
 
 
+PROCESSES = "processes"
+"""The launcher of layouts that name devices, as in a0-l1, or begin with cpu:."""
 LAUNCHERS = {
     "inline": Launcher("lockstep.launchers.inline:run_inline"),
-    "processes": Launcher(
-        "lockstep.launchers.processes:run_processes", starts_processes=True, options=("device", "pin")
-    ),
+    PROCESSES: Launcher("lockstep.launchers.processes:run_processes", starts_processes=True, options=("device", "pin")),
     "torchrun": Launcher(
         "lockstep.launchers.torchrun:run_torchrun", started_externally=True, one_machine=False, shares_memory=False
     ),
@@ -96,6 +101,21 @@ SPREAD = Launcher(
 a0-l1,2,3-d2."""
 
 
+def layouts_with(able: Callable[[Launcher], bool], also: str = "", *, split: bool = False) -> str:
+    """Advice: the forms of layouts with several processes whose launchers are able to do something.
+
+    Args:
+        also: a launcher that need not be in the table, such as a user's.
+        split: whether processes must either collect or learn.
+    """
+    found = []
+    for name in [*LAUNCHERS, *([also] if REFERENCE.fullmatch(also) else [])]:
+        if (launcher := launcher_named(name)).starts_processes and able(launcher):
+            found += [] if split else [f"{name}:N"]
+            found.append(f"{'cpu' if name == PROCESSES else name}:aC-lL")
+    return " or ".join(filter(None, (", ".join(found[:-1]), *found[-1:])))
+
+
 def launcher_named(name: str) -> Launcher:
     """A launcher from the table or from a user's file.
 
@@ -105,7 +125,7 @@ def launcher_named(name: str) -> Launcher:
     if name in LAUNCHERS:
         return LAUNCHERS[name]
     if REFERENCE.fullmatch(name) is None:
-        raise SettingsError(f"There is no Layout backend {name!r}. Use Layout.parse({name!r}).")
+        raise SettingsError(f"There is no launcher {name!r}. Use Layout.parse({name!r}).")
     launcher = load_object(name)
     if not isinstance(launcher, Launcher):
         raise SettingsError(f"{name} is {launcher!r}, but must be a lockstep.config.launchers.Launcher.")

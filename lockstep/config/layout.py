@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.config.hidden_gpus import hidden_by_slurm
-from lockstep.config.launchers import SPREAD, Launcher, launcher_named
-from lockstep.config.layout_text import AUTO, DEVICES, HELP, OPTIONS, fields_of
+from lockstep.config.launchers import PROCESSES, SPREAD, Launcher, launcher_named, layouts_with
+from lockstep.config.layout_text import AUTO, HELP, OPTIONS, fields_of
 from lockstep.config.resources import Resources, of_role, validate_resources
 from lockstep.config.settings import SettingsError, check_values, require
 
@@ -20,14 +20,12 @@ _ONLY = {
     "device": "its processes compute on the CPU, so leave device= out. On the GPUs of one machine use a0-l1.",
     "pin": "pin is for processes that lockstep starts on this machine, as in processes:2,pin=1. Elsewhere, taskset or "
     "numactl pin a process to cores.",
-    "restarts": "restarts is for ray:N and ray:aC-lL, which replace lost processes: leave it out.",
-    "compress": "compress is for ray:N and ray:aC-lL, which send rollouts over a network. Elsewhere they stay in "
-    "memory: leave it out.",
-    "growing": "only on Ray may collectors join a run, as in ray:a4+-l1. Leave out the +.",
-    "resources": "resources of processes, such as learner.gpus, are for ray:N and ray:aC-lL. On one machine, a0-l1 "
-    "names the GPUs.",
+    "restarts": "restarts is for {}, which replace lost processes: leave it out.",
+    "compress": "compress is for {}, which send rollouts over a network. Elsewhere they stay in memory: leave it out.",
+    "growing": "collectors may join a run only with {}. Leave out the +.",
+    "resources": "resources of processes, such as learner.gpus, are for {}. On one machine, a0-l1 names the GPUs.",
 }
-"""Advice about options that only some launchers support."""
+"""Advice about options that only some launchers support; {} are their layouts."""
 _FIXED = ("device", "graphs", "ipc", "replay", "pin", "restarts", "compress", "resources")
 """Options of certain layouts alone, which auto cannot take."""
 
@@ -36,7 +34,7 @@ _FIXED = ("device", "graphs", "ipc", "replay", "pin", "restarts", "compress", "r
 class Layout:
     """Which process does what for which shards. Any layout gives the same bits."""
 
-    backend: str = "inline"
+    launcher_name: str = "inline"
     """The launcher: a name of lockstep.config.launchers, or file.py:NAME for one of your own. auto says that the layout
     is not chosen yet: lockstep.launchers.auto chooses it for an experiment and a machine."""
     workers: int = 1
@@ -114,15 +112,15 @@ class Layout:
         return Layout.parse(given) if isinstance(given, str) else given
 
     def __str__(self) -> str:
-        text = self.backend
+        text = self.launcher_name
         collectors, learners = (named[: len(named) // self.copies] for named in (self.collectors, self.learners))
         if self.split and set(self.collectors + self.learners) == {"cpu"}:
-            where = "cpu" if self.backend == DEVICES else self.backend
+            where = "cpu" if self.launcher_name == PROCESSES else self.launcher_name
             text = f"{where}:a{len(collectors)}{'+' * self.growing}-l{len(learners)}"
         elif self.split:
             text = f"a{','.join(collectors)}{'+' * self.growing}-l{','.join(learners)}"
         elif not self.is_auto and self.launcher.starts_processes:
-            text = f"{self.backend}:{self.workers}"
+            text = f"{self.launcher_name}:{self.workers}"
         if self.copies > 1:
             text += f"-d{self.copies}"
         default = Layout()
@@ -135,7 +133,7 @@ class Layout:
     @property
     def is_auto(self) -> bool:
         """Whether the layout is auto, and so still has to be chosen."""
-        return self.backend == AUTO
+        return self.launcher_name == AUTO
 
     @property
     def launcher(self) -> Launcher:
@@ -144,7 +142,7 @@ class Layout:
             raise SettingsError(
                 f"--layout {self} cannot be chosen here, since it depends on the machine that will run it. {HELP}"
             )
-        return SPREAD if self.spread else launcher_named(self.backend)
+        return SPREAD if self.spread else launcher_named(self.launcher_name)
 
     @property
     def spread(self) -> bool:
@@ -262,7 +260,7 @@ class Layout:
         collecting, learning = ("0" if kind == "GPU" else "cpu" for kind in self.kinds)
         if collecting == learning:
             return Layout(device=collecting)
-        return Layout(DEVICES, collectors=(collecting,), learners=(learning,))
+        return Layout(PROCESSES, collectors=(collecting,), learners=(learning,))
 
     def anywhere(self) -> Layout:
         """The layout on the CPU, to check it for a machine whose GPUs are not those of this machine."""
@@ -329,7 +327,8 @@ class Layout:
             raise SettingsError(f"Layout {self} does not state its processes correctly. {HELP}")
         for option, reason in _ONLY.items():
             if getattr(self, option) != getattr(Layout, option) and option not in launcher.options:
-                raise SettingsError(f"Layout {self}: {reason}")
+                able = layouts_with(lambda other, option=option: option in other.options, split=option == "growing")
+                raise SettingsError(f"Layout {self}: {reason.format(able)}")
         validate_resources(self.resources, ("collector", "learner") if self.split else ("worker",), str(self))
         if self.restarts < 0 or self.compress not in (0, 1):
             raise SettingsError(f"Layout {self}: restarts must be at least 0, and compress 0 or 1.")

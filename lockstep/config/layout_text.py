@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from lockstep.config.launchers import LAUNCHERS, REFERENCE, launcher_named
+from lockstep.config.launchers import LAUNCHERS, PROCESSES, REFERENCE, launcher_named
 from lockstep.config.resources import Resources, is_resource, resource_of
 from lockstep.config.settings import SettingsError
 
@@ -33,8 +33,6 @@ OPTIONS = {
     "compress": int,
 }
 """The types of fields of Layout that follow the processes, as in `,pin=1`."""
-DEVICES = "processes"
-"""The launcher of layouts that name devices (a0-l1) or cpu:."""
 _EXAMPLES = {str: "GPU", int: "N", float: "SECONDS"}
 _SEVERAL = re.compile(r"device=(?P<first>\d+)(?P<more>(,\d+)+)(,|$)")
 """The devices of a layout as somebody writes them who has seen a0-l1,2,3."""
@@ -72,17 +70,17 @@ def fields_of(text: str) -> dict[str, Any]:
 def _head(head: str, text: str) -> dict[str, Any]:
     """The part before the options: a launcher and its processes, or devices."""
     if head == AUTO:
-        return {"backend": AUTO}
+        return {"launcher_name": AUTO}
     own = REFERENCE.fullmatch(head)
     name, processes = (own["name"], own["processes"] or "") if own else head.partition(":")[::2]
     known = bool(own) or name in LAUNCHERS
     if known:
         launcher = launcher_named(name)
         if launcher.starts_processes and processes.isdecimal() and int(processes):
-            return {"backend": name, "workers": int(processes)}
+            return {"launcher_name": name, "workers": int(processes)}
         if not (launcher.starts_processes or processes):
-            return {"backend": name}
-    counted = name == "cpu" or (known and name != DEVICES and launcher_named(name).starts_processes)
+            return {"launcher_name": name}
+    counted = name == "cpu" or (known and name != PROCESSES and launcher_named(name).starts_processes)
     split = _SPLIT.fullmatch(processes if counted else head)
     if split is None:
         if known or name == "cpu":
@@ -94,21 +92,23 @@ def _head(head: str, text: str) -> dict[str, Any]:
         raise SettingsError(f"Layout {text!r} asks for -d{copies}: at least one copy is needed. {HELP}")
     gpus = [int(device) for device in collectors + learners if device != "cpu"]
     step = max(gpus) + 1 if gpus else 0
-    backend = name if counted and name != "cpu" else DEVICES
+    name = name if counted and name != "cpu" else PROCESSES
     return {
-        "backend": backend,
+        "launcher_name": name,
         "collectors": tuple(_shifted(device, step * copy) for copy in range(copies) for device in collectors),
         "learners": tuple(_shifted(device, step * copy) for copy in range(copies) for device in learners),
         "growing": bool(split["growing"]),
-        "copies": copies if backend == DEVICES else 1,
+        "copies": copies if name == PROCESSES else 1,
     }
 
 
 def _devices(listed: str, counted: bool, text: str) -> tuple[str, ...]:
-    """`2` after `cpu:` or `ray:` is a number of processes; otherwise `0,1,cpu` are devices."""
+    """`2` after `cpu:` or a launcher's name is a number of processes; otherwise `0,1,cpu` are devices."""
     if counted:
         if not listed.isdecimal() or not int(listed):
-            raise SettingsError(f"Layout {text!r}: numbers of processes follow cpu: and ray:, as in cpu:a2-l2. {HELP}")
+            raise SettingsError(
+                f"Layout {text!r}: numbers of processes follow cpu: and a launcher's name, as in cpu:a2-l2. {HELP}"
+            )
         return ("cpu",) * int(listed)
     devices = tuple(listed.split(","))
     if not all(device == "cpu" or device.isdecimal() for device in devices):

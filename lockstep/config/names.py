@@ -33,33 +33,18 @@ _CLASSES = {
     "PQN": "lockstep.algorithms.pqn:PQNConfig",
 }
 """The current module of each class. Names are hashed into identities, so none may change."""
+_MOVED = {"Normalize": "lockstep.experiment:NormalizeConfig", "Env": "lockstep.envs.base:EnvConfig"}
+"""Where classes were when files and identities named them by their modules. A class of FORMER that moves belongs here,
+with its module before."""
 FORMER = {
-    "Experiment": "lockstep.experiment:Experiment",
-    "Normalize": "lockstep.experiment:NormalizeConfig",
-    "WarmStart": "lockstep.experiment:WarmStart",
-    "Scheme": "lockstep.scheme:Scheme",
-    "Env": "lockstep.envs.base:EnvConfig",
-    "StandardModel": "lockstep.models.policy:StandardModelConfig",
-    "QModel": "lockstep.models.q:QModelConfig",
-    "ActorCritic": "lockstep.models.actor_critic:ActorCriticConfig",
-    "Dynamics": "lockstep.models.dynamics:DynamicsConfig",
-    "RND": "lockstep.models.rnd:RNDConfig",
-    "Optimizer": "lockstep.algorithms.base:OptimizerConfig",
-    "Replay": "lockstep.algorithms.offpolicy:ReplayConfig",
-    "A2C": "lockstep.algorithms.a2c:A2CConfig",
-    "PPO": "lockstep.algorithms.ppo:PPOConfig",
-    "IMPALA": "lockstep.algorithms.impala:IMPALAConfig",
-    "APPO": "lockstep.algorithms.appo:APPOConfig",
-    "DQN": "lockstep.algorithms.dqn:DQNConfig",
-    "R2D2": "lockstep.algorithms.r2d2:R2D2Config",
-    "DDPG": "lockstep.algorithms.ddpg:DDPGConfig",
-    "TD3": "lockstep.algorithms.td3:TD3Config",
-    "SAC": "lockstep.algorithms.sac:SACConfig",
-    "MPO": "lockstep.algorithms.mpo:MPOConfig",
-    "MPC": "lockstep.algorithms.mpc:MPCConfig",
+    name: _MOVED.get(name, _CLASSES[name])
+    for name in (
+        *("Experiment", "Normalize", "WarmStart", "Scheme", "Env", "StandardModel", "QModel", "ActorCritic"),
+        *("Dynamics", "RND", "Optimizer", "Replay", "A2C", "PPO", "IMPALA", "APPO", "DQN", "R2D2", "DDPG", "TD3"),
+        *("SAC", "MPO", "MPC"),
+    )
 }
-"""The modules of the classes when files and identities used them as names. Never change this; new classes do not belong
-here."""
+"""The modules of these classes at that time. No value may ever change, and new classes do not belong here."""
 _NAMES = {where: name for name, where in _CLASSES.items()}
 _SINCE = {where: name for name, where in FORMER.items()}
 

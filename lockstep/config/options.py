@@ -7,10 +7,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep.config.settings import SettingsError, check_values, require
+from lockstep.config.settings import Names, SettingsError, check_values, require
 
 _MOST_EPISODES = 1_000_000
 """The maximum number of episodes of an evaluation."""
+
+
+Levels = Literal["train", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """Which episodes are played with a policy, and how."""
+
+    episodes: int = 10
+    """Episodes to play. More narrow the confidence interval."""
+    greedy: bool = False
+    """Take the most likely action, like an exported policy. By default actions are drawn from the policy."""
+    seed: int | None = None
+    """Seed of environments and action noise. Default: the experiment's."""
+    num_envs: int | None = None
+    """Environments that run at once. Default: up to 16."""
+    levels: Levels | None = "train"
+    """Levels to play if the run was trained on some of them (env.num_levels): the same, or all others. None: all
+    others, since training scores cover the same."""
+    max_steps: int | None = None
+    """The maximum number of environment steps of an episode with gymnasium, whose tasks may never end. Default:
+    27,000."""
+    opponents: tuple[str, ...] = ()
+    """Players of the other agents in matches: random, RUN, RUN@ITERATION or file.py:play. Default: as in training."""
+    metrics: Names = ()
+    """Numbers in the environment's info to report, in the form of --env.metrics. Default: those of training."""
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        check_episodes(self.episodes, "--episodes")
+        for flag, value in (("--num-envs", self.num_envs), ("--max-steps", self.max_steps)):
+            if value is not None and value < 1:
+                raise SettingsError(f"{flag} {value} is out of range: it must be at least 1.")
 
 
 @dataclass(frozen=True)
@@ -49,6 +83,13 @@ class RunOptions:
     """Weights & Biases project to send the metrics to as well (needs the extra wandb)."""
     trackio: str | None = None
     """trackio project to send the metrics to as well (needs the extra trackio)."""
+
+    @property
+    def evaluation(self) -> EvaluationSettings:
+        """Of evaluations during training."""
+        return EvaluationSettings(
+            episodes=self.eval_episodes, greedy=self.eval_greedy, opponents=self.eval_opponents, levels=None
+        )
 
     def __post_init__(self) -> None:
         if isinstance(self.eval_opponents, list):  # from JSON

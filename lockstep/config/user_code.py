@@ -134,7 +134,7 @@ def load_object(reference: str) -> Any:
             raise SettingsError(f"Cannot load {reference!r}: {source} has no {name}.{known}") from error
         remedy = "Write package.module:name or path/to/file.py:name." if where is None else f"It was raised by {where}."
         absent = (getattr(error, "name", None) or "").partition(".")[0]
-        if extra := next((extra for extra, (module, _) in EXTRAS.items() if module == absent), None):
+        if extra := next((extra for extra, found in EXTRAS.items() if found.module == absent), None):
             remedy = f"Install it with: {install_command(extra)}."
         if "no known parent package" in str(error):
             remedy += " A file given by its path is not in a package: import other files without the dot."

@@ -3,7 +3,7 @@
 from lockstep.envs.adapters import register_adapter
 from lockstep.envs.base import Adapter, Observation, ShardEnv, StepResult, allocate_observation
 from lockstep.envs.episodes import Seeds
-from lockstep.envs.registry import (
+from lockstep.envs.factory import (
     adapter_of,
     atari_game,
     check_matches,

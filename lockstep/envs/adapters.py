@@ -43,7 +43,7 @@ class Entry:
     @property
     def package(self) -> str:
         """The optional package that it imports; "" if it needs none."""
-        return EXTRAS[self.extra][0] if self.extra else ""
+        return EXTRAS[self.extra].module if self.extra else ""
 
     @property
     def installed(self) -> bool:

@@ -156,6 +156,11 @@ class Adapter(ABC):
 
     own_seeds: ClassVar[bool] = False
     """Whether environments differ even if their first seeds are equal, as two of 100,000 may be."""
+    repeat_advice: ClassVar[str] = (
+        "Take all randomness from self.np_random, which super().reset(seed=seed) seeds, and set everything else again "
+        "in reset."
+    )
+    """What lockstep check-env tells users whose environments do not repeat their bits."""
     devices: ClassVar[bool] = False
     """Whether its environments can lie on a GPU beside the policy. Then make takes a further argument, device, a name
     of torch's, and its shards return steps from ShardEnv.on_device."""

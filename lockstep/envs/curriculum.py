@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.registry import adapter_of
+from lockstep.envs.factory import adapter_of
 from lockstep.envs.settings import EnvConfig
 
 

@@ -14,11 +14,12 @@ from envpool.registration import registry as _registry
 
 from lockstep.config.settings import SettingsError
 from lockstep.envs.atari import LIFE_LOSS, atari_protocol, check_numbers, fire_after_life
-from lockstep.envs.base import Observation, ShardEnv, StepResult
+from lockstep.envs.base import Observation, StepResult
 from lockstep.envs.convert import ObservationWriter
-from lockstep.envs.episodes import ActionLog, Seeds, restart_state
+from lockstep.envs.episodes import Seeds
 from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
+from lockstep.envs.restarting import RestartingShard
 from lockstep.envs.settings import EnvConfig
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -60,13 +61,14 @@ def settings_of(config: EnvConfig) -> dict[str, Any]:
     return settings
 
 
-class EnvPoolShard(ShardEnv):
+class EnvPoolShard(RestartingShard):
     """B environments of one pool. EnvPool seeds environments only when it makes a pool, so a new pool replaces the old
     one every `reseed_every` steps. Until then an environment's random stream continues from episode to episode."""
 
     def __init__(
         self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
     ) -> None:
+        super().__init__(config.reseed_every, num_envs)
         self._id = config.id if config.id in _registry.specs else f"{config.id}-v5"
         check_numbers(config.options)
         self._settings = settings_of(config)
@@ -74,18 +76,12 @@ class EnvPoolShard(ShardEnv):
             self._settings |= {"num_levels": config.num_levels, "start_level": config.start_level}
         self._render = render
         self._threads = threads
-        self._reseed_every = config.reseed_every
         self._life_loss = config.protocol in LIFE_LOSS
         self._fire = fire_after_life(config.protocol, config.id, num_envs)
         self._seeds = seeds
         tells = seeds.first_index == 0
         self._numbers = EpisodeNumbers(config.metrics, num_envs, tells=tells) if config.metrics else None
-        self._log = ActionLog()
-        self._count = 0
-        self._since = 0
-        self.num_envs = num_envs
         self._order = np.arange(num_envs, dtype=np.int32)
-        self._ended = np.zeros(num_envs, np.bool_)
         self._info: dict[str, np.ndarray] = {}
         """The library's info for the last observations."""
         with warnings.catch_warnings():  # EnvPool's spaces warn about the precision of their bounds
@@ -159,23 +155,13 @@ class EnvPoolShard(ShardEnv):
             self._action_type = of_action.dtype
         return pool
 
-    def reset(self, out: Observation) -> None:
-        self._count = 0
-        self._write(self._restart(), out)
-
-    def reseed(self, out: Observation) -> None:
-        self._count += 1
-        self._write(self._restart(), out)
-
     def _restart(self) -> Any:
         self.close()
         self._pool = self._make_pool()
-        self._since = 0
-        self._log.clear()
+        self._begin()
         obs, info = self._pool.reset()
         if len(info.get("players", info)["env_id"]) != self.num_envs:
             raise SettingsError(f"{self._id} has several players in one environment, which is not supported yet.")
-        self._ended = np.zeros(self.num_envs, np.bool_)
         self._info = info
         if self._fire is not None:
             self._fire.reset()
@@ -248,11 +234,8 @@ class EnvPoolShard(ShardEnv):
             self._numbers.note_all(self._info, ~first)
             self._numbers.add()
 
-    def reseed_due(self) -> bool:
-        return self._since >= self._reseed_every
-
     def state_dict(self) -> dict[str, np.ndarray]:
-        state = restart_state(self._count, self._since, self._ended, self._log)
+        state = super().state_dict()
         return state if self._fire is None else {**state, **self._fire.state()}
 
     def load_state_dict(

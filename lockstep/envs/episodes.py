@@ -102,12 +102,6 @@ def episode_state(episode: np.ndarray, steps: np.ndarray, ended: np.ndarray, log
     return {"episode": episode.copy(), "steps": steps.copy(), "ended": ended.copy(), **log.last(int(steps.max()))}
 
 
-def restart_state(count: int, since: int, ended: np.ndarray, log: ActionLog) -> dict[str, np.ndarray]:
-    """The state of B environments that all restart from new seeds at once: how often they have, their steps since then,
-    whether their episodes have ended [B], and the actions of these steps."""
-    return {"count": np.array(count), "since": np.array(since), "ended": ended.copy(), **log.last(since)}
-
-
 def joined(states: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
     """The state of consecutive shards as one shard, of theirs. Arrays without axes hold for all environments; others
     are [B, ...], and actions [T, B, ...]. None if the shards differ in what holds for all environments."""

@@ -17,7 +17,7 @@ from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
-from lockstep.envs.registry import adapter_of
+from lockstep.envs.factory import adapter_of
 from lockstep.envs.settings import EnvConfig
 
 _TRIALS = 8

@@ -21,7 +21,7 @@ from lockstep.config.settings import Names, SettingsError
 from lockstep.envs.adapters import AUTO, MIXED, OF_TASK
 from lockstep.envs.base import Adapter, Observation, ShardEnv, StepResult, load_adapter
 from lockstep.envs.episodes import Seeds
-from lockstep.envs.registry import resolve
+from lockstep.envs.factory import resolve
 from lockstep.envs.settings import EnvConfig
 
 TASK = "task"

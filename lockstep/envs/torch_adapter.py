@@ -21,6 +21,10 @@ class Torch(Adapter):
     limits_episodes = True
     devices = True
     own_seeds = True
+    repeat_advice = (
+        "Draw random numbers with lockstep.envs.torch_env.uniform from the seeds alone, not with torch.rand; keep all "
+        "that an episode remembers in the state; and compute row by row, without sums or means over environments."
+    )
 
     def ids(self) -> list[str]:
         return []

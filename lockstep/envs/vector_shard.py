@@ -17,19 +17,20 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import form_of, register, unregister
-from lockstep.envs.base import Observation, ShardEnv, StepResult
+from lockstep.envs.base import Observation, StepResult
 from lockstep.envs.batches import batch_action, refuse_mask, returned_flags, returned_numbers, telling, with_rows
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
-from lockstep.envs.episodes import ActionLog, Seeds, restart_state
+from lockstep.envs.episodes import Seeds
 from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
+from lockstep.envs.restarting import RestartingShard
 from lockstep.envs.settings import EnvConfig
 
 _MODES = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
 
 
-class VectorShard(ShardEnv):
+class VectorShard(RestartingShard):
     """B environments of a VectorEnv. All of them restart from new seeds every `reseed_every` steps. Until then their
     random streams continue from episode to episode.
 
@@ -56,7 +57,6 @@ class VectorShard(ShardEnv):
                 "forgets all episodes when one ends. Leave it out, since scores and lengths are metrics anyway, or "
                 "use AutoresetMode.NEXT_STEP."
             )
-        self.num_envs = env.num_envs
         self.action_space = env.single_action_space
         self._writer = ObservationWriter(env.single_observation_space)
         self.observation_space = self._writer.space
@@ -64,40 +64,26 @@ class VectorShard(ShardEnv):
             refuse_mask(self.observation_space, config.id, f"in {self._mode}", "Use AutoresetMode.NEXT_STEP")
         # Other classes take one seed for all, as VectorEnv.reset declares it.
         self.share_seeds = not isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
-        self._reseed_every = config.reseed_every
-        self._log = ActionLog()
+        super().__init__(config.reseed_every, env.num_envs)
         self._action: tuple[np.ndarray, ...] = ()
-        self._count = 0
-        self._since = 0
-        self._ended = np.zeros(self.num_envs, np.bool_)
         tells = seeds.first_index == 0
         self._numbers = EpisodeNumbers(config.metrics, self.num_envs, tells=tells) if config.metrics else None
         self._masks = False
         """Whether it has been seen to reset only what reset_mask names."""
         register([env], config.id)
 
-    def reset(self, out: Observation) -> None:
-        self._count = 0
-        self._write(self._restart(), out)
-
-    def reseed(self, out: Observation) -> None:
-        self._count += 1
-        self._write(self._restart(), out)
-
     def examine(self) -> None:
         self._writer.looks = sys.maxsize
 
-    def _write(self, arrays: list[np.ndarray], out: Observation) -> None:
-        self._writer.write_arrays(arrays, out, self._where)
+    def _write(self, obs: list[np.ndarray], out: Observation) -> None:
+        self._writer.write_arrays(obs, out, self._where)
 
     def _where(self, j: int) -> str:
         return f"environment {self._seeds.first_index + j}, {self._since} steps after its seed"
 
     def _restart(self) -> list[np.ndarray]:
         """Begin from the seeds of the current count; return the entries of the observations."""
-        self._since = 0
-        self._log.clear()
-        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._begin()
         if self._numbers is not None:
             self._numbers.begin(np.arange(self.num_envs))
         index = np.arange(1 if self.share_seeds else self.num_envs)
@@ -198,12 +184,6 @@ class VectorShard(ShardEnv):
             empty = create_empty_array(space, len(rows), np.zeros)
             return self._writer.arrays(concatenate(space, [final[j] for j in rows], empty), len(rows))
         return [array[rows] for array in self._writer.arrays(final, self.num_envs)]
-
-    def reseed_due(self) -> bool:
-        return self._since >= self._reseed_every
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return restart_state(self._count, self._since, self._ended, self._log)
 
     def load_state_dict(
         self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from lockstep import envs
 from lockstep.agent import below
+from lockstep.config.options import EvaluationSettings
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
 from lockstep.envs.base import ShardEnv, StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
+from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import ModelOutput, PolicyModel, Precision
@@ -120,6 +122,16 @@ def load_policy(run: Path | str, checkpoint: str | int | None = None, *, precisi
     return Policy(model, experiment, found.iteration, seen["samples"], seen["frames"])
 
 
+def _played(env: EnvConfig, settings: EvaluationSettings) -> EnvConfig:
+    """The environments of an evaluation, given those of training."""
+    env = envs.resolve(dataclasses.replace(env, metrics=settings.metrics or env.metrics))
+    if settings.levels == "test" or (settings.levels is None and env.num_levels):
+        env = env.held_out()
+    env = dataclasses.replace(env, opponents=settings.opponents or env.opponents)
+    num_envs, longest = envs.whole_matches(env, settings.num_envs or 1), settings.max_steps or sys.maxsize
+    return dataclasses.replace(env, num_envs=num_envs, decorrelate=0, reseed_every=longest)
+
+
 class Player:
     """Plays a policy in new environments. It does not touch training's random streams, environments or state.
 
@@ -128,13 +140,11 @@ class Player:
 
     Args:
         model: chooses the actions; it is copied to the CPU, so later training does not change the player.
-        num_envs: B, rounded up to whole matches if a match takes several environments. Each environment's episodes
-        depend on its index, the purpose and the seed alone.
-        greedy: take the most likely action instead of sampling.
-        seed: of environments and action noise.
+        settings: num_envs, 1 by default, is B, rounded up to whole matches if a match takes several environments. Each
+        environment's episodes depend on its index, the purpose and the seed alone. `max_steps` is none by default, and
+        has no effect where the environment's library has its own limit. The number of episodes has no effect.
         purpose: separates these random streams from other uses of the same seed.
         threads: to step the environments; does not change results.
-        max_steps: the limit of an episode with gymnasium; other libraries have their own limits.
         normalizers: the statistics for the copy; None keeps the model's own.
         render: prepare for render, which needs B = 1.
         stop: whether non-finite numbers from environments are an error; otherwise they cause one warning.
@@ -144,19 +154,18 @@ class Player:
         self,
         model: PolicyModel,
         experiment: Experiment,
+        settings: EvaluationSettings,
         *,
-        num_envs: int,
-        greedy: bool,
-        seed: int,
         purpose: str,
         threads: int = 1,
-        max_steps: int = sys.maxsize,
         normalizers: Normalizers | None = None,
         render: bool = False,
         stop: bool = True,
     ) -> None:
-        num_envs = envs.whole_matches(experiment.env, num_envs)
-        config = dataclasses.replace(experiment.env, num_envs=num_envs, decorrelate=0, reseed_every=max_steps)
+        self.config = config = _played(experiment.env, settings)
+        """Which environments it plays in."""
+        self.seed = seed = experiment.seed if settings.seed is None else settings.seed
+        num_envs = config.num_envs
         self.env: ShardEnv = envs.make(
             config, seed=seed, first_index=0, num_envs=num_envs, threads=threads, purpose=purpose, render=render
         )
@@ -166,7 +175,7 @@ class Player:
         self._actor = Inference(actor)
         self._arithmetic = functools.partial(arithmetic, actor)
         self._distribution = model.distribution
-        self._greedy = greedy
+        self._greedy = settings.greedy
         self._reward_clip = config.reward_clip
         self._noise = stream(seed, f"action-{purpose}")
         self._obs = envs.allocate_observation(self.env.observation_space, (1, num_envs))

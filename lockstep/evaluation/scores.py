@@ -8,14 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from lockstep import envs
-from lockstep.config.options import check_episodes
+from lockstep.config.options import EvaluationSettings, Levels
 from lockstep.config.settings import SettingsError
 from lockstep.envs.info import labels
+from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.opponents import resolved
 from lockstep.evaluation.policy import Player, acting_of, load_policy
 from lockstep.evaluation.statistics import Interval, bootstrap_interval, readable
@@ -30,7 +31,6 @@ from lockstep.system.output import tell
 MAX_ENVS = 16
 MAX_STEPS = 27_000
 """Default limit of environment steps per episode with gymnasium: Atari's 108,000 frames at 4 per step."""
-Levels = Literal["train", "test"]
 
 
 @dataclass(frozen=True)
@@ -160,24 +160,31 @@ def evaluate(
         SettingsError: the run or checkpoint does not exist, or a number is out of range.
         NotFinite: an environment returned NaN or an infinity, and the run does not allow it.
     """
+    settings = EvaluationSettings(
+        episodes=episodes,
+        greedy=greedy,
+        seed=seed,
+        num_envs=num_envs,
+        levels=levels,
+        max_steps=max_steps,
+        opponents=opponents,
+        metrics=metrics,
+    )
+    return evaluate_run(run, settings, checkpoint)
+
+
+def evaluate_run(run: Path | str, settings: EvaluationSettings, checkpoint: str | int | None = None) -> Evaluation:
+    """The same with the settings in one object."""
     policy = load_policy(run, checkpoint)
     if not all(parameter.isfinite().all() for parameter in policy.model.parameters()):
         tell(f"warning: {run} had diverged by then: its model has parameters that are not numbers.", sys.stderr)
     experiment = policy.experiment
-    if metrics:
-        experiment = experiment.replace(env=replace(experiment.env, metrics=metrics))
     with settled(experiment.torch_threads):
         result = evaluate_policy(
             policy.model,
             experiment,
-            episodes,
-            greedy,
-            seed=seed,
+            replace(settings, opponents=resolved(experiment.env, settings.opponents)),
             seed_purpose="test",
-            num_envs=num_envs,
-            levels=levels,
-            max_steps=max_steps,
-            opponents=resolved(experiment.env, opponents),
             threads=cores(),
             stop=RunFolder.open(run).options().on_nonfinite == "stop",
         )
@@ -190,15 +197,9 @@ def evaluate(
 def evaluate_policy(
     model: PolicyModel,
     experiment: Experiment,
-    episodes: int = 10,
-    greedy: bool = False,
+    settings: EvaluationSettings,
     *,
-    seed: int | None = None,
     seed_purpose: str = "eval",
-    num_envs: int | None = None,
-    levels: Levels | None = None,
-    max_steps: int | None = None,
-    opponents: tuple[str, ...] = (),
     threads: int = 1,
     normalizers: Normalizers | None = None,
     alive: Callable[[], None] = lambda: None,
@@ -211,50 +212,40 @@ def evaluate_policy(
 
     Args:
         seed_purpose: names the random streams; equal names, seeds and numbers of environments repeat the episodes.
-        levels: None plays the test levels if training is limited to some levels, since training scores cover those.
         threads: to step the environments; does not change results.
         normalizers: the statistics for the policy; None keeps its own.
         alive: called at every step, to report progress to the supervisor.
         stop: whether non-finite numbers from environments are an error; otherwise they cause one warning.
-        For the others, see evaluate.
+
+    Raises:
+        SettingsError, NotFinite: as evaluate.
     """
-    check_episodes(episodes, "--episodes")
-    if num_envs is not None and num_envs < 1:
-        raise SettingsError(f"--num-envs {num_envs} is out of range: it must be at least 1.")
-    if max_steps is not None and max_steps < 1:
-        raise SettingsError(f"--max-steps {max_steps} is out of range: it must be at least 1.")
-    experiment = experiment.replace(env=envs.resolve(experiment.env))
+    settings.validate()
+    episodes, max_steps = settings.episodes, settings.max_steps
     limits = envs.adapter_of(experiment.env).limits_episodes
     if max_steps is not None and not limits:
-        raise _has_own_limit(experiment, max_steps)
+        raise _has_own_limit(envs.resolve(experiment.env), max_steps)
     longest = (max_steps or MAX_STEPS) if limits else sys.maxsize
-    if levels == "test" or (levels is None and experiment.env.num_levels):
-        experiment = experiment.replace(env=experiment.env.held_out())
-    if opponents:
-        experiment = experiment.replace(env=replace(experiment.env, opponents=opponents))
-    seed = experiment.seed if seed is None else seed
     player = Player(
         model,
         experiment,
-        num_envs=min(episodes, num_envs or MAX_ENVS),
-        greedy=greedy,
-        seed=seed,
+        replace(settings, num_envs=min(episodes, settings.num_envs or MAX_ENVS), max_steps=longest),
         purpose=seed_purpose,
-        max_steps=longest,
         threads=threads,
         normalizers=normalizers,
         stop=stop,
     )
+    config = player.config
     count = player.env.num_envs
     scores = np.zeros(episodes)
     lengths = np.zeros(episodes, np.int64)
-    names = labels(experiment.env.metrics)
+    names = labels(config.metrics)
     reported = np.full((episodes, len(names)), np.nan)
     episode = np.arange(count)
     cut = 0
     try:
         if max_steps is not None and not player.env.limits_episodes:
-            raise _has_own_limit(experiment, max_steps)
+            raise _has_own_limit(config, max_steps)
         while (episode < episodes).any():
             step = player.step()
             alive()
@@ -268,27 +259,26 @@ def evaluate_policy(
             episode[ended] += count
     finally:
         player.close()
-    acting = acting_of(model, greedy=greedy)
+    acting = acting_of(model, greedy=settings.greedy)
     limited = f"{cut} ended at the limit of {longest:,} steps, " if cut else ""
     protocol = (
         f"{episodes} {'whole ' * (not cut)}episode{'s' if episodes > 1 else ''} of "
-        f"{_environment(experiment, player.env.emulator)}, {limited}"
+        f"{_environment(config, player.env.emulator)}, {limited}"
         f"{acting} actions, raw scores, {count} environment{'s' * (count != 1)}, "
-        f"seed {seed}/{seed_purpose}"
+        f"seed {player.seed}/{seed_purpose}"
     )
     metrics = {name: Metric(tuple(values)) for name, values in zip(names, reported.T.tolist(), strict=True)}
     return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol, acting, metrics)
 
 
-def _has_own_limit(experiment: Experiment, max_steps: int) -> SettingsError:
+def _has_own_limit(config: EnvConfig, max_steps: int) -> SettingsError:
     return SettingsError(
-        f"--max-steps {max_steps} cannot limit the episodes of {experiment.env.id}, because "
-        f"env.adapter={experiment.env.adapter} has its own limit, an option of the environment. Leave out --max-steps."
+        f"--max-steps {max_steps} cannot limit the episodes of {config.id}, because "
+        f"env.adapter={config.adapter} has its own limit, an option of the environment. Leave out --max-steps."
     )
 
 
-def _environment(experiment: Experiment, emulator: str) -> str:
-    env = experiment.env
+def _environment(env: EnvConfig, emulator: str) -> str:
     notes = [f"{env.protocol} protocol"] if env.protocol != "none" else []
     notes += [emulator] if emulator else []
     notes += [f"{name}={value}" for name, value in env.options.items()]

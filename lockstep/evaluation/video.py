@@ -13,6 +13,7 @@ import gymnasium
 import imageio_ffmpeg
 import numpy as np
 
+from lockstep.config.options import EvaluationSettings
 from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, adapter_of
 from lockstep.envs.construct import needs_library
@@ -75,9 +76,7 @@ def record_video(
     player = Player(
         policy.model,
         experiment,
-        num_envs=1,
-        greedy=greedy,
-        seed=experiment.seed if seed is None else seed,
+        EvaluationSettings(greedy=greedy, seed=seed, num_envs=1),
         purpose="video",
         render=True,
     )

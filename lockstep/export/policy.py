@@ -24,6 +24,7 @@ from torch import Tensor
 
 import lockstep
 from lockstep.config.extras import install_command
+from lockstep.config.options import EvaluationSettings
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
@@ -156,14 +157,7 @@ def export(
             f"--sample: the policy of {run} gives a single action, so there is nothing to draw. Leave it out."
         )
     with settled(trained.experiment.torch_threads):
-        player = Player(
-            trained.model,
-            trained.experiment,
-            num_envs=_ROWS,
-            greedy=False,
-            seed=trained.experiment.seed,
-            purpose="export",
-        )
+        player = Player(trained.model, trained.experiment, EvaluationSettings(num_envs=_ROWS), purpose="export")
         try:
             space = plain.experiment.model.policy_space(player.env.observation_space)
             module = ExportedPolicy(plain.model, space, trained.experiment.model.uses_previous, sample)

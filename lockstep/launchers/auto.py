@@ -148,7 +148,7 @@ def chosen(
         experiment.validate()
     except (AttributeError, SettingsError):
         return Layout()  # preparing the run says what is wrong
-    known = remembered(experiment) if layout == Layout(layout.backend) else None
+    known = remembered(experiment) if layout == Layout(layout.launcher_name) else None
     choice = choose(
         experiment, cores(), iterations=iterations, repeats=repeats, starts=_can_start_processes(), tuned=known
     )
@@ -159,7 +159,7 @@ def chosen(
 
 def with_options(layout: Layout, options: Layout) -> Layout:
     """A chosen layout with the options of auto."""
-    places = ("backend", "workers", "collectors", "learners", "device")
+    places = ("launcher_name", "workers", "collectors", "learners", "device")
     given = {f.name: getattr(options, f.name) for f in dataclasses.fields(Layout) if f.name not in places}
     changed = {name: value for name, value in given.items() if value != getattr(Layout, name)}
     return dataclasses.replace(layout, **changed)

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 from lockstep.config.layout import Layout
@@ -30,8 +30,6 @@ from lockstep.system.supervision import StallDetector, WorkerError
 from lockstep.training.context import StopRequest, Work, WorkerContext
 from lockstep.training.job import Job, Result
 
-_GRACE = 5.0
-"""Seconds that a process has to end after it closed its pipe."""
 _EXPLAINING = 2.0
 """Seconds that another process has to report the cause of a broken connection, or of a stall."""
 
@@ -174,25 +172,7 @@ def _watch(
     stall = StallDetector(layout.stall_timeout)
     while len(results) < len(processes) or others.running:
         open_ranks = [rank for rank in range(len(processes)) if rank not in results]
-        own = [*(pipes[rank] for rank in open_ranks), *(processes[rank].sentinel for rank in open_ranks)]
-        wait([*own, *others.connections], timeout=1.0)
-        failures = {}
-        for rank in open_ranks:
-            try:
-                gone = not processes[rank].is_alive()  # check first: messages sent before its death still count
-                if pipes[rank].poll():
-                    kind, value = pipes[rank].recv()
-                    if kind == "mistake":
-                        raise value
-                    if kind == "result":
-                        results[rank] = value
-                    else:
-                        failures[rank] = value
-                elif gone:
-                    failures[rank] = children.death_report(processes[rank])
-            except (EOFError, OSError):  # OSError: it died before reading its job
-                processes[rank].join(_GRACE)
-                failures[rank] = children.death_report(processes[rank])
+        failures = _failed(*children.first_answers(processes, pipes, open_ranks, others.connections), results)
         if failures:
             raise WorkerError(_first_cause(failures, names, processes, pipes, results, others))
         if (elsewhere := others.failure()) is not None:
@@ -217,6 +197,15 @@ def _watch(
     return result
 
 
+def _failed(answers: dict[int, tuple[str, Any]], deaths: dict[int, str], results: dict[int, Any]) -> dict[int, str]:
+    """The errors and deaths of workers, by rank. Adds results to the others, and raises a user's mistake."""
+    if mistake := next((value for kind, value in answers.values() if kind == "mistake"), None):
+        raise mistake
+    results |= {rank: value for rank, (kind, value) in answers.items() if kind == "result"}
+    errors = {rank: value for rank, (kind, value) in answers.items() if kind == "error"}
+    return dict(sorted((deaths | errors).items()))
+
+
 def _first_cause(
     failures: dict[int, str],
     names: list[str],
@@ -233,21 +222,10 @@ def _first_cause(
 
     deadline = time.monotonic() + _EXPLAINING
     while all(map(follows, failures.values())) and time.monotonic() < deadline:
-        for rank, process in enumerate(processes):
-            if rank in failures or rank in results:
-                continue
-            with contextlib.suppress(EOFError, OSError):
-                if pipes[rank].poll():
-                    kind, value = pipes[rank].recv()
-                    if kind == "mistake":
-                        raise value
-                    (failures if kind == "error" else results)[rank] = value  # a result: the others let it finish
-                    continue
-            if not process.is_alive():
-                failures[rank] = children.death_report(process)
+        missing = [rank for rank in range(len(processes)) if rank not in failures and rank not in results]
+        failures |= _failed(*children.first_answers(processes, pipes, missing, timeout=0.05), results)
         if all(map(follows, failures.values())) and (elsewhere := others.failure()) is not None:
             return elsewhere
-        time.sleep(0.05)
     rank, text = min(failures.items(), key=lambda item: follows(item[1]))
     return f"{names[rank]} {text}"
 

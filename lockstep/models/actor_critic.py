@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from lockstep.config.needs import Need
 from lockstep.config.settings import SettingsError
 from lockstep.models.asymmetric import AsymmetricConfig
 from lockstep.models.base import ModelOutput, PolicyModel
@@ -234,6 +235,7 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
     """Hidden layers of each critic, if they differ from hidden_sizes. Wider ones fit harder values, and cost time."""
 
     later: ClassVar[frozenset[str]] = AsymmetricConfig.later | TrunkConfig.later | {"batch_renorm", "critic_sizes"}
+    needs: ClassVar[tuple[Need, ...]] = (Need(("initial_std",), ("model.policy",), ("gaussian",)),)
 
     @property
     def has_kernels(self) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.quasirandom import SobolEngine
 
+from lockstep.config.needs import Need
 from lockstep.config.settings import SettingsError
 from lockstep.models.base import ModelConfig, ModelOutput, PolicyModel
 from lockstep.models.continuous import Deterministic
@@ -57,6 +58,11 @@ class DynamicsConfig(ModelConfig):
     """Temperature of mppi, in units of return. Higher gives worse plans more weight."""
     discount: float = 0.99
     """Weight of a reward one step later in a plan. Lower plans as if the horizon were shorter."""
+
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(("elites",), ("model.planner",), ("cem",)),
+        Need(("temperature",), ("model.planner",), ("mppi",)),
+    )
 
     def build(
         self,

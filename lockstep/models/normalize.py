@@ -9,13 +9,14 @@ Shape legend: T time, B environments, D numbers of a sample.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.config.needs import Need
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.models.base import PolicyModel
@@ -38,6 +39,8 @@ class NormalizeConfig:
     clip: float = 10.0
     """Bound on the magnitude of normalized observations and rewards (with replay, of the sum of n rewards). Lower tames
     outliers, higher keeps more of their information."""
+
+    needs: ClassVar[tuple[Need, ...]] = (Need(("clip",), ("normalize.observations", "normalize.returns")),)
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

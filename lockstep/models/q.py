@@ -17,6 +17,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lockstep.config.needs import Need
 from lockstep.config.settings import SettingsError
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import EpsilonGreedy
@@ -231,6 +232,12 @@ class QModelConfig(TrunkConfig):
 
     has_policy_and_value: ClassVar[bool] = False
     later: ClassVar[frozenset[str]] = TrunkConfig.later | {"noisy_sigma", "layer_norm"}
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(("noisy_sigma",), ("model.noisy",)),
+        Need(("v_min", "v_max"), ("model.returns",), ("categorical",)),
+        Need(("numbers",), ("model.returns",), ("categorical", "quantiles", "implicit")),
+        Need(("cosines",), ("model.returns",), ("implicit",)),
+    )
 
     dueling: bool = False
     """Estimate the state's value and each action's advantage in separate streams. On generalizes over actions."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import torch
 from torch import Tensor, nn
 
+from lockstep.config.needs import Need, OfWeights
 from lockstep.config.settings import SettingsError
 from lockstep.models.layers import initialize_orthogonal, reproducible_initialization
 from lockstep.models.observations import ObservationLayout, entry, flatten_entry
@@ -44,6 +45,11 @@ class RNDConfig:
     features: int = 512
     """Outputs of the random network, which the predictor predicts. More distinguish observations better, and cost
     more."""
+
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(("discount", "gae_lambda", "value_coef", "share", "features"), ("algorithm.rnd.coef",), words="above 0"),
+    )
+    of_weights: ClassVar[OfWeights] = (("coef", bool), ("features", int))
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

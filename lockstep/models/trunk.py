@@ -11,6 +11,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
+from lockstep.config.needs import Need
 from lockstep.config.settings import SettingsError
 from lockstep.models.base import ModelConfig
 from lockstep.models.core import GRU, LSTM, Core, MinGRU, RecurrentCore
@@ -102,6 +103,11 @@ class TrunkConfig(ModelConfig):
     der, and 512 for the others. More fit more, and cost more."""
 
     later: ClassVar[frozenset[str]] = frozenset({"core_memory", "core_layers", "core_heads"})
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(("core_size",), ("model.core",), ("gru", "lstm", "mingru", "transformer")),
+        Need(("core_memory", "core_layers", "core_heads"), ("model.core",), ("transformer",)),
+        Need(("channels",), ("model.encoder",), ("auto", "impala")),
+    )
 
     @property
     def uses_previous(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lockstep.config.extras import EXTRAS
 from lockstep.config.layout import Layout
 from lockstep.config.user_code import digests_of
 from lockstep.run.gpus import used_gpus
@@ -33,10 +34,10 @@ _ARITHMETIC_VARIABLES = (
     "OPENBLAS_CORETYPE",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
-_LIBRARIES = (
-    *("ale-py", "box2d", "dm-control", "envpool", "gymnasium", "gymnasium-robotics", "minatar", "mujoco", "pettingzoo"),
-    *("numpy", "vizdoom"),
+_LIBRARIES = sorted(
+    {"numpy", "gymnasium", "box2d", "dm-control"}.union(*(extra.environments for extra in EXTRAS.values()))
 )
+"""Distributions by name. A version that another platform did not record makes no difference, so this list may grow."""
 
 
 def _cpu() -> dict[str, str]:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 from lockstep.buffers.rollout_buffers import acting_groups
@@ -174,24 +174,15 @@ class PartsWorkers:
         standstill = StallDetector(self._stall_timeout)
         while len(answers) < len(self._pipes):
             missing = [index for index in range(len(self._pipes)) if index not in answers]
-            waited_for = [end for i in missing for end in (self._pipes[i], self._processes[i].sentinel)]
-            wait(waited_for, timeout=1.0)
-            for index in missing:
-                gone = not self._processes[index].is_alive()  # check first: messages sent before its death still count
-                try:
-                    if self._pipes[index].poll():
-                        value = self._pipes[index].recv()
-                        if isinstance(value, SettingsError):
-                            raise value
-                        if isinstance(value, str):
-                            raise WorkerError(f"Measuring process {index} failed:\n{value}")
-                        answers[index] = value
-                    elif gone:
-                        raise EOFError
-                except (EOFError, OSError):
-                    self._processes[index].join()
-                    death_report = children.death_report(self._processes[index])
-                    raise WorkerError(f"Measuring process {index} {death_report}") from None
+            found, deaths = children.first_answers(self._processes, self._pipes, missing)
+            for index, value in found.items():
+                if isinstance(value, SettingsError):
+                    raise value
+                if isinstance(value, str):
+                    raise WorkerError(f"Measuring process {index} failed:\n{value}")
+            for index, report in deaths.items():
+                raise WorkerError(f"Measuring process {index} {report}")
+            answers |= found
             patience = standstill.too_long(list(self._progress.values), started=any(self._progress.values))
             if patience is not None and len(answers) < len(self._pipes):
                 for index in missing:

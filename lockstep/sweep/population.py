@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lockstep import envs
+from lockstep.config.needs import declared, parts
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
 from lockstep.envs.multiagent.pettingzoo import agents_of
@@ -28,8 +29,10 @@ _STEP = 0.1
 """How far a number moves, as a share of its range."""
 _ANEW = 0.1
 """Probability that a setting is drawn anew instead of moved."""
-_OF_WEIGHTS = ("algorithm.optimizer.name", "algorithm.rnd.features")
-"""Settings of the algorithm that would no longer match the weights or the optimizer's moments."""
+_INHERITED = (
+    "members inherit each other's weights and optimizer state, so what these depend on must stay. Vary other settings "
+    "of the algorithm or options of the environment, such as weights of its reward, or search without --population."
+)
 _DRAWS = 20
 """Maximum number of draws until settings do not contradict each other."""
 
@@ -102,41 +105,31 @@ class Population:
                 "APPO; search without --population."
             )
         algorithm = experiment.algorithm
-        annealed = [f.name for f in dataclasses.fields(algorithm) if f.name.startswith("anneal_")]
-        if on := [name for name in annealed if getattr(algorithm, name)]:
-            flags = " ".join(f"--algorithm.no-{name.replace('_', '-')}" for name in on)
+        on = {name: value for name in declared(algorithm, "schedules") if (value := getattr(algorithm, name))}
+        if on:
+            flags = " ".join(f"--algorithm.no-{name.replace('_', '-')}" for name, value in on.items() if value is True)
             raise SettingsError(
-                f"algorithm.{on[0]} would be annealed to 0 within each generation. The population finds a schedule "
-                f"itself: {flags}"
-            )
-        if algorithm.anneal:
-            raise SettingsError(
-                f"algorithm.anneal changes {', '.join(algorithm.anneal)} within each generation. The population finds "
-                "a schedule itself: leave it out."
-            )
-        if desired_kl := getattr(algorithm, "desired_kl", 0):
-            raise SettingsError(
-                f"algorithm.desired_kl={desired_kl:g} adapts the learning rate within each generation, so that the "
-                "population's would have no effect. Leave it out."
+                f"{', '.join(f'algorithm.{name}={value}' for name, value in on.items())} adapts hyperparameters within "
+                f"each generation, but the population finds a schedule itself: {flags or 'leave it out.'}"
             )
         if experiment.curriculum:
             raise SettingsError(
                 f"curriculum={experiment.curriculum} would begin again in each generation. Leave it out, or search "
                 "without --population."
             )
+        fixed = {
+            prefix + name: depends
+            for prefix, settings in parts(experiment)
+            for name, depends in declared(settings, "of_weights")
+        }
         for name, space in self.space.items():
-            if not name.startswith(("algorithm.", "env.options.")) or name in _OF_WEIGHTS:
-                raise SettingsError(
-                    f"The population cannot vary {name}: members inherit each other's weights and optimizer state, so "
-                    "settings that these depend on must stay. Vary settings of the algorithm or options of the "
-                    "environment, such as weights of its reward, or search without --population."
-                )
+            if not name.startswith(("algorithm.", "env.options.")):
+                raise SettingsError(f"The population cannot vary {name}: {_INHERITED}")
             check_space(name, space, setting(experiment, name))
             values = space.values if isinstance(space, OneOf) else (space.low, space.high)
-            if name == "algorithm.rnd.coef" and 0 in values:
+            if name in fixed and len({fixed[name](value) for value in values}) > 1:
                 raise SettingsError(
-                    "The population cannot vary algorithm.rnd.coef to 0: a member without RND networks could not pass "
-                    "them on to a successor. Begin its range above 0."
+                    f"The population cannot vary {name} to {' as well as '.join(map(str, values))}: {_INHERITED}"
                 )
 
     def _check_evolution(self, evolution: SampleFactory) -> None:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import resource_tracker
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -30,6 +30,8 @@ _SHOWING = 0.3
 _NOTICING = 1.0
 """Seconds that a process waiting for another's answer has to report its death in more detail."""
 
+_CLOSED = 5.0
+"""Seconds that a process which has closed its pipe has to end, so that its exit code is known."""
 _OTHER_FILES = 512
 """Files that a process opens in addition to its connections to others."""
 
@@ -258,6 +260,40 @@ def show_stack(process: BaseProcess, name: str) -> None:
         tell(f"\n{name} (process {process.pid}), stack:", sys.stderr)
         os.kill(process.pid, signal.SIGUSR1)
         time.sleep(_SHOWING)
+
+
+def first_answers(
+    processes: Sequence[BaseProcess],
+    pipes: Sequence[Connection],
+    missing: Iterable[int],
+    others: Sequence[Any] = (),
+    timeout: float = 1.0,
+) -> tuple[dict[int, Any], dict[int, str]]:
+    """Wait until one of some child processes answers or ends, at most for a while.
+
+    Args:
+        processes, pipes: all of them, and what each sends its answer through.
+        missing: the indices of those that have not answered.
+        others: further objects whose readiness ends the wait.
+        timeout: seconds.
+
+    Returns:
+        The answers that have arrived, and the death reports of processes that ended without one, by index.
+    """
+    missing = list(missing)
+    wait([*others, *(end for i in missing for end in (pipes[i], processes[i].sentinel))], timeout)
+    answers, deaths = {}, {}
+    for i in missing:
+        gone = not processes[i].is_alive()  # check first: messages sent before its death still count
+        try:
+            if pipes[i].poll():
+                answers[i] = pipes[i].recv()
+            elif gone:
+                deaths[i] = death_report(processes[i])
+        except (EOFError, OSError):  # OSError: it died before it read what it was sent
+            processes[i].join(_CLOSED)
+            deaths[i] = death_report(processes[i])
+    return answers, deaths
 
 
 def report_losses(report: Callable[[str], Any]) -> None:

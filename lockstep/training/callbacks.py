@@ -137,7 +137,7 @@ def _their_code() -> Iterator[None]:
         sys.stdout.flush()
 
 
-class Following:
+class CallbackRunner:
     """Calls the callback of a run."""
 
     def __init__(self, callback: Callback, run: Path, agent: Agent, frames_per_step: int) -> None:

@@ -6,12 +6,14 @@ import dataclasses
 import os
 import shlex
 import sys
+from operator import attrgetter
 
 from torch import Tensor
 
 from lockstep import envs
 from lockstep.agent import NO_KERNELS, Agent
 from lockstep.buffers import data, memory
+from lockstep.config.launchers import layouts_with
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError, check_values
@@ -202,14 +204,14 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
             f"{experiment.env.adapter}. {'Use env_processes=N' if adapter.processes else 'Leave it out'}."
         )
     shares_memory = layout.launcher.shares_memory
-    decides = shares_memory or layout.launcher.decides_by_messages
+    decides = layout.launcher.decides
+    deciding, divided = (layouts_with(attrgetter("decides"), layout.launcher_name, split=s) for s in (False, True))
     free = experiment.scheme.free_running
     if free and recorded is None and not (layout.split and decides):
         raise SettingsError(
-            f"--scheme.lag async with --layout {layout}: collectors can only run freely in separate processes, on one "
-            "machine or on Ray. Use --layout auto, cpu:a1-l1 (one collector, one learner) or more of each, ray:a1-l1 "
-            "or more of each, or --scheme.lag 1, which also overlaps collecting and learning, and gives the same "
-            "result on any layout."
+            f"--scheme.lag async with --layout {layout}: collectors can only run freely in separate "
+            f"processes. Use --layout auto, {divided} (C collectors and L learners, as in cpu:a1-l1), or --scheme.lag "
+            "1, which also overlaps collecting and learning, and gives the same result on any layout."
         )
     if layout.growing and not free:
         raise SettingsError(
@@ -229,16 +231,15 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
         )
     if experiment.scheme.preempt < 1 and not decides:
         raise SettingsError(
-            f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: collectors must see who is late, "
-            "on one machine or on Ray. Use --layout processes:N, cpu:aC-lL, ray:N or ray:aC-lL, or leave out "
-            "--scheme.preempt."
+            f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: collectors must see who is late. "
+            f"Use --layout {deciding}, or leave out --scheme.preempt."
         )
     if experiment.scheme.gradient_lag == "async":
         if not decides:
             raise SettingsError(
                 f"--scheme.gradient-lag async with --layout {layout}: learners must be able to update the same "
-                "parameters, on one machine or on Ray. Use --layout processes:N, cpu:aC-lL, ray:N or ray:aC-lL, or "
-                "--scheme.gradient-lag 1, which gives stale gradients on any layout."
+                f"parameters. Use --layout {deciding}, or --scheme.gradient-lag 1, which gives stale gradients on any "
+                "layout."
             )
         if recorded is not None and max(layout.workers, len(layout.learners)) > 1:
             raise SettingsError(

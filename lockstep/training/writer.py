@@ -23,7 +23,7 @@ from lockstep.run import checkpoint
 from lockstep.run import metrics as rows
 from lockstep.run.folder import RunFolder
 from lockstep.run.ledger import Ledger, ledger_head
-from lockstep.training.callbacks import Callback, Following
+from lockstep.training.callbacks import Callback, CallbackRunner
 from lockstep.training.curriculum import Curriculum
 from lockstep.training.display import PARTS
 from lockstep.training.divergence import Divergence
@@ -131,18 +131,18 @@ class RunWriter:
         self._curriculum = Curriculum(experiment) if experiment.curriculum else None
         self._line: dict[str, float] = {}
         """The latest line of metrics."""
-        self._following = None
+        self._callback = None
         if callback is not None:
-            self._following = Following(callback, folder.path, worker.agent, worker.rollouts.frames_per_step)
+            self._callback = CallbackRunner(callback, folder.path, worker.agent, worker.rollouts.frames_per_step)
 
     @property
     def followed(self) -> bool:
         """Whether a callback follows the run."""
-        return self._following is not None
+        return self._callback is not None
 
     def asked_to_stop(self, iterations: int) -> bool:
         """Whether the callback has asked for the end of the run; iterations: how many are done."""
-        if self._following is None or not self._following.stopped:
+        if self._callback is None or not self._callback.stopped:
             return False
         if iterations < self._experiment.iterations:
             self._recorder.message(f"the callback ends the run after iteration {iterations}; lockstep resume continues")
@@ -226,8 +226,8 @@ class RunWriter:
             )
         )
         self._divergence.look(iteration + 1, learned.metrics, lost, self._fault)
-        if self._following is not None:
-            self._following.iteration(iteration + 1, line)
+        if self._callback is not None:
+            self._callback.iteration(iteration + 1, line)
 
     def evaluate(self, iterations: int) -> None:
         """If an evaluation is due, score the current version on separate environments."""
@@ -236,16 +236,14 @@ class RunWriter:
             evaluation = evaluate_policy(
                 agent.model,
                 self._experiment,
-                options.eval_episodes,
-                options.eval_greedy,
-                opponents=options.eval_opponents,
+                options.evaluation,
                 normalizers=agent.normalizers,
                 alive=self._alive,
                 stop=self._stops,
             )
             self._recorder.evaluation(iterations, evaluation)
-            if self._following is not None:
-                self._following.evaluation(evaluation)
+            if self._callback is not None:
+                self._callback.evaluation(evaluation)
 
     def finish_checkpoint(
         self, iterations: int, counts: dict[str, int], parts: list[list[dict[str, Any]]], *, finite: bool = True
@@ -266,8 +264,8 @@ class RunWriter:
         )
         self._folder.checkpointed.touch()
         self._recorder.message(f"checkpoint {iterations:08d}")
-        if self._following is not None:
-            self._following.checkpoint(checkpoint.checkpoint_path(self._folder.checkpoints, iterations))
+        if self._callback is not None:
+            self._callback.checkpoint(checkpoint.checkpoint_path(self._folder.checkpoints, iterations))
 
     def close(self) -> None:
         try:

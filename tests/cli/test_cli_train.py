@@ -13,9 +13,9 @@ from sentences import says
 import lockstep
 from lockstep.cli.main import main
 from lockstep.cli.train import TrainArguments, derived_facts, load_recipe
-from lockstep.cli.unused import _NEEDS
+from lockstep.config.needs import declared, parts
 from lockstep.config.serialization import flat, from_json, to_json
-from lockstep.experiment import Experiment, WarmStart
+from lockstep.experiment import Experiment
 from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run.folder import RunFolder
 from lockstep.training.prepare import prepare
@@ -392,8 +392,14 @@ def test_options_may_be_named_again(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("ppo-cartpole", "--model.core-size", "32"), "--model.core-size has no effect without --model.core gru or"),
+        (("ppo-cartpole", "--model.core-size", "32"), "without --model.core gru, lstm, mingru or transformer."),
         (("ppo-memory", "--model.core-size", "32"), ""),
+        (("ppo-memory", "--model.core", "transformer", "--model.core-memory", "8"), ""),
+        (("ppo-memory", "--model.core-memory", "8"), "--model.core-memory has no effect without --model.core transf"),
+        (("ppo-memory", "--model.core-layers", "2"), "--model.core-layers has no effect without --model.core transf"),
+        (("ppo-memory", "--model.core-heads", "2"), "--model.core-heads has no effect without --model.core transf"),
+        (("dqn-cartpole", "--model.noisy-sigma", "0.1"), "--model.noisy-sigma has no effect without --model.noisy."),
+        (("dqn-cartpole", "--model.noisy-sigma", "0.1", "--model.noisy"), ""),
         (("dqn-cartpole", "--algorithm.replay.alpha", "0.5"), "without --algorithm.replay.prioritized"),
         (
             ("dqn-cartpole", "--algorithm.samples", "8"),
@@ -415,12 +421,35 @@ def test_settings_that_do_nothing_are_told(arguments: tuple[str, ...], told: str
 
 
 def test_what_needs_something_is_a_setting_of_a_recipe() -> None:
-    warm = {"warm_start": WarmStart("runs/a", "best", ("actor",), "0", True)}  # of no recipe
-    names = {name for recipe in RECIPES.values() for name in flat(to_json(recipe().replace(**warm)))}
-    later = {"algorithm.rnd.coef", "algorithm.optimizer.weight_decay"}
-    later |= {"algorithm.replay.data", "algorithm.replay.data_digest"}
-    for need in _NEEDS:
-        assert {*need.of, *need.met} <= names | later
+    experiments = [recipe() for recipe in RECIPES.values()]
+    names = {name for experiment in experiments for name in flat(to_json(experiment, whole=True))}
+    needs = [
+        ({prefix + name for name in need.of}, need)
+        for experiment in experiments
+        for prefix, settings in parts(experiment)
+        for need in declared(settings, "needs")
+    ]
+    assert len({need for _, need in needs}) > 20
+    for of, need in needs:
+        assert of | {*need.others} <= names
+
+
+def test_a_users_algorithm_says_what_its_settings_need(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "from lockstep.algorithms.ppo import PPOConfig\nfrom lockstep.config.needs import Need\n"
+        "from lockstep.recipes import ppo_cartpole\n\n"
+        "@dataclass(frozen=True)\nclass Mine(PPOConfig):\n    bonus: float = 0.0\n    scale: float = 1.0\n"
+        "    needs: ClassVar[tuple[Need, ...]] = (Need(('scale',), ('algorithm.bonus',), words='above 0'),)\n\n"
+        "def recipe():\n    return ppo_cartpole().replace(algorithm=Mine())\n"
+    )
+    recipe = f"{tmp_path}/mine.py:recipe"
+    assert main(["train", recipe, "--algorithm.scale", "2", "--algorithm.rnd.share", "0.5", "--dry-run"]) == 0
+    told = capsys.readouterr().err
+    assert "--algorithm.scale has no effect without --algorithm.bonus above 0." in told
+    assert "--algorithm.rnd.share has no effect" in told, "what the bases declare remains"
+    assert main(["train", recipe, "--algorithm.scale", "2", "--algorithm.bonus", "1", "--dry-run"]) == 0
+    assert "has no effect" not in capsys.readouterr().err
 
 
 def test_a_users_file_may_import_its_neighbors(tmp_path: Path, capsys: Captured, monkeypatch: Any) -> None:

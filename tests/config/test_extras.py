@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from lockstep.config import extras
-from lockstep.config.extras import install_command
+from lockstep.config.extras import EXTRAS, install_command
+from lockstep.run import platform
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,6 +60,15 @@ def test_the_pip_is_that_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None
     assert install_command("ray").startswith(f"{shlex.quote(sys.executable)} -m pip install ")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert install_command("ray").startswith("uv pip install --python ")
+
+
+@pytest.mark.parametrize("extra", [name for name, extra in EXTRAS.items() if extra.environments])
+def test_the_platform_has_all_that_an_extra_with_environments_installs(extra: str) -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = re.search(rf"^{extra} = \[(.*)\]$", project, re.MULTILINE)
+    assert listed is not None
+    installed = set(re.findall(r'"([a-z0-9_-]+)', listed[1]))
+    assert installed <= set(EXTRAS[extra].environments) <= set(platform._LIBRARIES)
 
 
 def test_nothing_installs_lockstep_from_an_index() -> None:

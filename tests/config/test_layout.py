@@ -54,13 +54,13 @@ def test_roles_and_devices() -> None:
 
 def test_roles_on_ray() -> None:
     layout = Layout.parse("ray:a2-l3")
-    assert (layout.backend, layout.split, layout.processes, layout.learning) == ("ray", True, 5, 3)
+    assert (layout.launcher_name, layout.split, layout.processes, layout.learning) == ("ray", True, 5, 3)
     assert layout.device_of("learner", 2) == "cpu"
     assert layout.groups(8) == 2
     layout = Layout.parse("ray:a2+-l1")
     assert (layout.growing, layout.processes, layout.groups(8)) == (True, 3, 8)
     layout = Layout.parse("ray:3")
-    assert (layout.backend, layout.split, layout.processes, layout.learning) == ("ray", False, 3, 3)
+    assert (layout.launcher_name, layout.split, layout.processes, layout.learning) == ("ray", False, 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_gpus_must_exist(count: int, advice: str, monkeypatch: pytest.MonkeyPatc
         Layout.parse(f"a{count}-lcpu").check(shards=4)
 
 
-def test_a_text_is_parsed_and_taken_for_no_backend() -> None:
+def test_a_text_is_parsed_and_taken_for_no_launcher() -> None:
     assert Layout.of("processes:2") == Layout.of(Layout("processes", 2)) == Layout("processes", 2)
     assert Layout.of(None) == Layout("auto")
     with pytest.raises(SettingsError, match=r"'processes:2'.*Layout\.parse"):

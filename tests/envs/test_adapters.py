@@ -89,7 +89,7 @@ class NoAdapter:
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The reference of a user's adapter, and nothing registered when the test is over."""
     monkeypatch.setattr(adapters, "ADAPTERS", dict(adapters.ADAPTERS))
-    monkeypatch.setattr("lockstep.envs.registry.ADAPTERS", adapters.ADAPTERS)
+    monkeypatch.setattr("lockstep.envs.factory.ADAPTERS", adapters.ADAPTERS)
     (tmp_path / "lines.py").write_text(LINES)
     return f"{tmp_path}/lines.py:Lines"
 

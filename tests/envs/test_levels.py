@@ -66,9 +66,10 @@ def test_episodes_are_drawn_from_the_levels(task: str, tmp_path: Path) -> None:
 def test_evaluations_during_training_play_the_test_levels(task: str) -> None:
     settings = experiment(task, num_levels=3)
     model = settings.model.build(*envs.spaces(settings.env), precision="fp32", normalize_observations=False, seed=1)
-    assert min(evaluate_policy(model, settings, 8).scores) >= 3
+    play = RunOptions(eval_episodes=8).evaluation
+    assert min(evaluate_policy(model, settings, play).scores) >= 3
     unlimited = dataclasses.replace(settings.env, num_levels=0)
-    assert "levels" not in evaluate_policy(model, settings.replace(env=unlimited), 2).protocol
+    assert "levels" not in evaluate_policy(model, settings.replace(env=unlimited), play).protocol
 
 
 def test_no_limit_leaves_nothing_to_test_on(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.episodes import Seeds
-from lockstep.envs.registry import check_matches
+from lockstep.envs.factory import check_matches
 from lockstep.evaluation.scores import evaluate
 from lockstep.reproducibility.verify import verify
 from lockstep.run.folder import RunFolder

@@ -13,7 +13,7 @@ from test_video import read
 from tiny import EXPERIMENTS
 
 from lockstep import recipes
-from lockstep.config.options import RunOptions
+from lockstep.config.options import EvaluationSettings, RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
 from lockstep.evaluation import scores as scoring
@@ -93,9 +93,10 @@ def test_evaluation_of_a_run(cartpole: Path) -> None:
     assert result == evaluate(cartpole, episodes=5, checkpoint="4")
     assert len(result.scores) == 5 and "checkpoint of iteration 4" in result.protocol
     policy = load_policy(cartpole)
-    during_training = evaluate_policy(policy.model, policy.experiment, 5)
+    five = EvaluationSettings(episodes=5)
+    during_training = evaluate_policy(policy.model, policy.experiment, five)
     assert result.scores != during_training.scores
-    assert result.scores == evaluate_policy(policy.model, policy.experiment, 5, seed_purpose="test").scores
+    assert result.scores == evaluate_policy(policy.model, policy.experiment, five, seed_purpose="test").scores
     assert result != evaluate(cartpole, episodes=5, seed=2)
 
 
@@ -112,7 +113,7 @@ def test_evaluating_during_training_changes_no_bit_of_it(tmp_path: Path) -> None
     scores = [line["eval/score"] for line in lines if "eval/score" in line]
     final = load_policy(tmp_path / "1")
     assert len(scores) == 2
-    assert scores[-1] == evaluate_policy(final.model, final.experiment, 3).mean
+    assert scores[-1] == evaluate_policy(final.model, final.experiment, EvaluationSettings(episodes=3)).mean
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_every_kind_of_agent_is_evaluated_during_training(name: str, tmp_path: P
     options = RunOptions(run=str(tmp_path), eval_every=often, eval_episodes=1, eval_greedy=True, **QUIET)
     train(settings, options=options)
     scores, final = RunData.read(tmp_path).curve("samples", "eval/score")[1], load_policy(tmp_path)
-    assert list(scores) == [evaluate_policy(final.model, final.experiment, 1, greedy=True).mean]
+    assert list(scores) == [evaluate_policy(final.model, final.experiment, options.evaluation).mean]
 
 
 def test_what_had_diverged_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +193,9 @@ def test_atari_video_shows_the_color_screen_in_real_time(breakout: Path, tmp_pat
 def test_a_greedy_evaluation_of_atari(breakout: Path) -> None:
     policy = load_policy(breakout)
     short = dataclasses.replace(policy.experiment.env, options={"max_num_frames_per_episode": 200})
-    result = evaluate_policy(policy.model, policy.experiment.replace(env=short), 2, greedy=True)
+    result = evaluate_policy(
+        policy.model, policy.experiment.replace(env=short), EvaluationSettings(episodes=2, greedy=True)
+    )
     assert result.lengths == (50, 50)
 
 
@@ -278,8 +281,8 @@ def test_evaluations_are_played_as_they_are_asked_for(cartpole: Path, monkeypatc
     how: dict[str, Any] = {"seed": 7, "num_envs": 3, "levels": "test", "max_steps": 9}
     with pytest.raises(Asked) as found:
         evaluate(cartpole, episodes=5, greedy=True, checkpoint=3, **how)
-    model, _, *rest, given = found.value.args
-    assert rest == [5, True] and how.items() <= given.items() and given["seed_purpose"] == "test"
+    model, _, settings, given = found.value.args
+    assert settings == EvaluationSettings(episodes=5, greedy=True, **how) and given["seed_purpose"] == "test"
     expected = load_policy(cartpole, 3).model.parameters()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected, strict=True))
 
@@ -287,10 +290,10 @@ def test_evaluations_are_played_as_they_are_asked_for(cartpole: Path, monkeypatc
 def test_videos_show_what_they_are_asked_for(cartpole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(video, "Player", asked)
     monkeypatch.setattr(video, "prepare_graphics", lambda env: None)
-    for given, seed in ((7, 7), (None, load_policy(cartpole).experiment.seed)):
+    for given in (7, None):
         with pytest.raises(Asked) as found:
             record_video(cartpole, tmp_path / "a.mp4", greedy=True, checkpoint=3, seed=given)
-        model, _, how = found.value.args
-        assert (how["greedy"], how["seed"], how["num_envs"], how["purpose"]) == (True, seed, 1, "video")
+        model, _, settings, how = found.value.args
+        assert settings == EvaluationSettings(greedy=True, seed=given, num_envs=1) and how["purpose"] == "video"
         expected = load_policy(cartpole, 3).model.parameters()
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected, strict=True))

@@ -16,6 +16,7 @@ import lockstep.envs.tasks  # noqa: F401 - registers lockstep/Memory-v0
 from lockstep import envs
 from lockstep.algorithms import PPOConfig
 from lockstep.cli.main import main
+from lockstep.config.options import EvaluationSettings
 from lockstep.config.settings import SettingsError
 from lockstep.core.rng import derive_seed
 from lockstep.envs.settings import EnvConfig
@@ -105,14 +106,14 @@ def test_agrees_with_single_environments_played_one_by_one(env: EnvConfig, model
     settings = experiment(env, **model)
     policy = build(settings)
     expected = play_one_by_one(policy, lambda: gymnasium.make(env.id), 7, 3, "eval")
-    got = evaluate_policy(policy, settings, 7, greedy=True, num_envs=3)
+    got = evaluate_policy(policy, settings, EvaluationSettings(episodes=7, greedy=True, num_envs=3))
     assert list(zip(got.scores, got.lengths, strict=True)) == expected
     assert len(set(expected)) > 1
 
 
 @pytest.mark.parametrize("num_envs", [1, 4, 16])
 def test_episodes_are_assigned_beforehand_and_scores_are_raw(scripted: Experiment, num_envs: int) -> None:
-    got = evaluate_policy(build(scripted), scripted, 23, num_envs=num_envs)
+    got = evaluate_policy(build(scripted), scripted, EvaluationSettings(episodes=23, num_envs=num_envs))
     seeds = [derive_seed(5, "env-eval", e % num_envs, e // num_envs) for e in range(23)]
     assert got.lengths == tuple(1 + seed % 9 for seed in seeds)
     assert got.scores == tuple(2.5 * length for length in got.lengths)
@@ -120,30 +121,31 @@ def test_episodes_are_assigned_beforehand_and_scores_are_raw(scripted: Experimen
 
 def test_decorrelation_does_not_cut_episodes(scripted: Experiment) -> None:
     cut = scripted.replace(env=dataclasses.replace(scripted.env, decorrelate=1))
-    assert evaluate_policy(build(scripted), cut, 9) == evaluate_policy(build(scripted), scripted, 9)
+    nine = EvaluationSettings(episodes=9)
+    assert evaluate_policy(build(scripted), cut, nine) == evaluate_policy(build(scripted), scripted, nine)
 
 
 def test_an_episode_that_never_ends_is_cut(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(SCRIPTED.replace("self.left == 0", "False"))
     endless = experiment(EnvConfig(id=f"{tmp_path}/endless.py:Scripted"))
-    got = evaluate_policy(build(endless), endless, 5, num_envs=2, max_steps=30)
+    got = evaluate_policy(build(endless), endless, EvaluationSettings(episodes=5, num_envs=2, max_steps=30))
     assert got.lengths == (30,) * 5 and set(got.scores) == {2.5 * 30}
     assert got.protocol.startswith("5 episodes of ") and says(
         got.protocol, ", 5 ", "limit of 30 steps", "sampled actions"
     )
     with pytest.raises(SettingsError, match="--max-steps 0"):
-        evaluate_policy(build(endless), endless, 5, max_steps=0)
+        evaluate_policy(build(endless), endless, EvaluationSettings(episodes=5, max_steps=0))
 
 
 def test_other_libraries_end_episodes_by_their_own_limits() -> None:
     options: dict[str, Any] = {"max_num_frames_per_episode": 80}
     atari = experiment(EnvConfig(id="Pong", protocol="machado", adapter="ale", options=options))
     with pytest.raises(SettingsError, match=r"--max-steps 7 .*env.adapter=ale"):
-        evaluate_policy(build(atari), atari, 1, max_steps=7)
+        evaluate_policy(build(atari), atari, EvaluationSettings(episodes=1, max_steps=7))
     vector = experiment(EnvConfig(id="CartPole-v1", adapter="vector"))
     with pytest.raises(SettingsError, match=r"--max-steps 7 .*env.adapter=vector"):
-        evaluate_policy(build(vector), vector, 1, max_steps=7)
-    got = evaluate_policy(build(atari), atari, 1)
+        evaluate_policy(build(vector), vector, EvaluationSettings(episodes=1, max_steps=7))
+    got = evaluate_policy(build(atari), atari, EvaluationSettings(episodes=1))
     assert got.lengths == (20,) and got.protocol.startswith(
         "1 whole episode of Pong (machado protocol, sticky actions 0.25"
     )
@@ -155,14 +157,16 @@ def test_sampled_actions_repeat_with_their_seed_and_leave_other_streams_alone() 
     torch.manual_seed(0)
     before = torch.get_rng_state()
     parameters = [p.clone() for p in policy.parameters()]
-    first = evaluate_policy(policy, settings, 6)
-    assert first == evaluate_policy(policy, settings, 6, threads=2)
+    six = EvaluationSettings(episodes=6)
+    first = evaluate_policy(policy, settings, six)
+    assert first == evaluate_policy(policy, settings, dataclasses.replace(six, seed=settings.seed))
+    assert first == evaluate_policy(policy, settings, six, threads=2)
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(parameters, policy.parameters(), strict=True))
     others = [
-        evaluate_policy(policy, settings, 6, seed=6),
-        evaluate_policy(policy, settings, 6, seed_purpose="test"),
-        evaluate_policy(policy, settings, 6, greedy=True),
+        evaluate_policy(policy, settings, EvaluationSettings(episodes=6, seed=6)),
+        evaluate_policy(policy, settings, six, seed_purpose="test"),
+        evaluate_policy(policy, settings, EvaluationSettings(episodes=6, greedy=True)),
     ]
     assert all(other.scores != first.scores for other in others)
 
@@ -180,8 +184,9 @@ def test_atari_in_bf16_with_memory_and_lost_lives() -> None:
         precision="bf16",
     )
     policy = build(settings)
-    got = evaluate_policy(policy, settings, 3, num_envs=2)
-    assert got == evaluate_policy(policy, settings, 3, num_envs=2)
+    three = EvaluationSettings(episodes=3, num_envs=2)
+    got = evaluate_policy(policy, settings, three)
+    assert got == evaluate_policy(policy, settings, three)
     assert all(0 < length <= 120 for length in got.lengths) and all(s == int(s) for s in got.scores)
     stated = "sticky actions 0, 4 frames an action, at most 480 frames"
     assert f"Breakout (classic protocol, {stated}, max_num_frames_per_episode=480, ale)" in got.protocol
@@ -189,7 +194,7 @@ def test_atari_in_bf16_with_memory_and_lost_lives() -> None:
 
 def test_the_agent_starts_anew_at_a_lost_life_as_in_training() -> None:
     settings = experiment(EnvConfig(id="Breakout", protocol="classic", adapter="ale"), core="gru", core_size=8)
-    player = Player(build(settings), settings, num_envs=2, greedy=False, seed=1, purpose="eval")
+    player = Player(build(settings), settings, EvaluationSettings(num_envs=2, seed=1), purpose="eval")
     starts = []
     for _ in range(150):
         step = player.step()
@@ -215,7 +220,7 @@ def test_statistics_by_hand() -> None:
 def test_numbers_out_of_range_are_explained(arguments: dict[str, Any], flag: str) -> None:
     settings = experiment(CARTPOLE)
     with pytest.raises(SettingsError, match=flag):
-        evaluate_policy(build(settings), settings, **arguments)
+        evaluate_policy(build(settings), settings, EvaluationSettings(**arguments))
 
 
 @pytest.mark.parametrize(
@@ -232,11 +237,11 @@ def test_the_protocol_says_how_actions_were_chosen(recipe: str, acting: str) -> 
     if "mujoco" in recipe:
         settings = settings.replace(env=dataclasses.replace(settings.env, id="Pendulum-v1"))
     policy = build(settings)
-    assert f", {acting} actions, " in evaluate_policy(policy, settings, 1).protocol
-    result = evaluate_policy(policy, settings, 1, greedy=True)
+    assert f", {acting} actions, " in evaluate_policy(policy, settings, EvaluationSettings(episodes=1)).protocol
+    result = evaluate_policy(policy, settings, EvaluationSettings(episodes=1, greedy=True))
     assert ", greedy actions, " in result.protocol and result.to_json()["actions"] == "greedy"
     with pytest.raises(SettingsError, match=r"--episodes 9999999 .* 1 to 1,000,000"):
-        evaluate_policy(policy, settings, 9_999_999)
+        evaluate_policy(policy, settings, EvaluationSettings(episodes=9_999_999))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +267,7 @@ def test_a_video_says_how_actions_were_chosen(
 def test_models_see_the_last_reward_as_they_do_in_training(scripted: Experiment, clip: bool, expected: float) -> None:
     env = dataclasses.replace(scripted.env, reward_clip=clip)
     settings = experiment(env, core="gru", core_size=8, previous_action_reward=True)
-    player = Player(build(settings), settings, num_envs=2, greedy=False, seed=1, purpose="eval")
+    player = Player(build(settings), settings, EvaluationSettings(num_envs=2, seed=1), purpose="eval")
     assert player.step().reward.tolist() == [2.5, 2.5]
     previous = player.inputs[4]
     player.close()

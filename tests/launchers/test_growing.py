@@ -58,7 +58,7 @@ def test_a_lag_that_is_a_number_needs_a_number_of_collectors(scheme: dict[str, A
     experiment = EXPERIMENTS["cartpole-lag-1"]()
     with pytest.raises(SettingsError, match=r"ray:a1\+-l1 with --scheme\.lag 1.*--scheme\.lag async.*ray:a1-l1,"):
         train(experiment, Layout.parse("ray:a1+-l1"), options(Path("run")))
-    with pytest.raises(SettingsError, match=r"cpu:a1\+-l1.*only on Ray"):
+    with pytest.raises(SettingsError, match=r"cpu:a1\+-l1: collectors may join a run only with ray:aC-lL\. Leave"):
         Layout.parse("cpu:a1+-l1")
 
 

@@ -9,6 +9,8 @@ import pytest
 from tiny import cut, options
 
 from lockstep import recipes
+from lockstep.config import launchers
+from lockstep.config.launchers import Launcher
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.launchers.launch import resume, train
@@ -28,6 +30,7 @@ def run(work, job):
 
 HERE = Launcher(run)
 FAR = Launcher(run_processes, starts_processes=True, one_machine=False, shares_memory=False, options=("pin",))
+TOLD = Launcher(run, starts_processes=True, shares_memory=False, decides_by_messages=True)
 NONE = 1
 """
 
@@ -75,8 +78,26 @@ def test_mistakes_are_explained(text: str, complaint: str) -> None:
 def test_what_it_cannot_do_is_refused() -> None:
     experiment = cut(recipes.ppo_cartpole)
     free = dataclasses.replace(experiment.scheme, lag="async")
-    with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:a1-l1.*Use --layout auto, cpu:a1-l1"):
+    with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:a1-l1.*Use --layout auto, cpu:aC-lL or ray:aC-lL "):
         prepare(dataclasses.replace(experiment, scheme=free), Layout.parse("mine.py:FAR:a1-l1"))
     preempted = dataclasses.replace(experiment.scheme, preempt=0.5)
-    with pytest.raises(SettingsError, match=r"--layout mine\.py:FAR:2.*on one machine or on Ray"):
+    with pytest.raises(
+        SettingsError,
+        match=r"--layout mine\.py:FAR:2.* processes:N, cpu:aC-lL, ray:N or ray:aC-lL, or",
+    ):
         prepare(dataclasses.replace(experiment, scheme=preempted), Layout.parse("mine.py:FAR:2"))
+
+
+def test_advice_names_it_where_it_can_do_what_is_asked() -> None:
+    free = dataclasses.replace(cut(recipes.ppo_cartpole).scheme, lag="async")
+    with pytest.raises(SettingsError, match=r"Use --layout auto, cpu:aC-lL, ray:aC-lL or mine\.py:TOLD:aC-lL "):
+        prepare(dataclasses.replace(cut(recipes.ppo_cartpole), scheme=free), Layout.parse("mine.py:TOLD:2"))
+
+
+def test_advice_names_the_launchers_that_support_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Launcher(lambda work, job: None, starts_processes=True, options=("restarts",))
+    monkeypatch.setitem(launchers.LAUNCHERS, "mine", own)
+    with pytest.raises(SettingsError, match="restarts is for ray:N, ray:aC-lL, mine:N or mine:aC-lL, which replace"):
+        Layout.parse("processes:2,restarts=1")
+    with pytest.raises(SettingsError, match="compress is for ray:N or ray:aC-lL, which send"):
+        Layout.parse("mine:2,compress=1")

@@ -389,7 +389,7 @@ def test_a_cluster_that_asks_for_a_token(refusal: type[Exception]) -> None:
 @pytest.mark.parametrize(
     ("scheme", "layout", "said"),
     [
-        ({"lag": "async"}, "ray:2", r"--scheme\.lag async .*ray:2.*ray:a1-l1"),
+        ({"lag": "async"}, "ray:2", r"--scheme\.lag async .*ray:2.*cpu:aC-lL or ray:aC-lL "),
         ({"lag": "async", "refresh": "step"}, "ray:a1-l1", r"--scheme\.refresh step .*ray:a1-l1.*refresh rollout"),
     ],
 )

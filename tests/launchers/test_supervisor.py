@@ -154,7 +154,7 @@ def test_workers_end_with_their_main_process(moment: str, env: Callable[..., str
 def test_a_mistake_that_explains_the_other_failures_is_told() -> None:
     (mine, told), (theirs, _) = multiprocessing.Pipe(), multiprocessing.Pipe()
     told.send(("mistake", SettingsError("env.id=X needs a library")))
-    alive = SimpleNamespace(is_alive=lambda: True)
+    alive = SimpleNamespace(is_alive=lambda: True, sentinel=theirs)
     with pytest.raises(SettingsError, match=r"env\.id=X needs a library"):
         _first_cause({1: "failed: Connection closed by peer"}, ["a", "b"], [alive] * 2, [mine, theirs], {}, Alone())
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -356,6 +357,14 @@ def test_another_platform_is_named_as_a_cause() -> None:
 def test_libraries_of_one_platform_alone_were_not_used() -> None:
     here, there = {"libraries": {"numpy": "1", "mujoco": "3"}}, {"libraries": {"numpy": "2", "minatar": "1"}}
     assert ledger.differing_platform(here, there) == ("libraries.numpy: 1 != 2",)
+
+
+def test_another_version_of_an_environment_is_another_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"mpe2": "1.1", "numpy": "2"}
+    monkeypatch.setattr(metadata, "version", lambda name: versions.get(name) or metadata.distribution("no-such-thing"))
+    here = this_platform()
+    versions["mpe2"] = "1.2"
+    assert ledger.differing_platform(here, this_platform()) == ("libraries.mpe2: 1.1 != 1.2",)
 
 
 def test_first_lines_are_read_whatever_follows(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from sentences import says
 
 from lockstep import recipes
+from lockstep.algorithms.ppo import PPOConfig
 from lockstep.cli.main import main
 from lockstep.cli.sweep_flags import search_of
 from lockstep.config.layout import Layout
@@ -50,6 +51,17 @@ CHANGING = recipes.ppo_cartpole().replace(algorithm=PPO, curriculum="f.py:f")
 RUN = Run(recipes.ppo_cartpole().replace(algorithm=PPO))
 RATE: dict[str, Between | OneOf] = {"algorithm.learning_rate": Between(1e-5, 1e-1, log=True)}
 ALL = {**RATE, "algorithm.epochs": Between(1, 8), "algorithm.normalize_advantages": OneOf((True, False))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(PPOConfig):
+    width: int = 8
+    wave: bool = False
+    of_weights = (("width", int),)
+    schedules = ("wave",)
+
+
+WIDE, WAVE = (RUN.experiment.replace(algorithm=Mine(anneal_learning_rate=False, wave=wave)) for wave in (False, True))
 
 
 def population(space: Any = None, **settings: Any) -> Population:
@@ -420,6 +432,11 @@ def test_another_population_in_the_same_folder() -> None:
         ({"space": {"algorithm.optimizer.name": OneOf(("adam", "rmsprop"))}}, "cannot vary algorithm.optimizer.name"),
         ({"space": {"algorithm.rnd.features": Between(32, 128)}}, "cannot vary algorithm.rnd.features"),
         ({"space": {"algorithm.rnd.coef": OneOf((0.0, 0.5))}}, "cannot vary algorithm.rnd.coef to 0"),
+        (
+            {"run": Run(WIDE), "space": {"algorithm.width": OneOf((8, 16))}},
+            "algorithm.width to 8 as well as 16",
+        ),
+        ({"run": Run(WAVE)}, "algorithm.wave=True adapts .* --algorithm.no-wave$"),
         ({"space": {"algorithm.lerning_rate": OneOf((1,))}}, "has no setting lerning_rate"),
         ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, "finite bounds"),
         ({"run": Run(recipes.ppo_cartpole())}, "--algorithm.no-anneal-learning-rate"),

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +26,45 @@ def test_pinned_processes_share_the_cores(count: int) -> None:
             process.join()
     assert set.union(*shares) == cores
     assert sum(map(len, shares)) == max(count, len(cores)), "no core is shared while there is another"
+
+
+def _answers_and_waits(pipe: Connection) -> None:
+    pipe.send("here")
+    time.sleep(60)
+
+
+def _answers_and_dies(pipe: Connection) -> None:
+    pipe.send("before")
+    os._exit(3)
+
+
+def _dies(pipe: Connection) -> None:
+    del pipe
+    os._exit(4)
+
+
+def test_answers_before_a_death_count_and_a_death_without_one_is_reported() -> None:
+    pipes, processes = [], []
+    for index, target in enumerate((_answers_and_waits, _answers_and_dies, _dies)):
+        ours, theirs = multiprocessing.Pipe()
+        processes.append(children.start(target, (theirs,), f"child-{index}"))
+        theirs.close()
+        pipes.append(ours)
+    try:
+        answers: dict[int, str] = {}
+        deaths: dict[int, str] = {}
+        while missing := {0, 1, 2} - answers.keys() - deaths.keys():
+            found, ended = children.first_answers(processes, pipes, missing)
+            answers |= found
+            deaths |= ended
+        assert answers == {0: "here", 1: "before"}
+        assert list(deaths) == [2] and "exit code 4" in deaths[2]
+        assert children.first_answers(processes, pipes, {0}, timeout=0) == ({}, {}), "it has nothing more to say"
+        assert children.first_answers(processes, pipes, {1}, timeout=0)[1].keys() == {1}
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 def test_a_pause_of_the_watcher_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.settings import SettingsError, check_values
+from lockstep.envs.base import load_adapter
 from lockstep.envs.checking.facts import facts_of
 from lockstep.envs.checking.games import Game, Played, Trace, columns, difference, in_child
-from lockstep.envs.registry import resolve, whole_matches
+from lockstep.envs.factory import resolve, whole_matches
 from lockstep.envs.settings import EnvConfig
 
 WAYS = {
@@ -25,14 +26,6 @@ WAYS = {
 """The checks, in order."""
 _SHARED_ALONE = "another shard in the process changes no bit"
 """What the check `alone` shows of environments that share a random stream, of which none can be without the others."""
-_ADVICE = (
-    "Take all randomness from self.np_random, which super().reset(seed=seed) seeds, and set everything else again in "
-    "reset."
-)
-_ADVICE_IN_TORCH = (
-    "Draw random numbers with lockstep.envs.torch_env.uniform from the seeds alone, not with torch.rand; keep all that "
-    "an episode remembers in the state; and compute row by row, without sums or means over environments."
-)
 _CAUSES = {
     "finite": "No network learns from these. Fix the environment, or wrap it.",
     "again": "Either a generator is not seeded by reset(seed=...), such as np.random, random, or a "
@@ -128,7 +121,8 @@ def check_env(
         shown = _SHARED_ALONE if way == "alone" and expected.share_seeds else WAYS[way]
         tell(f"{'fails' if found else 'holds':<12}{shown}")
         if found:
-            failed, message = way, f"{found}. {_CAUSES[way]}" + ("" if way == "finite" else f" {_advice(config)}")
+            advice = "" if way == "finite" else f" {load_adapter(config.adapter).repeat_advice}"
+            failed, message = way, f"{found}. {_CAUSES[way]}{advice}"
             break
         held.append(way)
     return EnvCheck(config.id, config.adapter, config.num_envs, steps, facts, tuple(held), failed, message)
@@ -158,12 +152,8 @@ def quick_check(config: EnvConfig, seed: int, seconds: float) -> tuple[str, str]
     expected = game.play(steps)
     for way, found in _differences(game, expected, steps, elsewhere=False):
         if found and way != "finite":  # the run itself finds these numbers
-            return way, f"{found}. {_CAUSES[way]} {_advice(config)}"
+            return way, f"{found}. {_CAUSES[way]} {load_adapter(config.adapter).repeat_advice}"
     return None
-
-
-def _advice(config: EnvConfig) -> str:
-    return _ADVICE_IN_TORCH if config.adapter == "torch" else _ADVICE
 
 
 def _differences(game: Game, expected: Played, steps: int, *, elsewhere: bool = True) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ import xxhash
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
 from lockstep.envs.base import ShardEnv, allocate_observation
-from lockstep.envs.registry import make
+from lockstep.envs.factory import make
 from lockstep.envs.settings import EnvConfig
 from lockstep.models.action_spaces import make_distribution
 from lockstep.models.observations import ACTION_MASK, ObservationLayout

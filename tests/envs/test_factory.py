@@ -10,7 +10,7 @@ import pytest
 
 from lockstep import envs
 from lockstep.config.settings import SettingsError
-from lockstep.envs import EnvConfig, registry
+from lockstep.envs import EnvConfig, factory
 from lockstep.envs.episodes import Seeds
 
 OF_MINATAR = "gymnasium" if importlib.util.find_spec("minatar") else "compiled"
@@ -49,8 +49,8 @@ def test_what_envpool_has_no_say_in_does_not_load_it(
     env_id: str, name: str, given: str, adapter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = envs.resolve(EnvConfig(id=env_id, adapter=given))
-    load = registry.load_adapter
-    monkeypatch.setattr(registry, "load_adapter", lambda name: pytest.fail() if name == "envpool" else load(name))
+    load = factory.load_adapter
+    monkeypatch.setattr(factory, "load_adapter", lambda name: pytest.fail() if name == "envpool" else load(name))
     assert (expected.id, expected.adapter) == (name, adapter)
     assert envs.resolve(EnvConfig(id=env_id, adapter=given)) == expected
     assert envs.resolve(expected) == expected
