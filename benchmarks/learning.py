@@ -32,7 +32,7 @@ _POINTS = 400
 
 @dataclass(frozen=True)
 class Proof:
-    """One row of the table in benchmarks/README.md."""
+    """One row of the table in benchmarks/learning.md."""
 
     flags: str
     """Arguments of `lockstep train`, without the seed and the folder."""
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("action", choices=["run", "report"])
     parser.add_argument("name", choices=list(PROOFS))
     parser.add_argument("--runs", type=Path, default=Path("runs/proof"))
-    parser.add_argument("--layout", default="inline", help="benchmarks/README.md names those of other rows")
+    parser.add_argument("--layout", default="inline", help="benchmarks/learning.md names those of other rows")
     arguments = parser.parse_args()
     if arguments.action == "run":
         run(arguments.name, arguments.runs, arguments.layout)

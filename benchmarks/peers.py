@@ -1,4 +1,4 @@
-"""lockstep beside other systems, on the cases that the tables in benchmarks/README.md show, or on a recipe.
+"""lockstep beside other systems, on the cases that the tables in benchmarks/speed.md show, or on a recipe.
 
     python benchmarks/peers.py ppo-breakout --rounds 3 --cleanrl downloads/ppo_atari_envpool.py
     python benchmarks/peers.py appo-breakout           # every case whose name begins so
