@@ -49,6 +49,11 @@ class WorkerSpec:
     meeting: Meeting | None = None
     """Where it meets the other learners, if they are in several groups that torchrun or srun started."""
 
+    @property
+    def only_collects(self) -> bool:
+        """Whether it does not learn, and so exchanges no gradients with others."""
+        return self.ends is None and self.meeting is None
+
 
 @dataclasses.dataclass(frozen=True)
 class Meeting:
@@ -141,6 +146,8 @@ def run_specs(work: Work, job: Job, context: Any, specs: list[WorkerSpec], other
                 )
                 if job.layout.pin:
                     children.pin(process, index, len(specs))
+                if spec.only_collects:
+                    children.yield_to_others(process, job.layout.nice)
                 theirs.close()
                 pipes.append(ours)
                 processes.append(process)

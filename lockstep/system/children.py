@@ -236,6 +236,17 @@ def pin(process: Any, index: int, count: int) -> None:
         os.sched_setaffinity(process.pid, cores[begin:end])
 
 
+def yield_to_others(process: Any, nice: int) -> None:
+    """Raise the niceness of a process that was just started above this one's, which its threads and children inherit.
+
+    Args:
+        nice: how much, 0 to 19. The system takes at most 19 in all.
+    """
+    if nice:
+        with contextlib.suppress(ProcessLookupError):  # whoever watches it will report its death
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
+
+
 def die_with_parent(parent: int | None = None) -> None:
     """Make the kernel end this process as soon as the parent is gone, for whatever reason, even if this process hangs
     in native code.
