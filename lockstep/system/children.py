@@ -219,12 +219,19 @@ def forget_terminal() -> None:
                     os.dup2(nowhere.fileno(), descriptor)
 
 
-def allow_files(more: int) -> None:
-    """Raise this process's limit of open files by as many as needed, as far as the system allows."""
+def allow_files(more: int) -> int:
+    """Raise this process's limit of open files (ulimit -n) by as many as needed, as far as the system allows.
+
+    Returns:
+        How many files this process can open now, in addition to those that are open.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + more + _OTHER_FILES
+    opened = len(os.listdir("/proc/self/fd"))
+    needed = opened + more + _OTHER_FILES
     if soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, needed), hard))
+        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft - opened
 
 
 def pin(process: Any, index: int, count: int) -> None:
