@@ -37,6 +37,8 @@ from lockstep.training.prepare import prepare
 
 RESULTS = Path(__file__).parent / "environments"
 NUMBERS = (20, 320, 1280, 3000)
+TRAINED = (20, 320, 1280, 3072)
+"""3,072 can be divided into minibatches of 2,048 samples."""
 STEPS = 20
 """Steps before the look, so that all memory has been written once."""
 LAYOUT = "processes:2"
@@ -204,19 +206,21 @@ def main() -> int:
     parser.add_argument("given", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES), help="of cost")
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS), help="of throughput")
-    parser.add_argument("--numbers", nargs="*", type=int, default=list(NUMBERS))
+    parser.add_argument("--numbers", nargs="*", type=int, default=[])
     parser.add_argument("--rounds", type=int, default=2, help="of throughput")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each turn")
     given = parser.parse_args()
     if given.what == "one":
         print(json.dumps(asdict(measure(given.given[0], int(given.given[1])))))
     elif given.what == "cost":
-        for case, found in costs(given.cases, given.numbers):
+        for case, found in costs(given.cases, given.numbers or list(NUMBERS)):
             print(case, found, flush=True)
             _saved({"cost": {case: {str(found["number"]): found}}})
     elif given.what == "throughput":
         for task in given.tasks:
-            _saved({"throughput": {task: throughputs(task, given.numbers, given.rounds, given.seconds)}})
+            _saved(
+                {"throughput": {task: throughputs(task, given.numbers or list(TRAINED), given.rounds, given.seconds)}}
+            )
     else:
         _saved({})
     return 0
