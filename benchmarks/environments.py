@@ -11,6 +11,7 @@ what else the machine does; seconds and rates do.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -19,18 +20,21 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from endurance import look, of_group
-from peers import appo_battle, appo_breakout
+from peers import appo_battle, appo_breakout, ppo_cartpole
 from torch import Tensor
 
 from lockstep import envs
 from lockstep.config.layout import Layout
 from lockstep.core.arrays import map_structure
 from lockstep.envs.settings import EnvConfig
+from lockstep.experiment import Experiment
+from lockstep.scheme import Scheme
 from lockstep.speed.trial import Trial
 from lockstep.system.memory import available_bytes
 from lockstep.training.prepare import prepare
@@ -42,7 +46,22 @@ TRAINED = (20, 320, 1280, 3072)
 STEPS = 20
 """Steps before the look, so that all memory has been written once."""
 LAYOUT = "processes:2"
-TASKS = {"breakout": appo_breakout, "battle": appo_battle}
+
+
+def _vectors(env_id: str, num_envs: int) -> Experiment:
+    """PPO on an environment of EnvPool that starts at once, in minibatches of 2,048 samples."""
+    full = ppo_cartpole("envpool", Scheme(shards=2, lag=1, acting_batch=num_envs // 2))
+    minibatches = max(1, num_envs * full.algorithm.rollout // 2048)
+    algorithm = dataclasses.replace(full.algorithm, minibatches=minibatches)
+    return full.replace(env=EnvConfig(env_id, num_envs, "envpool"), algorithm=algorithm)
+
+
+TASKS = {
+    "breakout": appo_breakout,
+    "battle": appo_battle,
+    "halfcheetah": partial(_vectors, "HalfCheetah-v4"),
+    "cartpole": partial(_vectors, "CartPole-v1"),
+}
 LEFT = 5e9
 """Bytes that stay free for others: a number of environments that would need them is left out."""
 CASES = {
@@ -82,8 +101,8 @@ def measure(case: str, number: int) -> Cost:
     shard, seconds = _played(config, number)
     after = _look()
     shard.close()
-    megabytes, *counts = (late - early for late, early in zip(after, before, strict=True))
-    return Cost(number, round(megabytes, 3), *counts, round(seconds, 2))
+    megabytes, own_files, files, processes = (late - early for late, early in zip(after, before, strict=True))
+    return Cost(number, round(megabytes, 3), int(own_files), int(files), int(processes), round(seconds, 2))
 
 
 def _played(config: EnvConfig, number: int) -> tuple[envs.ShardEnv, float]:

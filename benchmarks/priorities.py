@@ -61,12 +61,15 @@ def table(rates: dict[str, list[float]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="+", choices=list(TASKS))
+    parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS))
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each turn")
     given = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     for task in given.tasks:
-        rates = measure(task, [layout + each for layout in LAYOUTS for each in OPTIONS], given.rounds, given.seconds)
+        rates = measure(
+            task, [layout + each for layout in given.layouts for each in OPTIONS], given.rounds, given.seconds
+        )
         report = {"task": task, "date": time.strftime("%Y-%m-%d"), "seconds": given.seconds, "rates": rates}
         (RESULTS / f"{task}.json").write_text(json.dumps(report, indent=1) + "\n")
         print(f"{task}: done\n\n{table(rates)}\n", flush=True)
