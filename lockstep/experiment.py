@@ -111,7 +111,8 @@ class Experiment:
         if self.scheme.acting_batch % max(1, self.envs_per_shard):
             raise SettingsError(
                 f"scheme.acting_batch={self.scheme.acting_batch} is not a multiple of a shard's "
-                f"{self.envs_per_shard} environments (env.num_envs / scheme.shards). Use 0 for one shard at a time."
+                f"{self.envs_per_shard} environments (env.num_envs / scheme.shards). Use "
+                f"--scheme.acting-batch 0 for one shard at a time, or a multiple of {self.envs_per_shard}."
             )
         if self.total_steps < 1:
             raise SettingsError(f"total_steps={self.total_steps} must be at least 1, for example --total-steps 10M.")

@@ -38,7 +38,8 @@ class Launcher:
     """Whether processes that share no memory decide by messages what depends on timing: free-running collectors,
     asynchronous gradients and preemption."""
     options: tuple[str, ...] = ("device",)
-    """Which of the layout's options `device`, `pin`, `restarts`, `compress`, `growing` and `resources` it supports."""
+    """Which of the layout's options `device`, `pin`, `nice`, `restarts`, `compress`, `growing` and `resources` it
+    supports."""
     package: str = ""
     """An optional package that it needs. lockstep's extra for it has the same name."""
 
@@ -74,7 +75,9 @@ PROCESSES = "processes"
 """The launcher of layouts that name devices, as in a0-l1, or begin with cpu:."""
 LAUNCHERS = {
     "inline": Launcher("lockstep.launchers.inline:run_inline"),
-    PROCESSES: Launcher("lockstep.launchers.processes:run_processes", starts_processes=True, options=("device", "pin")),
+    PROCESSES: Launcher(
+        "lockstep.launchers.processes:run_processes", starts_processes=True, options=("device", "pin", "nice")
+    ),
     "torchrun": Launcher(
         "lockstep.launchers.torchrun:run_torchrun", started_externally=True, one_machine=False, shares_memory=False
     ),
@@ -96,6 +99,7 @@ SPREAD = Launcher(
     started_externally=True,
     one_machine=False,
     shares_memory=False,
+    options=("device", "nice"),
 )
 """In the place of `processes`, if torchrun or srun has started a process for each copy of a layout such as
 a0-l1,2,3-d2."""

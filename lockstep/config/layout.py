@@ -20,13 +20,15 @@ _ONLY = {
     "device": "its processes compute on the CPU, so leave device= out. On the GPUs of one machine use a0-l1.",
     "pin": "pin is for processes that lockstep starts on this machine, as in processes:2,pin=1. Elsewhere, taskset or "
     "numactl pin a process to cores.",
+    "nice": "nice is for collectors that lockstep starts on this machine apart from learners, as in cpu:a2-l1,nice=10. "
+    "Elsewhere, start the whole run with the command nice, or leave nice= out.",
     "restarts": "restarts is for {}, which replace lost processes: leave it out.",
     "compress": "compress is for {}, which send rollouts over a network. Elsewhere they stay in memory: leave it out.",
     "growing": "collectors may join a run only with {}. Leave out the +.",
     "resources": "resources of processes, such as learner.gpus, are for {}. On one machine, a0-l1 names the GPUs.",
 }
 """Advice about options that only some launchers support; {} are their layouts."""
-_FIXED = ("device", "graphs", "ipc", "replay", "pin", "restarts", "compress", "resources")
+_FIXED = ("device", "graphs", "ipc", "replay", "pin", "nice", "restarts", "compress", "resources")
 """Options of certain layouts alone, which auto cannot take."""
 
 
@@ -61,6 +63,9 @@ class Layout:
     """1 pins every process, with its threads and children, to separate neighboring cores, so that caches and, on
     machines with several sockets, memory stay near. For machines that nothing else uses; 0 leaves placement to the
     system."""
+    nice: int = 0
+    """How much processes that only collect, with the threads and games that they start, yield to learners (0 to 19): it
+    is added to the niceness of the run. 10 gives a learner a core at once when its work arrives. 0 treats all alike."""
     graphs: int = 0
     """1 makes GPUs run acting, the gradient of each slice, and updates, as CUDA graphs: one launch instead of one per
     kernel, which pays off for small kernels. It takes memory for each slot's rollout, and for all that a slice
@@ -289,6 +294,8 @@ class Layout:
             raise SettingsError(f"Layout {self}: env_processes, jitter and learner_delay must not be negative.")
         if self.pin not in (0, 1):
             raise SettingsError(f"Layout {self}: pin must be 0 or 1.")
+        if not 0 <= self.nice <= 19:
+            raise SettingsError(f"Layout {self}: nice must be 0 to 19. 0 treats all processes alike.")
         if self.is_auto:
             if fixed := [name for name in _FIXED if getattr(self, name) != getattr(Layout, name)]:
                 raise SettingsError(
@@ -326,7 +333,8 @@ class Layout:
         ):
             raise SettingsError(f"Layout {self} does not state its processes correctly. {HELP}")
         for option, reason in _ONLY.items():
-            if getattr(self, option) != getattr(Layout, option) and option not in launcher.options:
+            supported = option in launcher.options and (option != "nice" or self.split)
+            if getattr(self, option) != getattr(Layout, option) and not supported:
                 able = layouts_with(lambda other, option=option: option in other.options, split=option == "growing")
                 raise SettingsError(f"Layout {self}: {reason.format(able)}")
         validate_resources(self.resources, ("collector", "learner") if self.split else ("worker",), str(self))

@@ -23,6 +23,7 @@ OPTIONS = {
     "env_threads": int,
     "env_processes": int,
     "pin": int,
+    "nice": int,
     "graphs": int,
     "ipc": int,
     "replay": str,

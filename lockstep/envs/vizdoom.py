@@ -16,7 +16,7 @@ from gymnasium import spaces
 from lockstep.config.settings import SettingsError
 from lockstep.envs.base import Observation
 from lockstep.envs.doom.actions import COMPACT, FULL, Actions
-from lockstep.envs.doom.starting import check_memory, starter, unlink
+from lockstep.envs.doom.starting import check_room, starter, unlink
 from lockstep.envs.envpool_shard import EnvPoolShard
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.settings import EnvConfig
@@ -153,7 +153,7 @@ class VizdoomShard(EnvPoolShard):
             return super()._make_spec()
 
     def _make_pool(self) -> Any:
-        check_memory(self.num_envs)
+        check_room(self.num_envs)
         with self._files() as files:
             self._settings |= files
             try:

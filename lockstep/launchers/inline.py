@@ -13,7 +13,8 @@ from lockstep.training.job import Job, Result
 def run_inline(work: Work, job: Job) -> Result:
     """Run everything in the calling process, where a debugger can step through it."""
     stop, fail = StopRequest(), stall_handler()
-    watching = contextlib.nullcontext() if fail is None else watched(fail, stop, job.layout.stall_timeout)
+    stall_timeout, environments = job.layout.stall_timeout, job.environments_each
+    watching = contextlib.nullcontext() if fail is None else watched(fail, stop, stall_timeout, None, environments)
     with stopping_on_signals(stop), watching:
         result = work(job, WorkerContext(), stop)
     assert result is not None, "learners return one"

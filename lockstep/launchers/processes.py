@@ -47,6 +47,11 @@ class WorkerSpec:
     meeting: Meeting | None = None
     """Where it meets the other learners, if they are in several groups that torchrun or srun started."""
 
+    @property
+    def only_collects(self) -> bool:
+        """Whether it does not learn, and so exchanges no gradients with others."""
+        return self.ends is None and self.meeting is None
+
 
 @dataclasses.dataclass(frozen=True)
 class Meeting:
@@ -139,6 +144,8 @@ def run_specs(work: Work, job: Job, context: Any, specs: list[WorkerSpec], other
                 )
                 if job.layout.pin:
                     children.pin(process, index, len(specs))
+                if spec.only_collects:
+                    children.yield_to_others(process, job.layout.nice)
                 theirs.close()
                 pipes.append(ours)
                 processes.append(process)
@@ -147,7 +154,8 @@ def run_specs(work: Work, job: Job, context: Any, specs: list[WorkerSpec], other
             for pipe in pipes:  # not in start(), which would wait forever if the process died before reading
                 with contextlib.suppress(OSError):  # it has died, which _watch reports
                     pipe.send(job)
-            return _watch([spec.name for spec in specs], processes, pipes, stop, job.layout, others)
+            names = [spec.name for spec in specs]
+            return _watch(names, processes, pipes, stop, job.layout, others, job.environments_each)
     finally:
         alive = [process for process in processes if process.is_alive()]
         left = [file for process in alive for file in counters(process.pid)] if job.layout.opens_gpus else []
@@ -166,10 +174,15 @@ def _watch(
     stop: StopRequest,
     layout: Layout,
     others: Alone,
+    environments: int = 0,
 ) -> Result:
-    """Wait until every process has answered; raise as soon as one fails or dies, or all stall."""
+    """Wait until every process has answered; raise as soon as one fails or dies, or all stall.
+
+    Args:
+        environments: of a process, which take time to make.
+    """
     results: dict[int, Result | None] = {}
-    stall = StallDetector(layout.stall_timeout)
+    stall = StallDetector(layout.stall_timeout, environments)
     while len(results) < len(processes) or others.running:
         open_ranks = [rank for rank in range(len(processes)) if rank not in results]
         failures = _failed(*children.first_answers(processes, pipes, open_ranks, others.connections), results)

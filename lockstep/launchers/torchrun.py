@@ -30,7 +30,10 @@ def run_torchrun(work: Work, job: Job) -> Result:
     try:
         job = agreed(group, job)
         job = dataclasses.replace(job, layout=dataclasses.replace(job.layout, workers=group.size))
-        with stopping_on_signals(stop), watched(_end_here, stop, job.layout.stall_timeout, group):
+        with (
+            stopping_on_signals(stop),
+            watched(_end_here, stop, job.layout.stall_timeout, group, job.environments_each),
+        ):
             result = work(job, WorkerContext(group), stop)
         assert result is not None, "learners return one"
         return result

@@ -62,11 +62,19 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched(
-    fail: Callable[[str], Any], stop: StopRequest, stall_timeout: float, group: Group | None = None
+    fail: Callable[[str], Any],
+    stop: StopRequest,
+    stall_timeout: float,
+    group: Group | None = None,
+    environments: int = 0,
 ) -> Iterator[None]:
-    """Make a thread watch the calling one for stalls. Waiting for other processes of its group is not a stall."""
-    ended = threading.Event()
-    arguments = (fail, stop, ended, stall_timeout, threading.get_ident(), group or Group())
+    """Make a thread watch the calling one for stalls. Waiting for other processes of its group is not a stall.
+
+    Args:
+        environments: of this process, which take time to make.
+    """
+    ended, stall = threading.Event(), StallDetector(stall_timeout, environments)
+    arguments = (fail, stop, ended, stall, threading.get_ident(), group or Group())
     threading.Thread(target=_watch_thread, args=arguments, daemon=True).start()
     try:
         yield
@@ -78,11 +86,10 @@ def _watch_thread(
     fail: Callable[[str], Any],
     stop: StopRequest,
     ended: threading.Event,
-    stall_timeout: float,
+    stall: StallDetector,
     thread: int,
     group: Group,
 ) -> None:
-    stall = StallDetector(stall_timeout)
     while not ended.wait(1.0):
         if group.waiting:
             stall.moved()

@@ -134,6 +134,7 @@ class PartsWorkers:
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         self._parts, self._stall_timeout = parts_of(experiment), layout.stall_timeout
+        self._environments = -(-experiment.env.num_envs // layout.collecting)
         context, count = get_context("spawn"), processes_to_load(experiment, layout, cores)
         self._progress = SharedCounts(count)
         """Number of calls that each process has made."""
@@ -171,7 +172,7 @@ class PartsWorkers:
 
     def _answers(self) -> list[float]:
         answers: dict[int, float] = {}
-        standstill = StallDetector(self._stall_timeout)
+        standstill = StallDetector(self._stall_timeout, self._environments)
         while len(answers) < len(self._pipes):
             missing = [index for index in range(len(self._pipes)) if index not in answers]
             found, deaths = children.first_answers(self._processes, self._pipes, missing)

@@ -221,12 +221,19 @@ def forget_terminal() -> None:
                     os.dup2(nowhere.fileno(), descriptor)
 
 
-def allow_files(more: int) -> None:
-    """Raise this process's limit of open files by as many as needed, as far as the system allows."""
+def allow_files(more: int) -> int:
+    """Raise this process's limit of open files (ulimit -n) by as many as needed, as far as the system allows.
+
+    Returns:
+        How many files this process can open now, in addition to those that are open.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + more + _OTHER_FILES
+    opened = len(os.listdir("/proc/self/fd"))
+    needed = opened + more + _OTHER_FILES
     if soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, needed), hard))
+        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft - opened
 
 
 def pin(process: Any, index: int, count: int) -> None:
@@ -236,6 +243,17 @@ def pin(process: Any, index: int, count: int) -> None:
     begin, end = (len(cores) * (index % workers + i) // workers for i in (0, 1))
     with contextlib.suppress(ProcessLookupError):  # whoever watches it will report its death
         os.sched_setaffinity(process.pid, cores[begin:end])
+
+
+def yield_to_others(process: Any, nice: int) -> None:
+    """Raise the niceness of a process that was just started above this one's, which its threads and children inherit.
+
+    Args:
+        nice: how much, 0 to 19. The system takes at most 19 in all.
+    """
+    if nice:
+        with contextlib.suppress(ProcessLookupError):  # whoever watches it will report its death
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 _STARTUP = 120.0
 """Seconds that a process may take to import everything and make its environments, regardless of the stall timeout."""
+_ENVIRONMENT = 0.5
+"""Seconds that it may take longer for each environment. ALE's games and Doom's engines take 0.15 of a core."""
 _BETWEEN_LOOKS = 5.0
 """Maximum number of seconds between two checks of progress that count as waiting."""
 
@@ -27,10 +29,12 @@ class StallDetector:
 
     Args:
         stall_timeout: seconds that a process may go without progress.
+        environments: those that a process makes before its first step.
     """
 
-    def __init__(self, stall_timeout: float) -> None:
+    def __init__(self, stall_timeout: float, environments: int = 0) -> None:
         self._stall_timeout = stall_timeout
+        self._start = max(stall_timeout, _STARTUP + _ENVIRONMENT * environments)
         self._progress: object = None
         self._waited, self._looked = 0.0, time.monotonic()
 
@@ -51,7 +55,7 @@ class StallDetector:
         now = time.monotonic()
         self._waited += min(now - self._looked, _BETWEEN_LOOKS)
         self._looked = now
-        patience = self._stall_timeout if started else max(self._stall_timeout, _STARTUP)
+        patience = self._stall_timeout if started else self._start
         return patience if self._waited > patience + grace else None
 
 

@@ -58,6 +58,11 @@ class Job:
         return self.options.callback if self.on_iteration is None else self.on_iteration
 
     @property
+    def environments_each(self) -> int:
+        """Environments of a collecting process, at most."""
+        return -(-self.experiment.env.num_envs // self.layout.collecting)
+
+    @property
     def schedule(self) -> Schedule:
         return self.recorded or self.experiment.schedule()
 

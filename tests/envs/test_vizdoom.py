@@ -255,3 +255,22 @@ def test_too_little_shared_memory_is_an_error_before_any_engine_starts(monkeypat
         monkeypatch.setattr(os, "statvfs", lambda _: little)
         with pytest.raises(SettingsError, match=r"5 MB .*/dev/shm .*4 MB"):
             reset(env)
+
+
+def test_engines_raise_the_limit_of_open_files_as_far_as_the_system_allows() -> None:
+    asks = """
+import os, resource
+from lockstep.config.settings import SettingsError
+from lockstep.envs.doom.starting import check_room
+
+opened = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 20, opened + 116))
+try:
+    check_room(100)
+    check_room(101)
+except SettingsError as error:
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - opened, error)
+"""
+    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("116 101 games of Doom need as many open files"), done.stderr
+    assert "allows 100 more (ulimit -Hn)" in done.stdout and "--ulimit nofile" in done.stdout

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import multiprocessing
+import os
 import re
 import signal
 import socket
@@ -242,6 +244,39 @@ def test_pinned_processes_know_the_cores_of_the_whole_run(tmp_path: Path) -> Non
     seen = [tuple(map(int, path.read_text().split())) for path in tmp_path.glob("seen-*")]
     assert len(seen) == 2 and all(whole == cores() for _, whole in seen)
     assert cores() < 2 or all(own < whole for own, whole in seen)
+
+
+def test_collectors_with_their_threads_and_programs_yield_to_learners(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(
+        "import os, subprocess, threading\n"
+        "from pathlib import Path\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "SEEN = Path(__file__).with_name('collector')\n"
+        "class Seeing(CartPoleEnv):\n"
+        "    def reset(self, **given):\n"
+        "        if not SEEN.exists():\n"
+        "            found = [os.getpriority(os.PRIO_PROCESS, 0)]\n"
+        "            thread = threading.Thread(target=lambda: found.append(os.getpriority(os.PRIO_PROCESS, 0)))\n"
+        "            thread.start(), thread.join()\n"
+        "            found.append(int(subprocess.check_output(['nice'])))\n"
+        "            SEEN.write_text(' '.join(map(str, found)))\n"
+        "        return super().reset(**given)\n"
+    )
+    (tmp_path / "watch.py").write_text(
+        "import os\n"
+        "from pathlib import Path\n"
+        "def learner(progress):\n"
+        "    Path(__file__).with_name('learner').write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))\n"
+    )
+    experiment = cut(recipes.ppo_cartpole, env={"id": f"{tmp_path}/env.py:Seeing", "adapter": "gymnasium"})
+    expected = train(experiment, "inline", options(tmp_path / "inline")).digest
+    (tmp_path / "collector").unlink()
+    called = dataclasses.replace(options(tmp_path / "run"), callback=f"{tmp_path}/watch.py:learner")
+    assert train(experiment, "cpu:a1-l1,nice=3", called).digest == expected
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    above = min(own + 3, 19)
+    assert (tmp_path / "collector").read_text() == f"{above} {above} {above}", "of its thread and of a program, too"
+    assert (tmp_path / "learner").read_text() == str(own)
 
 
 @pytest.mark.parametrize("agent", [False, True])

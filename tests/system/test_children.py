@@ -98,6 +98,18 @@ def test_a_start_and_explanations_take_longer(monkeypatch: pytest.MonkeyPatch) -
     assert standstill.too_long(started=True, grace=2.0) is None
 
 
+def test_many_environments_may_take_long_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(environments: int, *, started: bool) -> list[float | None]:
+        clock = iter(range(0, 1_000, 5))
+        monkeypatch.setattr(supervision, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        standstill = StallDetector(3.0, environments)
+        return [standstill.too_long(started=started) for _ in range(36)]
+
+    assert answers(100, started=False)[33:] == [None, 170.0, 170.0], "120 seconds, and half a second for each"
+    assert answers(0, started=False)[23:25] == [None, 120.0]
+    assert answers(100, started=True)[0] == 3.0, "a run that has begun needs no time to start"
+
+
 @pytest.mark.parametrize(
     ("told", "cores"), [("max 100000", 8), ("150000 100000", 2), ("20000 100000", 1), ("9900000 100000", 8)]
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.envs.doom.starting import check_memory, engine_and_watch, starter, unlink
+from lockstep.envs.doom.starting import check_room, engine_and_watch, starter, unlink
 
 WIDTH, HEIGHT = 160, 120
 """Pixels that an engine draws."""
@@ -92,7 +92,7 @@ class Engine:
         self._start(f"-join 127.0.0.1:{port} +cl_noprediction 1")
 
     def _start(self, arguments: str) -> None:
-        check_memory(1)
+        check_room(1)
         self._game.add_game_args(f"{arguments} +viz_connect_timeout {PATIENCE}")
         threading.Thread(target=self._init, name=f"doom-{self.name}", daemon=True).start()
 

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from lockstep.config.settings import SettingsError
 from lockstep.envs.doom import engine_program
+from lockstep.system.children import allow_files
 
+_WHILE_STARTING = 16
+"""Files that a process opens for a moment while it starts an engine, at most."""
 _GAME_MEMORY = 2_700_000
 """Bytes of shared memory for each engine."""
 
@@ -49,8 +52,15 @@ def unlink(marks: Path) -> None:
             Path("/dev/shm", f"ViZDoom{kind}{instance.name}").unlink(missing_ok=True)
 
 
-def check_memory(games: int) -> None:
-    """Raise SettingsError if the shared memory of so many engines does not fit."""
+def check_room(games: int) -> None:
+    """Raise SettingsError if the system does not allow this process so many more engines: their shared memory and open
+    files."""
+    if (left := allow_files(games + _WHILE_STARTING) - _WHILE_STARTING) < games:
+        raise SettingsError(
+            f"{games} games of Doom need as many open files in one process, but the system allows {max(0, left)} more "
+            "(ulimit -Hn). Use fewer (--env.num-envs), more collecting processes, or a higher limit (ulimit -n as "
+            "root, docker run --ulimit nofile=65536)."
+        )
     system = os.statvfs("/dev/shm")
     free = system.f_bavail * system.f_frsize
     if free < games * _GAME_MEMORY:

@@ -118,7 +118,7 @@ class SteppingPool:
         deadline = time.perf_counter() + self._spin
         while not stepper.poll.poll(0) and time.perf_counter() < deadline:
             os.sched_yield()
-        standstill = StallDetector(self._stall_timeout)
+        standstill = StallDetector(self._stall_timeout, stepper.num_envs)
         while not stepper.poll.poll(1000 * _LOOK):
             if waiting():
                 standstill.moved()

@@ -100,7 +100,7 @@ class RayDriver:
         """How many of these places are kept for the run from its beginning."""
         self._nodes = Nodes(ray, job)
         self._polled = 0.0
-        self._stall = StallDetector(job.layout.stall_timeout)
+        self._stall = StallDetector(job.layout.stall_timeout, job.environments_each)
         self._told = False
 
     def run(self) -> Result:
