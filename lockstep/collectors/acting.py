@@ -119,23 +119,23 @@ class ActingBatch:
         self.open.whole.start[-1] = True
 
     def begin(self, lap: int) -> None:
-        """Copy the last step of the previous rollout into the first of this one, and draw its random numbers. Only
-        what computes enters portable arithmetic, whose operations take time."""
+        """Copy the last step of the previous rollout into the first of this one, and draw its random
+        numbers."""
         before, self.open, self.received = self.open, self.buffers[lap % len(self.buffers)], 0
         self._uncut = self.envs.stepped
         for member in self.members:
             self.open.follow(before, member)
             member.last = -1
-        with arithmetic(self._model):  # of environments in torch, and of noise
-            self._reseed(lap)
-            for member in self.members:
-                self.explorer.begin(member, lap + member.offset)
+        self._reseed(lap)
+        for member in self.members:
+            self.explorer.begin(member, lap + member.offset)
 
     def _reseed(self, lap: int) -> None:
         """Start environments afresh whose time for that has come."""
         for each in self.envs.stepped:
             if each.env.reseed_due():
-                each.env.reseed(self.open.at(0, each.rows))
+                with arithmetic(self._model):  # of an environment in torch
+                    each.env.reseed(self.open.at(0, each.rows))
                 for member in each.members:
                     self._check_start(0, member, f"when it was started afresh in rollout {lap + member.offset}")
                     self.open.whole.start[0, member.rows] = True

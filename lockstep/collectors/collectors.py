@@ -159,7 +159,7 @@ class Collector:
         acted = [(0, version.number)]
         steps = self._experiment.algorithm.rollout
         noise = self._noise(drawn_by, steps)
-        noisy, playing = len(noise), self._actors
+        noisy, playing = noise.shape[0], self._actors
         for t in range(0, steps, playing[0].steps):
             if t < noisy:
                 self._inference.set_noise(noise[t])

@@ -25,7 +25,8 @@ Choose = Callable[[Tensor, Tensor], Tensor]
 
 
 class Explorer:
-    """Draws the noise of each rollout, and explores as the algorithm says.
+    """Draws the noise of each rollout, and explores as the algorithm says. Only what computes enters the model's
+    arithmetic, since its operations may take more time.
 
     Args:
         members: the shards of the acting batch.
@@ -34,41 +35,44 @@ class Explorer:
 
     def __init__(self, agent: Agent, members: list[ActingShard], size: int) -> None:
         self._experiment, self._algorithm, self._device = agent.experiment, agent.algorithm, agent.device
-        distribution = agent.model.distribution
+        self._model, distribution = agent.model, agent.model.distribution
         self._exploring = distribution if isinstance(distribution, Exploring) else None
         steps, numbers = agent.experiment.algorithm.rollout, distribution.noise_size
         self.noise = torch.zeros(steps, size, numbers, pin_memory=agent.device.type != "cpu")
         """fp32 [T, A, N] in the host's memory, uniform in (0, 1): rewritten before each rollout."""
+        self._noise = self.noise.numpy()
         self.choose: Choose = distribution.sample
         """Chooses this rollout's actions. It is equal to an earlier one only if it calls the same kernels."""
         self._numbers: Tensor | None = None
         """fp32 [A, X]: how each environment explores, always at one place in memory, which CUDA graphs read."""
         self._theta = agent.algorithm.noise_theta
         if self._theta < 1:
-            with arithmetic(agent.model):
-                for member in members:
-                    member.drift = self._first_drift(member, portable=agent.model.portable_operations)
+            for member in members:
+                member.drift = self._first_drift(member)
 
     def begin(self, member: ActingShard, rollout: int) -> None:
-        """Set how a shard explores in a rollout, and draw its noise, in the model's arithmetic."""
+        """Set how a shard explores in a rollout, and draw its noise."""
         self._explore(member, rollout)
-        shape = len(self.noise), member.num_envs, self.noise.shape[2]
+        steps, _, numbers = self._noise.shape
+        shape = steps, member.num_envs, numbers
         drawn = stream(self._experiment.seed, "action", member.shard, rollout).random(shape, np.float32)
         if member.drift is not None and self.choose != self._uniform:
-            drifted, member.drift = drifting(torch.from_numpy(drawn), member.drift, self._theta)
+            with arithmetic(self._model):
+                drifted, member.drift = drifting(torch.from_numpy(drawn), member.drift, self._theta)
             drawn = drifted.numpy()
-        self.noise.numpy()[:, member.rows] = drawn
+        self._noise[:, member.rows] = drawn
 
     def _explore(self, member: ActingShard, rollout: int) -> None:
         experiment, size = self._experiment, member.num_envs
         samples = rollout * experiment.samples_per_iteration
         environments = range(member.shard * size, (member.shard + 1) * size)
         progress = min(1.0, samples / experiment.total_steps)
-        how = self._algorithm.exploration(progress, samples, environments, experiment.env.num_envs)
+        with arithmetic(self._model):
+            how = self._algorithm.exploration(progress, samples, environments, experiment.env.num_envs)
         if how is None:
             return
         if self._numbers is None:
-            self._numbers = torch.zeros(self.noise.shape[1], how.numbers.shape[1], device=self._device)
+            self._numbers = torch.zeros(self._noise.shape[1], how.numbers.shape[1], device=self._device)
         self._numbers[member.rows] = how.numbers.to(self._device)
         self.choose = self._uniform if how.random else self._by_numbers
 
@@ -80,10 +84,11 @@ class Explorer:
         assert self._exploring is not None and self._numbers is not None
         return self._exploring.explore(policy, noise, self._numbers)
 
-    def _first_drift(self, member: ActingShard, *, portable: bool) -> Tensor:
+    def _first_drift(self, member: ActingShard) -> Tensor:
         """fp32 [B, N], standard normal"""
         draw = stream(self._experiment.seed, "drift", member.shard)
-        shape = member.num_envs, self.noise.shape[2]
-        if portable:
-            return standard_normal(torch.from_numpy(draw.random(shape, np.float32)))
+        shape = member.num_envs, self._noise.shape[2]
+        if self._model.portable_operations:
+            with arithmetic(self._model):
+                return standard_normal(torch.from_numpy(draw.random(shape, np.float32)))
         return torch.from_numpy(draw.standard_normal(shape, np.float32))
