@@ -31,7 +31,8 @@ from pretended_modes import Functions, Kernels
 from pretended_streams import Streams
 from torch.multiprocessing import reductions
 
-from lockstep.collectors.acting import ActingBatch
+from lockstep.collectors.device_actor import DeviceActor
+from lockstep.collectors.device_rollout import DeviceRolloutActor
 from lockstep.learners.learner import Learner
 from lockstep.system import children
 
@@ -129,12 +130,15 @@ def hot_path(run: Callable[[], object]) -> HotPath:
 
     with contextlib.ExitStack() as stack:
         _replace(stack, Learner, "learn", noted)
-        acting, gradients, learning = (
+        acting, there, gradients, learning = (
             stack.enter_context(each_call(owner, name))
-            for owner, name in ((ActingBatch, "act"), (Learner, "_push"), (Learner, "learn"))
+            for owner, name in (
+                *((actor, "act") for actor in (DeviceActor, DeviceRolloutActor)),
+                *((Learner, name) for name in ("_push", "learn")),
+            )
         )
         run()
-    return HotPath(acting, gradients, learning, [end - begin for begin, end in itertools.pairwise(ends)])
+    return HotPath(acting or there, gradients, learning, [end - begin for begin, end in itertools.pairwise(ends)])
 
 
 def _books() -> Books:

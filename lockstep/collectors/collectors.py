@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.acting import ActingBatch
-from lockstep.collectors.at_once import ShardRollout
+from lockstep.collectors.actors import Actor, actors_of
 from lockstep.collectors.preemption import Preemption
 from lockstep.collectors.stepping import ActingShard, BatchEnvs, Stepping
 from lockstep.config.layout import Layout
@@ -64,13 +65,11 @@ class Collector:
         self._preemption = preemption
         self._model = agent.model.for_acting()
         self._parameters = dict(self._model.named_parameters())
-        self._actor = inference_of(experiment, self._model, fixed=capture is not None)
+        self._inference = inference_of(experiment, self._model, fixed=capture is not None)
         self._flat, self._device = agent.flat, agent.device
         own = self._model.flat_parameters
         self._vector = own.vector.detach() if own is not None and own.lies_like(agent.flat) else None
         """The acting copy's parameters, if they lie as the learner's do."""
-        self._bootstrap = agent.algorithm.needs_targets
-        """Whether rollouts need the value of their last observation."""
         self._alive = alive
         self._hashing = ThreadPoolExecutor(env_threads, "lockstep-hashing") if env_threads > 1 else None
         """Environments are idle while rollouts are hashed, and so are the cores of their threads."""
@@ -78,35 +77,28 @@ class Collector:
         self._loaded: int | None = None
         stepping = Stepping(env_threads, pool, apart=preemption is not None, device=str(agent.device))
         self._batches = [
-            ActingBatch(agent, group, of_group, BatchEnvs(experiment, group, stepping), finite_check, capture)
+            ActingBatch(agent, group, of_group, BatchEnvs(experiment, group, stepping), finite_check)
             for group, of_group in buffers.groups
         ]
-        self._at_once: list[list[ShardRollout]] | None = None
-        """By acting batch: how each of its shards plays a rollout in one call. None: step by step."""
-        self._compile()
+        self._make_actors = functools.partial(
+            actors_of,
+            self._batches,
+            agent,
+            self._model,
+            capture=capture,
+            preempted=preemption is not None,
+            alive=alive,
+        )
+        self._actors: list[Actor] = []
+        """One for each acting batch, made when its environments start or are loaded."""
         self.times = {"env": 0.0, "inference": 0.0}
         """Seconds spent since they were last set to 0."""
-
-    def _compile(self) -> None:
-        """Use compiled functions for as much of a rollout as they cover."""
-        if self._preemption is not None:
-            return
-        for batch in self._batches:
-            batch.compile(self._model)
-        if self._experiment.scheme.refresh == "rollout":
-            self._at_once = self._rollouts_at_once()
-
-    def _rollouts_at_once(self) -> list[list[ShardRollout]] | None:
-        found = [
-            [ShardRollout.of(self._model, each.env, each.rows) for each in batch.envs.stepped]
-            for batch in self._batches
-        ]
-        return [[shard for shard in of_batch if shard] for of_batch in found] if all(map(all, found)) else None
 
     def reset(self) -> None:
         """Start all environments from their first seeds. Not needed before loading a checkpoint."""
         for batch in self._batches:
             batch.reset()
+        self._actors = self._make_actors()
 
     @property
     def frames_per_step(self) -> int:
@@ -125,13 +117,13 @@ class Collector:
         noise = lap + self._batches[0].members[0].offset if noise is None else noise
         try:
             first = self._begin(lap, version_at)
-            with self._actor.arithmetic():
+            with self._inference.arithmetic():
                 acted, last = self._play(lap, first, version_at, noise)
         except Exception:  # perhaps caused by numbers that are not finite
             for batch in self._batches:
                 batch.check_finite(batch.received, lap)
             raise
-        members = [(batch, member, batch.rollouts[member.shard]) for batch in self._batches for member in batch.members]
+        members = [(batch, member, batch.open.buffer.shards[member.shard]) for batch, member in self.members().values()]
         moments = [self._moments(member, rollout, last) for _, member, rollout in members]
         digests = self._map(lambda each: each[0].digests(each[1].shard), members)
         return [
@@ -139,7 +131,7 @@ class Collector:
                 self._info(member, lap, acted, noise, sums, hashed),
                 rollout,
                 first.normalizers,
-                batch.on_device(member.shard),
+                batch.on_device.get(member.shard),
             )
             for (batch, member, rollout), sums, hashed in zip(members, moments, digests, strict=True)
         ]
@@ -151,11 +143,12 @@ class Collector:
         if version.normalizers.normalizes_observations:
             with arithmetic(self._model):
                 version.normalizers.apply(self._model)  # a rollout is learned from with the same statistics
-            self._actor.refresh()
-        for batch in self._batches:
+            self._inference.refresh()
+        for actor in self._actors:
             if len(version.options):
-                batch.envs.offer(unpack(self._experiment.env, version.options))
-            batch.begin(lap)
+                actor.batch.envs.offer(unpack(self._experiment.env, version.options))
+            actor.batch.begin(lap)
+            actor.begin()
         return version
 
     @torch.inference_mode()
@@ -163,42 +156,39 @@ class Collector:
         self, lap: int, version: Version, version_at: Callable[[int], Version], drawn_by: int
     ) -> tuple[Acting, Version]:
         """Play all steps. Returns (step, version) for each version that acted, and the last version."""
-        if self._at_once is not None:
-            self._play_at_once(self._at_once, version, lap)
-            return ((0, version.number),), version
         acted = [(0, version.number)]
         steps = self._experiment.algorithm.rollout
         noise = self._noise(drawn_by, steps)
-        playing = self._batches
-        for t in range(steps):
-            if t < len(noise):
-                self._actor.set_noise(noise[t])
+        noisy, playing = noise.shape[0], self._actors
+        for t in range(0, steps, playing[0].steps):
+            if t < noisy:
+                self._inference.set_noise(noise[t])
             version = version_at(t) if t else version
             if version.number != acted[-1][1]:
                 acted.append((t, version.number))
             self._load(version)
-            for batch in playing:
+            for actor in playing:
                 begin = time.perf_counter()
                 if t:
-                    batch.receive(t)
+                    actor.receive(t)
                     if self._preemption is not None:
-                        batch.preempt(t, lap, self._preemption)
+                        actor.batch.preempt(t, lap, self._preemption)
                 received = time.perf_counter()
-                batch.act(t, self._actor)
+                actor.act(t, self._inference)
                 self.times["env"] += received - begin
                 self.times["inference"] += time.perf_counter() - received
             self._alive()
             if self._preemption is not None:
-                playing = [batch for batch in playing if batch.going]
+                playing = [actor for actor in playing if actor.batch.going]
                 if not playing:
                     break
-        for batch in self._batches:
+        for actor in self._actors:
             begin = time.perf_counter()
-            batch.receive(steps)
+            actor.receive(steps)
             received = time.perf_counter()
-            batch.finish(self._actor, bootstrap=self._bootstrap)
-            batch.check_finite(steps, lap)
-            batch.score()
+            actor.finish(self._inference)
+            actor.batch.check_finite(steps, lap)
+            actor.batch.score()
             self.times["env"] += received - begin
             self.times["inference"] += time.perf_counter() - received
         if self._preemption is not None:
@@ -206,20 +196,12 @@ class Collector:
                 self._preemption.collected(RolloutId(shard, lap + member.offset))
         return tuple(acted), version
 
-    def _play_at_once(self, shards: list[list[ShardRollout]], version: Version, lap: int) -> None:
-        """Play all steps, each shard's in one call. Its time counts as inference, which is most of it."""
-        begin = time.perf_counter()
-        self._load(version)
-        for batch, of_batch in zip(self._batches, shards, strict=True):
-            batch.play(of_batch, self._alive, bootstrap=self._bootstrap)
-            batch.check_finite(batch.received, lap)
-            batch.score()
-        self.times["inference"] += time.perf_counter() - begin
-
     def _noise(self, number: int, steps: int) -> Tensor:
         """fp32 [steps, Z]: the model's noise at each step; [1, Z] for the whole rollout; [0, Z] without noise."""
         model = self._model
-        rows = (steps if model.noise_at_every_step else 1) if model.noise_numbers else 0
+        if not model.noise_numbers:
+            return torch.zeros(0, 0)
+        rows = steps if model.noise_at_every_step else 1
         draw = stream(self._experiment.seed, "noisy", number)
         return torch.from_numpy(draw.random((rows, model.noise_numbers), np.float32)).to(self._device)
 
@@ -269,7 +251,7 @@ class Collector:
         for shard, (_, member) in self.members().items():
             member.offset = offsets[shard]
         replayed = sum(batch.load(states, self._alive) for batch in self._batches)
-        self._compile()
+        self._actors = self._make_actors()
         return replayed
 
     def close(self) -> None:
@@ -281,16 +263,15 @@ class Collector:
     def _load(self, version: Version) -> None:
         if self._loaded == version.number:
             return
-        if not self._actor.load(version.parameters, lasts=version.lasts):
+        if not self._inference.load(version.parameters, lasts=version.lasts):
             if self._vector is not None:
                 self._vector.copy_(version.parameters)
             else:
                 named = self._flat.named(version.parameters)
                 for name, parameter in self._parameters.items():
                     parameter.copy_(named[name])
-        self._actor.refresh()
-        if any(batch.compiled for batch in self._batches):  # which do not call the actor
-            self._model.weights_changed()
+        self._inference.refresh()
+        self._model.weights_changed()  # of compiled functions, which do not ask inference
         self._loaded = version.number
 
 

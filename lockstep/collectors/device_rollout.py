@@ -1,4 +1,4 @@
-"""Playing on a GPU where environments lie there, too. In a step nothing goes to or from the host, and nothing waits.
+"""Acting on a GPU where environments lie there, too. In a step nothing goes to or from the host, and nothing waits.
 
 A step is the policy, drawing actions, the environments, and writing all of it into a rollout on the GPU. It can be one
 CUDA graph, so everything that it reads and writes stays at its place in memory, and the number of the step is a tensor.
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent
-from lockstep.buffers.rollout_buffers import ActingGroup, RolloutBuffer, allocate_buffer
+from lockstep.buffers.rollout_buffers import RolloutBuffer, allocate_buffer
+from lockstep.collectors.acting import ActingBatch
+from lockstep.collectors.explorer import Choose
 from lockstep.core.arrays import map_structure
-from lockstep.core.rollout import Rollout
 from lockstep.distributed.shared_memory import Arena
-from lockstep.envs.device_steps import DeviceSteps
 from lockstep.models.base import SendsTensors
 from lockstep.models.capture import Inference, Inputs
 from lockstep.system.graphs import Capture, Repeat, captured
@@ -38,127 +38,99 @@ class _DeviceArena(Arena):
         return torch.zeros(shape, dtype=dtype, device=self._device)
 
 
-class DeviceRollout:
-    """An acting batch's rollout on a GPU, which each new one overwrites.
+class DeviceRolloutActor:
+    """In a step, policy and environments write into a rollout on the GPU, which each new one overwrites.
 
     Args:
-        envs: the environments, with their rows of the acting batch.
-        noise: fp32 [T, A, N] in the host's memory, uniform in (0, 1): rewritten before each rollout.
-        state: fp32 [A, K] on the GPU: the core state, which every step updates in place.
-        choose: makes actions of the policy's parameters [A, P] and noise [A, N].
         capture: makes CUDA graphs of steps. None: each kernel is launched by itself.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        group: ActingGroup,
-        envs: list[tuple[slice, DeviceSteps]],
-        noise: Tensor,
-        state: Tensor,
-        choose: Callable[[Tensor, Tensor], Tensor],
-        capture: Capture | None,
-    ) -> None:
-        self._distribution = agent.model.distribution
-        assert isinstance(self._distribution, SendsTensors)
+    steps = 1
+
+    def __init__(self, batch: ActingBatch, agent: Agent, capture: Capture | None) -> None:
+        envs, self._distribution = batch.envs.on_device(), agent.model.distribution
+        assert envs is not None and isinstance(self._distribution, SendsTensors)
+        self.batch, self._envs, self._capture = batch, envs, capture
         self._send = self._distribution.to_env_tensor
-        self._envs, self._choose, self._capture = envs, choose, capture
         self._previous, self._clip = agent.experiment.model.uses_previous, agent.experiment.env.reward_clip
-        device = state.device
-        self.buffer: RolloutBuffer = allocate_buffer(agent, group, _DeviceArena(device))
-        self._raw = torch.zeros_like(self.buffer.whole.reward) if self._clip else self.buffer.whole.reward
+        self._buffer = allocate_buffer(agent, batch.group, _DeviceArena(agent.device))
+        if len(batch.buffers) == 1:
+            batch.on_device = self._buffer.shards
+        whole = self._buffer.whole
+        self._raw_reward = torch.zeros_like(whole.reward) if self._clip else whole.reward
         """fp32 [T, A]: rewards before clipping."""
-        self._drawn, self._noise = noise, torch.zeros_like(noise, device=device)
-        self._t = torch.zeros(1, dtype=torch.int64, device=device)
-        self._state = state
+        self._noise = torch.zeros_like(batch.explorer.noise, device=agent.device)
+        self._t = torch.zeros(1, dtype=torch.int64, device=agent.device)
         self._like = self._inputs(lambda x: torch.zeros_like(x[:1]))
         """Inputs of the policy's shapes: zeros, which every model can be recorded with."""
         self._graphs: dict[Hashable, Repeat] = {}
         self._begun = False
-        """Whether the last observations are those that the environments go on from."""
+        """Whether the environments go on from the last observations here. In the first rollout, they go on from the
+        host's."""
 
-    def restart(self) -> None:
-        """Environments were started or loaded: the next rollout begins from the host's first observation."""
-        self._begun = False
-
-    def begin(self, here: RolloutBuffer) -> None:
-        """Begin a rollout with new noise.
-
-        Args:
-            here: the host's buffer for it, in which the first observation, and the action and reward before it, are
-                right.
-        """
-        there = self.buffer
+    def begin(self) -> None:
+        here, there = self.batch.open.buffer, self._buffer
         for to, origin in zip(_carried(there), _carried(there if self._begun else here), strict=True):
             to[0].copy_(origin[-1 if self._begun else 0])
-        there.whole.core_state.copy_(self._state)
+        there.whole.core_state.copy_(self.batch.core_state)
         self._begun = True
-        self._noise.copy_(self._drawn, non_blocking=True)
+        self._noise.copy_(self.batch.explorer.noise, non_blocking=True)
         self._t.zero_()
 
-    def play(self, actor: Inference, way: Hashable) -> None:
-        """Play the next step of the rollout.
-
-        Args:
-            actor: evaluates the policy.
-            way: differs where `choose` does something else than before.
-        """
-        program = actor.prepared(self._like)
+    def act(self, t: int, inference: Inference) -> None:
+        choose, program = self.batch.explorer.choose, inference.prepared(self._like)
         if self._capture is None or program is None:
-            self._step(actor)
+            self._step(inference, choose)
             return
-        graph = self._graphs.get((program, way))
+        graph = self._graphs.get((program, choose))
         if graph is None:
             # The rows of the rollout that capturing writes are written again, since a rollout's first step is captured.
-            changed = [self._t, self._state, *(x for _, env in self._envs for x in env.memory())]
-            graph = self._graphs[program, way] = captured(lambda: self._step(actor), self._capture, changed)
+            changed = [self._t, self.batch.core_state, *(x for _, env in self._envs for x in env.memory())]
+            graph = self._graphs[program, choose] = captured(
+                lambda: self._step(inference, choose), self._capture, changed
+            )
         graph()
 
-    def finish(self, actor: Inference, here: RolloutBuffer, raw: Tensor, *, bootstrap: bool) -> None:
-        """Copy the rollout to the host, once for each field, and wait for it.
+    def receive(self, t: int) -> None:
+        """Nothing: act has written what environments returned."""
 
-        Args:
-            actor: evaluates the last observation if `bootstrap`.
-            here: the host's buffer.
-            raw: fp32 [T, A] in the host's memory: where rewards before clipping go.
-        """
-        whole = self.buffer.whole
-        if bootstrap:
-            output, _ = actor.evaluate(self._inputs(lambda x: x[-1:]))
+    def finish(self, inference: Inference) -> None:
+        """Copy the rollout to the host, once for each field, and wait for it."""
+        batch, whole, here = self.batch, self._buffer.whole, self.batch.open.buffer
+        if batch.bootstraps:
+            output, _ = inference.evaluate(self._inputs(lambda x: x[-1:]))
             whole.value[-1].copy_(output.value[0])
-        for to, x in zip(_fields(here), _fields(self.buffer), strict=True):
+        for to, x in zip(_fields(here), _fields(self._buffer), strict=True):
             to.copy_(x, non_blocking=True)
         if self._clip:
-            raw.copy_(self._raw, non_blocking=True)
+            batch.raw_reward.copy_(self._raw_reward, non_blocking=True)
         torch.cuda.current_stream(whole.reward.device).synchronize()
         if not self._clip:
-            raw.copy_(here.whole.reward)
-
-    def shard(self, shard: int) -> Rollout:
-        """A shard's rollout on the GPU, until the next one begins."""
-        return self.buffer.shards[shard]
+            batch.raw_reward.copy_(here.whole.reward)
+        batch.ended = (here.whole.terminated | here.whole.truncated).numpy()
+        batch.received = batch.steps
 
     def _inputs(self, at: Callable[[Tensor], Tensor]) -> Inputs:
         """What the model sees at one step, which `at` takes of each field."""
-        buffer = self.buffer
+        buffer = self._buffer
         return Inputs(
             map_structure(at, buffer.whole.obs),
             at(buffer.whole.start),
-            self._state,
+            self.batch.core_state,
             at(buffer.actions) if self._previous else None,
             at(buffer.rewards) if self._previous else None,
         )
 
-    def _step(self, actor: Inference) -> None:
+    def _step(self, inference: Inference, choose: Choose) -> None:
         """Act with what was observed at step t, and write what came of it."""
-        t, whole = self._t, self.buffer.whole
-        output, state = actor.evaluate(self._inputs(lambda x: x.index_select(0, t)))
+        t, whole = self._t, self._buffer.whole
+        output, state = inference.evaluate(self._inputs(lambda x: x.index_select(0, t)))
         policy = output.policy[0]
-        action = self._choose(policy, self._noise.index_select(0, t)[0]).to(whole.action.dtype)
+        action = choose(policy, self._noise.index_select(0, t)[0]).to(whole.action.dtype)
         log_prob = self._distribution.log_prob(policy, action)
         after = t + 1
         with each_written_once():  # before environments step, which may change the actions that they are given
-            _put(self.buffer.actions, after, action)
+            _put(self._buffer.actions, after, action)
             _put(whole.log_prob, t, log_prob)
             _put(whole.value, t, output.value[0])
             if whole.policy is not None:
@@ -167,18 +139,18 @@ class DeviceRollout:
         with each_written_once():
             for rows, step in played:
                 self._write(rows, t, after, step)
-        self._state.copy_(state)
+        self.batch.core_state.copy_(state)
         t.add_(1).remainder_(len(self._noise))
 
     def _write(self, rows: slice, t: Tensor, after: Tensor, step: Any) -> None:
         """Write what environments returned for one step."""
-        whole, reward = self.buffer.whole, step.reward
+        whole, reward = self._buffer.whole, step.reward
         if self._clip:
-            _put(self._raw[:, rows], t, reward)
+            _put(self._raw_reward[:, rows], t, reward)
             reward = reward.clamp(-1.0, 1.0)
         map_structure(lambda to, x: _put(to[:, rows], after, x), whole.obs, step.obs)
         _put(whole.start[:, rows], after, step.first)
-        _put(self.buffer.rewards[:, rows], after, reward)
+        _put(self._buffer.rewards[:, rows], after, reward)
         _put(whole.terminated[:, rows], t, step.terminated)
         _put(whole.truncated[:, rows], t, step.truncated)
         _put(whole.valid[:, rows], t, ~step.first)

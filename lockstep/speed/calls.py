@@ -17,9 +17,9 @@ from lockstep.agent import Agent
 from lockstep.algorithms.offpolicy import off_policy
 from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers, acting_groups
-from lockstep.collectors.at_once import CompiledActing
 from lockstep.collectors.collectors import Collector, inference_of
-from lockstep.collectors.on_device import DeviceActing
+from lockstep.collectors.compiled_actor import CompiledPolicy
+from lockstep.collectors.device_actor import DevicePolicy
 from lockstep.collectors.stepping import BatchEnvs, Stepping
 from lockstep.config.layout import Layout
 from lockstep.core.arrays import map_structure
@@ -123,15 +123,15 @@ class Calls:
         """Choose actions as collectors do: by compiled functions, by recorded calls, or on a GPU with its copies."""
         model, distribution, size = agent.model.for_acting(), agent.model.distribution, self._group.size
         whole, noise = self._whole, torch.rand(1, size, distribution.noise_size)
-        compiled = [CompiledActing.of(model, each.env, each.rows) for each in self._envs.stepped]
-        if acting := [each for each in compiled if each is not None]:
+        if (kernels := model.kernels()) is not None:
+            compiled = [CompiledPolicy(kernels, each.env, each.rows) for each in self._envs.stepped]
             model.weights_changed()
             obs = map_structure(lambda leaf: leaf.numpy(), whole.obs)
             fields = {name: getattr(whole, name).numpy() for name in ("start", "log_prob", "value")}
             fields |= {"actions": self._buffer.actions.numpy(), "rewards": self._buffer.rewards.numpy()}
             fields["state"] = np.zeros((size, model.state_size), np.float32)
-            return lambda: [each.act(0, noise.numpy(), obs, fields) for each in acting]
-        actor = inference_of(self._experiment, model, fixed=capture is not None)
+            return lambda: [each.act(0, noise.numpy(), obs, fields) for each in compiled]
+        inference = inference_of(self._experiment, model, fixed=capture is not None)
         state = torch.zeros(size, model.state_size, device=agent.device)
         obs, start, action, reward = (
             map_structure(lambda leaf: None if leaf is None else leaf[:1], entry)
@@ -140,16 +140,16 @@ class Calls:
         inputs = Inputs(obs, start, state, action, reward)
         on_device = None
         if agent.device.type != "cpu":
-            on_device = DeviceActing(distribution, noise, state, distribution.sample, capture)
+            on_device = DevicePolicy(distribution, noise, state, capture)
             on_device.begin()
 
         @torch.inference_mode()
         def act() -> None:
-            with actor.arithmetic():
+            with inference.arithmetic():
                 if on_device is not None:
-                    on_device.act(actor, inputs, way=None)  # waits until it is done
+                    on_device.act(inference, inputs, distribution.sample)  # waits until it is done
                 else:
-                    out, _ = actor.evaluate(inputs)
+                    out, _ = inference.evaluate(inputs)
                     distribution.sample(out.policy[0], noise[0])
 
         return act

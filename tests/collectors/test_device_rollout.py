@@ -117,4 +117,4 @@ def test_what_cuts_rollouts_steps_by_the_host(tmp_path: Path) -> None:
     experiment = experiment.replace(scheme=dataclasses.replace(experiment.scheme, preempt=0.99))
     with pretended_gpu.pretended():
         digest(experiment, "processes:2,device=0", tmp_path)
-        assert any("on_device.py" in line for line in pretended_gpu.counts().lines(BACK))
+        assert any("device_actor.py" in line for line in pretended_gpu.counts().lines(BACK))

@@ -17,7 +17,7 @@ from lockstep import train
 from lockstep.agent import Agent
 from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyConfig, PPOConfig
 from lockstep.algorithms.onpolicy import Batch
-from lockstep.collectors.at_once import ShardRollout
+from lockstep.envs.compiled_shard import CompiledShard
 from lockstep.experiment import Experiment
 from lockstep.kernels.on_policy import gradients_of
 from lockstep.kernels.policies import CATEGORICAL, GAUSSIAN
@@ -305,7 +305,7 @@ def test_whole_pixels_are_acted_on_step_by_step_as_in_one_call(
     """The weights that are divided for them follow every version, and the states of cores every episode."""
     experiment = EXPERIMENTS["portable-minatar-impala-lag-1"]().replace(**{"model.core": core})
     at_once = train(experiment, options=options(tmp_path / "at-once"))
-    monkeypatch.setattr(ShardRollout, "of", lambda *_: None)
+    monkeypatch.setattr(CompiledShard, "kernel", lambda _: None)
     assert train(experiment, options=options(tmp_path / "by-step")).digest == at_once.digest
 
 

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep import Experiment, Layout, recipes
 from lockstep.agent import Agent
 from lockstep.collectors.collectors import Collector
+from lockstep.collectors.torch_actor import TorchActor
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.distributed.tree import TreeSum
@@ -183,13 +184,13 @@ def test_a_gradient_costs_no_more_than_before(experiment: Callable[..., Experime
 def test_one_more_operation_a_step_is_noticed() -> None:
     plain = cost_of_collecting(mlp)
     sign = torch.zeros(1)
-    act = Collector.collect.__globals__["ActingBatch"].act
+    act = TorchActor.act
 
-    def slower(self: Any, t: int, actor: Any) -> None:
-        act(self, t, actor)
+    def slower(self: Any, t: int, inference: Any) -> None:
+        act(self, t, inference)
         sign.add(1)
 
-    with mock.patch("lockstep.collectors.collectors.ActingBatch.act", slower):
+    with mock.patch.object(TorchActor, "act", slower):
         found = cost_of_collecting(mlp)
     assert found.operations == plain.operations + 1 and found.allocations == plain.allocations + 1
     assert plain.calls < found.calls <= plain.calls + 3

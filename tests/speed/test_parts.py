@@ -16,7 +16,7 @@ from tiny import EXPERIMENTS, options
 from lockstep import Experiment, Layout, recipes, train
 from lockstep.agent import Agent
 from lockstep.algorithms.offpolicy import OffPolicyConfig
-from lockstep.collectors.at_once import CompiledActing
+from lockstep.collectors.compiled_actor import CompiledPolicy
 from lockstep.core.arrays import ArrayTuple
 from lockstep.speed import parts
 from lockstep.speed.calls import Calls
@@ -167,7 +167,7 @@ def test_compiled_functions_are_measured_where_they_act(monkeypatch: pytest.Monk
     base = EXPERIMENTS["cartpole-lag-1"]()
     env = dataclasses.replace(base.env, adapter="gymnasium")
     made = Calls(prepare(base.replace(precision="portable", env=env), Layout()), Layout(), 0)
-    acted = counted(monkeypatch, CompiledActing, "act")
+    acted = counted(monkeypatch, CompiledPolicy, "act")
     made.calls["inference"][0]()
     made.close()
     assert acted

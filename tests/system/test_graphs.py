@@ -17,7 +17,7 @@ from tiny import EXPERIMENTS, options
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep.collectors.on_device import DeviceActing
+from lockstep.collectors.device_actor import DevicePolicy
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.launchers.launch import train
@@ -86,7 +86,7 @@ def test_acting_has_the_same_bits(settings: dict[str, Any], precision: Any) -> N
     ).for_acting()
     inference, distribution = Inference(model, fixed=True), model.distribution
     noise, state = torch.zeros(steps, rows, distribution.noise_size), torch.zeros(rows, model.state_size)
-    acting = DeviceActing(distribution, noise, state.clone(), distribution.sample, taped)
+    acting = DevicePolicy(distribution, noise, state.clone(), taped)
     with torch.inference_mode():
         for rollout in range(2):
             draw = torch.Generator().manual_seed(rollout)
@@ -97,7 +97,7 @@ def test_acting_has_the_same_bits(settings: dict[str, Any], precision: Any) -> N
                 start = torch.rand(1, rows, generator=draw) < 0.3
                 expected, state = model(obs, start, state, None, None)
                 inputs = Inputs(obs, start, acting.state, None, None)
-                found = acting.act(inference, inputs, None)
+                found = acting.act(inference, inputs, distribution.sample)
                 action = distribution.sample(expected.policy[0], noise[t])
                 assert torch.equal(found.action, action) and torch.equal(found.value, expected.value[0])
                 assert torch.equal(found.log_prob, distribution.log_prob(expected.policy[0], action))

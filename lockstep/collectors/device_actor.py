@@ -1,5 +1,5 @@
-"""Choosing actions on a GPU. In a step one copy goes there, the observation, and one comes back. If the policy also
-sees where episodes start, or its last action and reward, one further copy brings all of these.
+"""Acting on a GPU, while the host steps the environments. In a step one copy goes there, the observation, and one comes
+back. If the policy also sees where episodes start, or its last action and reward, one further copy brings all of these.
 
 What happens between them can be one CUDA graph, so everything that it reads and writes stays at its place in memory.
 
@@ -8,12 +8,15 @@ Shape legend: T time, A rows of an acting batch, N noise numbers, K core state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lockstep.agent import Agent
+from lockstep.collectors.acting import ActingBatch
+from lockstep.collectors.explorer import Choose
 from lockstep.core.pieces import room, side_by_side
 from lockstep.models.base import ActionDistribution
 from lockstep.models.capture import Inference, Inputs, Program
@@ -21,6 +24,42 @@ from lockstep.system.graphs import Capture, Repeat, captured
 
 _SMALL = 1 << 16
 """Up to so many bytes, the host gathers an input with others in less time than it launches a separate copy."""
+
+
+class DeviceActor:
+    """In a step, observations go to the GPU, the policy is evaluated there, and what it did comes back.
+
+    Args:
+        capture: makes CUDA graphs of steps. None: each kernel is launched by itself.
+    """
+
+    steps = 1
+
+    def __init__(self, batch: ActingBatch, agent: Agent, capture: Capture | None) -> None:
+        keeps_policy, noise = agent.experiment.algorithm.keeps_policy, batch.explorer.noise
+        self.batch = batch
+        self._policy = DevicePolicy(agent.model.distribution, noise, batch.core_state, capture, keeps_policy)
+
+    def begin(self) -> None:
+        self.batch.open.whole.core_state.copy_(self.batch.core_state)
+        self._policy.begin()
+
+    def act(self, t: int, inference: Inference) -> None:
+        batch, rollout = self.batch, self.batch.open.whole
+        acted = self._policy.act(inference, batch.inputs(slice(t, t + 1)), batch.explorer.choose)
+        rollout.action[t], rollout.log_prob[t], rollout.value[t] = acted.action, acted.log_prob, acted.value
+        if rollout.policy is not None:
+            rollout.policy[t] = acted.policy
+        batch.send(rollout.action[t])
+
+    def receive(self, t: int) -> None:
+        self.batch.receive(t)
+
+    def finish(self, inference: Inference) -> None:
+        batch, rollout = self.batch, self.batch.open.whole
+        if batch.bootstraps and batch.going:
+            rollout.value[-1] = self._policy.value(inference, batch.inputs(slice(-1, None)))
+        batch.pad(rollout.log_prob, rollout.policy)
 
 
 class Acted(NamedTuple):
@@ -36,14 +75,13 @@ class Acted(NamedTuple):
     """fp32 [A, P]: the distribution's parameters; [A, 0] if they are not kept."""
 
 
-class DeviceActing:
+class DevicePolicy:
     """Evaluates a policy and draws actions where it computes.
 
     Args:
         distribution: of actions.
         noise: fp32 [T, A, N] in the host's memory, uniform in (0, 1): rewritten before each rollout.
         state: fp32 [A, K] on the GPU: the core state, which every step updates in place.
-        choose: makes actions of the policy's parameters [A, P] and noise [A, N].
         capture: makes CUDA graphs of steps. None: each kernel is launched by itself.
         keeps_policy: whether the distribution's parameters come back, too.
     """
@@ -53,11 +91,10 @@ class DeviceActing:
         distribution: ActionDistribution,
         noise: Tensor,
         state: Tensor,
-        choose: Callable[[Tensor, Tensor], Tensor],
         capture: Capture | None,
         keeps_policy: bool = False,
     ) -> None:
-        self._distribution, self._choose, self._capture = distribution, choose, capture
+        self._distribution, self._capture = distribution, capture
         self._drawn, self._noise = noise, torch.zeros_like(noise, device=state.device)
         self._t = torch.zeros(1, dtype=torch.int64, device=state.device)
         self.state = state
@@ -83,40 +120,40 @@ class DeviceActing:
         self._noise.copy_(self._drawn, non_blocking=True)
         self._t.zero_()
 
-    def act(self, actor: Inference, inputs: Inputs, way: Hashable) -> Acted:
+    def act(self, inference: Inference, inputs: Inputs, choose: Choose) -> Acted:
         """Act in the next step of the rollout.
 
         Args:
-            actor: evaluates the policy.
+            inference: evaluates the policy.
             inputs: in the host's memory, but for the core state.
-            way: differs where `choose` does something else than before.
+            choose: makes actions of the policy's parameters [A, P] and noise [A, N]. Each has a graph.
 
         Returns:
             Tensors in the host's memory, which the next call overwrites.
         """
-        held, program = self._to_device(actor, inputs)
+        held, program = self._to_device(inference, inputs)
         if self._capture is None or program is None:
-            self._step(actor, held)
+            self._step(inference, held, choose)
         else:
-            graph = self._graphs.get((program, way))
+            graph = self._graphs.get((program, choose))
             if graph is None:
                 changed = self._t, self.state
-                graph = captured(lambda: self._step(actor, held), self._capture, changed)
-                self._graphs[program, way] = graph
+                graph = captured(lambda: self._step(inference, held, choose), self._capture, changed)
+                self._graphs[program, choose] = graph
             graph()
         self._here.copy_(self._there)
         return self._returned
 
-    def value(self, actor: Inference, inputs: Inputs) -> Tensor:
+    def value(self, inference: Inference, inputs: Inputs) -> Tensor:
         """fp32 [A] on the GPU: the value of an observation. The core state stays."""
-        held, _ = self._to_device(actor, inputs)
-        output, _ = actor.evaluate(held)
+        held, _ = self._to_device(inference, inputs)
+        output, _ = inference.evaluate(held)
         return output.value[0]
 
-    def _step(self, actor: Inference, held: Inputs) -> None:
-        output, state = actor.evaluate(held)
+    def _step(self, inference: Inference, held: Inputs, choose: Choose) -> None:
+        output, state = inference.evaluate(held)
         policy = output.policy[0]
-        action = self._choose(policy, self._noise.index_select(0, self._t)[0])
+        action = choose(policy, self._noise.index_select(0, self._t)[0])
         acted = self._acted
         acted.action.copy_(action)
         acted.log_prob.copy_(self._distribution.log_prob(policy, acted.action))
@@ -126,11 +163,11 @@ class DeviceActing:
         self.state.copy_(state)
         self._t.add_(1).remainder_(len(self._noise))
 
-    def _to_device(self, actor: Inference, inputs: Inputs) -> tuple[Inputs, Program | None]:
+    def _to_device(self, inference: Inference, inputs: Inputs) -> tuple[Inputs, Program | None]:
         """The inputs on the GPU, and the recorded calls for them."""
         if self._held is None:
             self._held = self._hold(inputs)
-        program, gathered = actor.prepared(self._held), False
+        program, gathered = inference.prepared(self._held), False
         for index, (to, x) in enumerate(zip(self._held.leaves(), inputs.leaves(), strict=True)):
             if to is x or not (program is None or program.uses[index]):
                 continue

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from pretended_books import BACK, LAUNCH, PINNED, SYNC
 
-from lockstep.collectors.on_device import Acted, DeviceActing, _acted
+from lockstep.collectors.device_actor import Acted, DevicePolicy, _acted
 from lockstep.core.pieces import room, side_by_side
 from lockstep.models import StandardModelConfig
 from lockstep.models.capture import Inference, Inputs
@@ -49,8 +49,8 @@ def test_one_copy_brings_all_small_inputs(pixels: int, copies: int) -> None:
         model = model.for_acting().to("cuda:0")
         noise = torch.rand(3, rows, model.distribution.noise_size, pin_memory=True)
         state = torch.zeros(rows, model.state_size, device="cuda:0")
-        acting = DeviceActing(model.distribution, noise, state, model.distribution.sample, cuda_graph)
-        actor, expected_state, counted = Inference(model, fixed=True), state.clone(), pretended_gpu.counts()
+        acting = DevicePolicy(model.distribution, noise, state, cuda_graph)
+        inference, expected_state, counted = Inference(model, fixed=True), state.clone(), pretended_gpu.counts()
         acting.begin()
         for t in range(3):
             inputs = Inputs(
@@ -61,7 +61,7 @@ def test_one_copy_brings_all_small_inputs(pixels: int, copies: int) -> None:
                 torch.rand(1, rows).pin_memory(),
             )
             before = pretended_gpu.counts()
-            value = acting.act(actor, inputs, "way").value.clone()
+            value = acting.act(inference, inputs, model.distribution.sample).value.clone()
             counted = pretended_gpu.counts() - before
             there = inputs.map(lambda x: x.to("cuda:0"))._replace(state=expected_state)
             output, expected_state = model(*there)

@@ -15,9 +15,11 @@ from sentences import says
 
 from lockstep import recipes
 from lockstep.agent import Agent
-from lockstep.collectors.at_once import CompiledActing
 from lockstep.collectors.collectors import Collector
+from lockstep.collectors.compiled_actor import CompiledActor
+from lockstep.collectors.compiled_rollout import CompiledRolloutActor
 from lockstep.collectors.preemption import RecordedCuts
+from lockstep.collectors.torch_actor import TorchActor
 from lockstep.config.settings import NotFinite
 from lockstep.core.arrays import named_leaves
 from lockstep.distributed.shared_memory import PrivateArena
@@ -65,6 +67,11 @@ def collector(settings: Experiment, **how: Any) -> tuple[Agent, Collector]:
     return agent, Collector(agent, buffers, **how)
 
 
+def kinds(collecting: Collector) -> set[type]:
+    """Those of the actors."""
+    return {type(actor) for actor in collecting._actors}
+
+
 def play(settings: Experiment, **how: Any) -> tuple[Collector, list[dict[str, Any]]]:
     """What LAPS rollouts hold, and what is known of them, with weights and statistics that change in between."""
     agent, collecting = collector(settings, **how)
@@ -87,13 +94,13 @@ def test_every_array_is_the_same_as_step_by_step(
     settings: Callable[[], Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collecting, found = play(settings())
-    assert collecting._at_once is not None
+    assert kinds(collecting) == {CompiledRolloutActor}
     monkeypatch.setattr(CompiledShard, "kernel", lambda _: None)
     collecting, acting = play(settings())
-    assert collecting._at_once is None and collecting._batches[0]._compiled
-    monkeypatch.setattr(CompiledActing, "of", lambda *_: None)
+    assert kinds(collecting) == {CompiledActor}
+    monkeypatch.setattr(type(collecting._model), "kernels", lambda _: None)
     collecting, expected = play(settings())
-    assert collecting._at_once is None and not collecting._batches[0]._compiled
+    assert kinds(collecting) == {TorchActor}
     assert len(found) == len(acting) == len(expected) == 2 * LAPS
     for ours, theirs in zip((*found, *acting), (*expected, *expected), strict=True):
         assert ours.keys() == theirs.keys()
@@ -128,23 +135,27 @@ def test_numba_is_not_given_what_it_does_not_know() -> None:
 
 
 def test_what_runs_in_python_at_every_step_is_not_skipped() -> None:
-    def at_once(settings: Experiment, **how: Any) -> bool:
-        return collector(settings, **how)[1]._at_once is not None
+    def chosen(settings: Experiment, **how: Any) -> type:
+        collecting = collector(settings, **how)[1]
+        collecting.reset()
+        (found,) = kinds(collecting)
+        return found
 
     base = cartpole()
-    assert at_once(base)
-    assert not at_once(cartpole(random_actions=True))
-    assert not at_once(base.replace(precision="fp32"))
-    assert not at_once(base.replace(env=dataclasses.replace(base.env, adapter="gymnasium", options={}, decorrelate=0)))
-    assert not at_once(base, preemption=RecordedCuts({}))
+    assert chosen(base) is CompiledRolloutActor
+    assert chosen(cartpole(random_actions=True)) is CompiledActor
+    assert chosen(base.replace(precision="fp32")) is TorchActor
+    python = dataclasses.replace(base.env, adapter="gymnasium", options={}, decorrelate=0)
+    assert chosen(base.replace(env=python)) is CompiledActor
+    assert chosen(base, preemption=RecordedCuts({})) is TorchActor
     free = dataclasses.replace(base.scheme, lag="async", refresh="step")
-    assert not at_once(base.replace(scheme=free))
+    assert chosen(base.replace(scheme=free)) is CompiledActor
 
 
 def test_every_rollout_is_a_sign_of_life() -> None:
     signs: list[None] = []
     play(cartpole(), alive=lambda: signs.append(None))
-    assert len(signs) == 2 * LAPS
+    assert len(signs) == (2 + 1) * LAPS, "each shard's call, and all of them"
 
 
 @pytest.mark.slow

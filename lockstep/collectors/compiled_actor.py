@@ -1,0 +1,84 @@
+"""Acting with a compiled function: one call for a step, with the same bits as torch on the host.
+
+It needs a model that evaluates and samples with compiled functions (PolicyModel.kernels).
+
+Shape legend: T time, A rows of an acting batch, B environments of a shard, N noise numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lockstep.collectors.acting import ActingBatch
+from lockstep.envs.base import ShardEnv
+from lockstep.kernels.bound import PolicyKernels
+from lockstep.models.capture import Inference
+
+
+class CompiledActor:
+    """In a step, a compiled function reads what environments wrote, writes what the policy did, and returns what
+    environments receive."""
+
+    steps = 1
+
+    def __init__(self, batch: ActingBatch, policy: PolicyKernels) -> None:
+        self.batch = batch
+        self._policies = [CompiledPolicy(policy, each.env, each.rows) for each in batch.envs.stepped]
+        self._noise = batch.explorer.noise.numpy()
+        self._fields: Mapping[str, np.ndarray] = {}
+
+    def begin(self) -> None:
+        batch = self.batch
+        batch.open.whole.core_state.copy_(batch.core_state)
+        self._fields = batch.open.of_kernels(batch.core_state)
+
+    def act(self, t: int, inference: Inference) -> None:
+        batch = self.batch
+        for each, policy in zip(batch.envs.stepped, self._policies, strict=True):
+            each.env.send(policy.act(t, self._noise, batch.open.obs, self._fields))
+
+    def receive(self, t: int) -> None:
+        self.batch.receive(t)
+
+    def finish(self, inference: Inference) -> None:
+        batch = self.batch
+        if batch.bootstraps:
+            batch.open.whole.value[-1] = inference.evaluate(batch.inputs(slice(-1, None)))[0].value[0]
+
+
+class CompiledPolicy:
+    """Chooses actions for some rows of an acting batch.
+
+    Args:
+        policy: the functions of the model.
+        env: their environments.
+        rows: which rows.
+    """
+
+    def __init__(self, policy: PolicyKernels, env: ShardEnv, rows: slice) -> None:
+        from lockstep.kernels.rollout import acting_kernel  # which needs Numba
+
+        self._act, self._policy, self._first = acting_kernel(policy), policy, rows.start
+        self._shape, self._dtype = (env.num_envs, *(env.action_space.shape or ())), env.action_space.dtype
+
+    def act(self, t: int, noise: np.ndarray, obs: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Write a_t, its log-probabilities and values; arguments as for CompiledRollout.play. Returns what environments
+        receive."""
+        sent = np.empty(self._shape, self._dtype)  # not used again, since an environment may keep its action
+        self._act(
+            self._policy.evaluate.arguments,
+            t,
+            self._first,
+            self._policy.actions.limits,
+            sent,
+            noise,
+            (self._policy.extra, fields["state"], fields["start"]),
+            obs,
+            fields["actions"],
+            fields["rewards"],
+            fields["log_prob"],
+            fields["value"],
+        )
+        return sent

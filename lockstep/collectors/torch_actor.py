@@ -1,0 +1,53 @@
+"""Acting with torch on the host: the policy is evaluated step by step, and log-probabilities once at the end.
+
+Shape legend: T time, A rows of an acting batch, P parameters of a distribution.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lockstep.agent import Agent
+from lockstep.collectors.acting import ActingBatch
+from lockstep.models.arithmetic import arithmetic
+from lockstep.models.capture import Inference
+from lockstep.models.distributions import Distribution
+
+
+class TorchActor:
+    """In a step, inference evaluates the policy, and the explorer makes actions of it and of noise."""
+
+    steps = 1
+
+    def __init__(self, batch: ActingBatch, agent: Agent) -> None:
+        self.batch, self._model, self._distribution = batch, agent.model, agent.model.distribution
+        self._knows_chances = not isinstance(self._distribution, Distribution) or self._distribution.knows_chances
+        self._policy = torch.zeros(batch.steps, batch.group.size, self._distribution.num_params)
+        """fp32 [T, A, P]"""
+
+    def begin(self) -> None:
+        self.batch.open.whole.core_state.copy_(self.batch.core_state)
+
+    def act(self, t: int, inference: Inference) -> None:
+        batch, rollout, explorer = self.batch, self.batch.open.whole, self.batch.explorer
+        output, batch.core_state = inference.evaluate(batch.inputs(slice(t, t + 1)))
+        policy = output.policy[0]
+        self._policy[t], rollout.action[t] = policy, explorer.choose(policy, explorer.noise[t])
+        rollout.value[t] = output.value[0]
+        batch.send(rollout.action[t])
+
+    def receive(self, t: int) -> None:
+        self.batch.receive(t)
+
+    def finish(self, inference: Inference) -> None:
+        batch, rollout = self.batch, self.batch.open.whole
+        if batch.bootstraps and batch.going:
+            rollout.value[-1] = inference.evaluate(batch.inputs(slice(-1, None)))[0].value[0]
+        if batch.cut:
+            batch.core_state = batch.core_state.clone()  # inference may have returned memory that it keeps
+            batch.pad(self._policy)
+        if self._knows_chances:
+            with arithmetic(self._model):  # actions may need less
+                rollout.log_prob.copy_(self._distribution.log_prob(self._policy, rollout.action))
+        if rollout.policy is not None:
+            rollout.policy.copy_(self._policy)
