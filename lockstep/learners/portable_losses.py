@@ -1,8 +1,5 @@
 """A2C, IMPALA, APPO and recurrent PPO in portable arithmetic: kernels with the bits of torch's replaced operations.
 
-KERNELS is the place for another algorithm: a loss in lockstep.kernels.losses, and what it reads. Its config has
-`loss_has_kernel = True`.
-
 Shape legend: S slots of this learner, T steps, R rows of observations, T or T+1, C columns of a rollout, n of them in a
 slice, G gradient steps, D numbers of an observation, A numbers of an action, K numbers of a core's state.
 """
@@ -11,65 +8,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from lockstep.agent import Agent
-from lockstep.algorithms.a2c import A2CConfig
-from lockstep.algorithms.appo import APPOConfig
-from lockstep.algorithms.impala import IMPALAConfig
+from lockstep.algorithms.kernel_table import LossKernels
 from lockstep.algorithms.onpolicy import OnPolicy, OnPolicyConfig
-from lockstep.algorithms.ppo import PPOConfig
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.on_policy import Cuts, FreshBatches
 from lockstep.distributed.tree import TreeSum
-from lockstep.kernels.losses import a2c_loss, appo_loss, impala_loss, ppo_loss
 from lockstep.kernels.on_policy import gradients_of
 from lockstep.learners.kernels import KernelLearner
 from lockstep.models.arithmetic import portable_operations
-from lockstep.models.encoders import ObservationEncoder
-from lockstep.models.layer_tables import brightness, observed
+from lockstep.models.layer_tables import brightness, encoder_of, observed
 from lockstep.models.policy import StandardModel
 from lockstep.models.portable import Network, PortableCategorical, PortableGaussian
-
-
-class Kernel(NamedTuple):
-    """The kernel of a loss, and what it reads."""
-
-    loss: Any
-    numbers: tuple[str, ...]
-    """Names of fields of lockstep.algorithms.onpolicy.Batch, in order."""
-    flags: tuple[str, ...]
-    """The same of flags, before `valid`."""
-    hyper: Callable[[Any, dict[str, float]], tuple[float, ...]]
-    """From the config and the iteration's hyperparameters to those of the kernel, behind value_coef. Advantages that
-    are standardized have their mean and deviation behind these."""
-
-
-def _of_vtrace(config: IMPALAConfig | APPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
-    return hyper["discount"], config.vtrace_lambda, config.rho_clip, config.c_clip
-
-
-def _of_appo(config: APPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
-    highest = 1.0 + hyper["clip"]
-    return *_of_vtrace(config, hyper), 1.0 / highest, highest, config.value_clip
-
-
-def _of_ppo(config: PPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
-    clip = hyper["clip"]
-    return 1.0 - clip, 1.0 + clip, clip, config.value_clip
-
-
-_ENDS = ("terminated", "truncated")
-KERNELS: dict[type[OnPolicyConfig], Kernel] = {
-    A2CConfig: Kernel(a2c_loss, ("advantage", "value_target"), (), lambda config, hyper: ()),
-    IMPALAConfig: Kernel(impala_loss, ("reward", "log_prob"), _ENDS, _of_vtrace),
-    APPOConfig: Kernel(appo_loss, ("reward", "log_prob", "value"), _ENDS, _of_appo),
-    PPOConfig: Kernel(ppo_loss, ("advantage", "value_target", "log_prob", "value"), (), _of_ppo),
-}
-"""By the class of an algorithm's settings."""
 
 
 class _Items(NamedTuple):
@@ -108,12 +63,12 @@ class LossLearner(KernelLearner):
         self._config, self._model, self._fresh = config, model, self.batches
         self._standardizes = algorithm.normalize_advantages
         self._sequences = config.sequences or model.state_size > 0
-        self._kernel, self._kind = KERNELS[type(config)], model.distribution.kind
+        assert isinstance(agent.kernels, LossKernels)
+        self._kernel, self._kind = agent.kernels, model.distribution.kind
         self._gradients_of = gradients_of(self._kernel.loss, model.state_size > 0)
         self._network = Network.of(model, agent.flat)
-        encoder = model.trunks[0].encoder
-        assert isinstance(encoder, ObservationEncoder)
-        self._encoder, self._brightest = encoder, np.float32(brightness(encoder))
+        self._encoder = encoder_of(model)
+        self._brightest = np.float32(brightness(self._encoder))
         self._items = self._memory(agent, algorithm.bootstrap_inputs)
         self._index = np.zeros((0, 0, 0), np.int64)
         """int64 [G, S, n]: the columns of each gradient step."""

@@ -22,18 +22,15 @@ from lockstep.kernels.bound import ActionKernels, Bound, PolicyKernels
 from lockstep.kernels.dense import NONE
 from lockstep.kernels.initialize import orthogonal
 from lockstep.kernels.rollout import evaluate_raw, evaluate_raw_with_memory
-from lockstep.kernels.sums import PARTS
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import Categorical
-from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.gaussian import Gaussian
 from lockstep.models.layer_tables import (
     brightness,
     core_layers,
     encoder_layers,
-    knows,
+    encoder_of,
     layer_row,
-    like_torch,
     normalizes,
     observed,
     rows_of,
@@ -107,29 +104,6 @@ def portable_distribution(space: gymnasium.Space[Any]) -> PortableCategorical | 
     return PortableGaussian(space)
 
 
-def covers(
-    model: PolicyModel,
-    observation_space: gymnasium.Space[Any],
-    action_space: gymnasium.Space[Any],
-    *,
-    as_torch: bool = False,
-) -> bool:
-    """Whether kernels know a model of such observations and actions: vectors without masks or small images that
-    MinAtarCNN encodes, and Discrete or Box of floats.
-
-    Args:
-        as_torch: whether they must have the bits of torch's replaced operations.
-    """
-    if not isinstance(model, StandardModel) or isinstance(observation_space, gymnasium.spaces.Dict):
-        return False
-    encoder = model.trunks[0].encoder
-    if not knows(encoder) or (as_torch and not (like_torch(encoder) and np.prod(action_space.shape or ()) <= PARTS)):
-        return False
-    return isinstance(action_space, gymnasium.spaces.Discrete) or (
-        isinstance(action_space, gymnasium.spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
-    )
-
-
 @dataclass(frozen=True)
 class Network:
     """Where the parts of a model lie among its parameters, as lockstep.kernels.network takes them."""
@@ -173,7 +147,7 @@ def initialize(model: StandardModel, seed: int) -> None:
 
 
 def with_kernels(model: PolicyModel, action_space: gymnasium.Space[Any], seed: int | None) -> PortableModel:
-    """A standard model that acts with kernels. covers must hold for its spaces.
+    """A standard model that acts with kernels that cover it: see lockstep.algorithms.kernel_table.
 
     Args:
         seed: draws new first weights. None keeps those of the model, and acts with the bits of torch's replaced
@@ -217,9 +191,8 @@ class _Acting(PortableModel):
         super().__init__(acting_copy(model), model.portable_distribution, as_torch=model.as_torch)
         self._flat = self.flat_parameters = FlatParameters(self)
         self._network = Network.of(self, self._flat)
-        encoder = self.trunks[0].encoder
-        assert isinstance(encoder, ObservationEncoder)
-        self._encoder, self._brightest = encoder, np.float32(brightness(encoder))
+        self._encoder = encoder_of(self)
+        self._brightest = np.float32(brightness(self._encoder))
         self._used = self._flat.vector.detach().numpy()
         """The parameters, or a copy whose weights are divided for whole pixels."""
         self._divides = model.as_torch and self._brightest != 1

@@ -59,8 +59,6 @@ def acting_copy(model: ModelT) -> ModelT:
 
 
 EncoderName = Literal["auto", "mlp", "nature", "convnet_simple", "der", "impala", "minatar", "symbols"]
-KERNEL_ENCODERS = ("auto", "mlp", "minatar")
-"""Encoders that kernels compute: auto, if there are no images."""
 
 
 @dataclass(frozen=True)

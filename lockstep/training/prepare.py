@@ -10,7 +10,7 @@ import sys
 from torch import Tensor
 
 from lockstep import envs
-from lockstep.agent import NO_KERNELS, Agent
+from lockstep.agent import Agent
 from lockstep.buffers import data, memory
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
@@ -121,8 +121,6 @@ def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions)
             "this CPU has no instructions for bf16, so --precision bf16 is several times slower than --precision fp32, "
             "which learns as well. The two give different results: a run that is to match another keeps its precision."
         )
-    if experiment.precision == "portable" and not experiment.has_kernels:
-        told.append(NO_KERNELS)
     if experiment.allow_nondeterministic and layout.uses_gpus:
         told.append(
             "--allow-nondeterministic: an operation without a deterministic kernel gives other bits each time, and "
