@@ -13,7 +13,7 @@ from lockstep.core.transitions import Transitions
 from lockstep.distributed.groups import Group
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.learner import Learner
-from lockstep.learners.portable_replay import Arrays, ReplayLearner
+from lockstep.learners.off_policy_kernels import Arrays, ReplayLearner
 from lockstep.learners.process import learner_of
 from lockstep.models.arithmetic import arithmetic
 

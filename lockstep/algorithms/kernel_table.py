@@ -31,10 +31,10 @@ from lockstep.kernels.sums import PARTS
 from lockstep.models.actor_critic import ActorCriticConfig
 from lockstep.models.base import ModelConfig, PolicyModel
 from lockstep.models.capture import Inference
+from lockstep.models.kernel_inference import QNetworkInference, TableInference
+from lockstep.models.kernel_policy import with_kernels
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.policy import StandardModelConfig
-from lockstep.models.portable import with_kernels
-from lockstep.models.portable_inference import QNetworkInference, TableInference
 from lockstep.models.q import QModelConfig
 from lockstep.models.trunk import TrunkConfig
 

@@ -37,8 +37,8 @@ def batches_for(agent: Agent, slots: range, tree: TreeSum) -> Batches:
         return ReplayBatches(agent, slots)
     if agent.kernels is not None:
         from lockstep.algorithms.kernel_table import PPOKernels  # which needs Numba
-        from lockstep.buffers.portable import PortableBatches
+        from lockstep.buffers.ppo_batches import PPOBatches
 
         if isinstance(agent.kernels, PPOKernels):
-            return PortableBatches(agent, slots, tree)
+            return PPOBatches(agent, slots, tree)
     return (CuriousBatches if isinstance(algorithm, RND) else FreshBatches)(agent, slots, tree)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from lockstep.algorithms import kernel_table as table
 from lockstep.learners.kernels import KernelLearner
-from lockstep.learners.portable import PortableLearner
-from lockstep.learners.portable_losses import LossLearner
-from lockstep.learners.portable_replay import QLearner, ReturnsLearner, SACLearner, TD3Learner
+from lockstep.learners.off_policy_kernels import QLearner, ReturnsLearner, SACLearner, TD3Learner
+from lockstep.learners.on_policy_kernels import LossLearner
+from lockstep.learners.ppo_kernels import PPOLearner
 
 LEARNERS: Mapping[type[table.Kernels], type[KernelLearner]] = {
-    table.PPOKernels: PortableLearner,
+    table.PPOKernels: PPOLearner,
     table.LossKernels: LossLearner,
     table.DQNKernels: QLearner,
     table.ReturnsKernels: ReturnsLearner,

@@ -97,8 +97,8 @@ def _rows(model: nn.Module, layers: Iterable[tuple[str, int]], flat: FlatParamet
 
 
 def core_layers(modules: Mapping[str, nn.Module], ends: list[int], first: int, flat: FlatParameters) -> list[list[int]]:
-    """The rows of each trunk's core, as lockstep.kernels.memory has them: first those of all projections, then those of
-    the cores.
+    """The rows of each trunk's core, as lockstep.kernels.recurrent_network has them: first those of all projections,
+    then those of the cores.
 
     Args:
         ends: the rows of the encoders' last layers.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep import envs
 from lockstep.agent import Agent
-from lockstep.buffers import data, memory
+from lockstep.buffers import data, replay_placement
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError, check_values
@@ -175,9 +175,9 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
     ahead = free or (layout.split and (shares_memory or layout.spread))  # then there are several buffers of each shard
     if free and not experiment.algorithm.replays:
         shards = experiment.scheme.shards  # every learner receives all rollouts
-    memory.require_rollouts(experiment, shards, experiment.scheme.buffers if ahead else 1)
+    replay_placement.require_rollouts(experiment, shards, experiment.scheme.buffers if ahead else 1)
     if layout.kinds[1] == "CPU" or layout.replay == "cpu":  # on GPUs, learners decide where it lies, and check it
-        memory.require(experiment, shards)
+        replay_placement.require(experiment, shards)
 
 
 def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:

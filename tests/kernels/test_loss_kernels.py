@@ -26,10 +26,10 @@ from lockstep.kernels.sums import add_up, column_sums, row_sums
 from lockstep.models import StandardModelConfig
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.kernel_policy import Network, with_kernels
 from lockstep.models.layer_tables import brightness
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel
-from lockstep.models.portable import Network, with_kernels
 
 SEEN, PICTURE = spaces.Box(-np.inf, np.inf, (7,), np.float32), spaces.Box(0, 255, (3, 10, 9), np.uint8)
 MANY = spaces.Discrete(11)

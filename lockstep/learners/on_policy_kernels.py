@@ -22,9 +22,9 @@ from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.on_policy import gradients_of
 from lockstep.learners.kernels import KernelLearner
 from lockstep.models.arithmetic import portable_operations
+from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, Network
 from lockstep.models.layer_tables import brightness, encoder_of, observed
 from lockstep.models.policy import StandardModel
-from lockstep.models.portable import Network, PortableCategorical, PortableGaussian
 
 
 class _Items(NamedTuple):
@@ -59,7 +59,7 @@ class LossLearner(KernelLearner):
         config = experiment.algorithm
         assert isinstance(config, OnPolicyConfig) and isinstance(model, StandardModel)
         assert isinstance(algorithm, OnPolicy) and isinstance(self.batches, FreshBatches)
-        assert isinstance(model.distribution, (PortableCategorical, PortableGaussian))
+        assert isinstance(model.distribution, (KernelCategorical, KernelGaussian))
         self._config, self._model, self._fresh = config, model, self.batches
         self._standardizes = algorithm.normalize_advantages
         self._sequences = config.sequences or model.state_size > 0

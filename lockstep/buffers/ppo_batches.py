@@ -45,7 +45,7 @@ class Items(NamedTuple):
     """bool [S, N]"""
 
 
-class PortableBatches(FreshBatches):
+class PPOBatches(FreshBatches):
     """Epochs of minibatches over the rollouts in a learner's slots, as indices."""
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
