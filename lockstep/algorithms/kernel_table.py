@@ -31,6 +31,7 @@ from lockstep.kernels.sums import PARTS
 from lockstep.models.actor_critic import ActorCriticConfig
 from lockstep.models.base import ModelConfig, PolicyModel
 from lockstep.models.capture import Inference
+from lockstep.models.encoders import IMAGE_ENCODERS
 from lockstep.models.kernel_inference import QNetworkInference, TableInference
 from lockstep.models.kernel_policy import with_kernels
 from lockstep.models.observations import ObservationLayout
@@ -94,7 +95,7 @@ class _OnPolicyKernels(Kernels):
             and not (config.rnd.coef or config.keeps_policy)
             and (discrete or floats)
             and (same or not self.as_torch)
-            and _encodes(model, layout, ("minatar",))
+            and _encodes(model, layout)
         )
 
     def take(self, model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PolicyModel:
@@ -127,8 +128,8 @@ class LossKernels(_OnPolicyKernels):
 class _QKernels(Kernels):
     """Of a Q-network without a core, on vectors or one image."""
 
-    images: ClassVar[tuple[str, ...]] = ("minatar",)
-    """Names of encoders of images."""
+    cuts: ClassVar[bool] = False
+    """Whether they know convolutions for which images are cut into patches."""
 
     def covers(self, case: Case) -> bool:
         _, model, observations, _ = case
@@ -136,7 +137,7 @@ class _QKernels(Kernels):
             return False
         changed = model.recurrent or model.previous_action_reward or model.layer_norm
         layout = ObservationLayout.of(observations)
-        return not changed and self._knows(model, layout) and _encodes(model, layout, self.images)
+        return not changed and self._knows(model, layout) and _encodes(model, layout, cuts=self.cuts)
 
     @abstractmethod
     def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
@@ -157,7 +158,7 @@ class ReturnsKernels(_QKernels):
     """Noisy layers, dueling streams, distributions of returns, and the network for few samples."""
 
     as_torch = True
-    images = ("minatar", "der")
+    cuts = True
 
     def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
         return model.returns in ("expected", "categorical") and _like_torch(model, layout)
@@ -191,8 +192,9 @@ class TD3Kernels(_ActorCriticKernels):
     """TD3 and DDPG."""
 
 
-def _encodes(model: TrunkConfig, layout: ObservationLayout, networks: tuple[str, ...]) -> bool:
-    """Whether kernels compute an encoder: that of a vector, or of an image by one of these networks."""
+def _encodes(model: TrunkConfig, layout: ObservationLayout, *, cuts: bool = False) -> bool:
+    """Whether kernels compute an encoder: that of a vector, or of an image by a network that has kernels."""
+    networks = [name for name, each in IMAGE_ENCODERS.items() if each.kernels and cuts >= each.cuts]
     return model.encoder in (networks if layout.images else ("auto", "mlp", *networks))
 
 

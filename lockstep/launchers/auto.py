@@ -22,6 +22,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.envs.adapters import entry_of
 from lockstep.experiment import Experiment, WarmStart
+from lockstep.models.encoders import IMAGE_ENCODERS
 from lockstep.run.files import write_whole
 from lockstep.run.platform import this_platform
 from lockstep.system.machine import cores
@@ -33,7 +34,7 @@ _KERNELS = 0.2
 """Share of that time which lockstep's kernels take, about."""
 _PICTURE = 1e-3
 """Seconds that a sample takes in all, if a convolution learns from it, about."""
-_CONVOLUTIONS = ("nature", "convnet_simple", "impala")
+_CONVOLUTIONS = ("impala", *(name for name, each in IMAGE_ENCODERS.items() if each.costly))
 """Encoders that cost so much."""
 _SHARED = 5e6
 """Products of a gradient step, in the hidden layers and the core of one network, from which on processes share it with

@@ -47,10 +47,11 @@ def encoder_layers(model: nn.Module, path: str) -> Iterator[tuple[str, int]]:
     modules = dict(model.named_modules())
     image = modules.get(f"{path}.images.0")
     if isinstance(image, ConvNet):
+        activation = ACTIVATIONS[image.activation_name]
         for place in range(len(image.convolutions)):
-            yield f"{path}.images.0.convolutions.{place}", RELU
+            yield f"{path}.images.0.convolutions.{place}", activation
         if image.dense is not None:
-            yield f"{path}.images.0.dense", RELU
+            yield f"{path}.images.0.dense", activation
         return
     activation = ACTIVATIONS[modules[f"{path}.vectors"].activation_name]  # type: ignore[index]
     for name in modules:
