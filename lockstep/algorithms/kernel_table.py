@@ -6,6 +6,7 @@ Where there are none, torch's operations are replaced one by one: see lockstep.p
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class _OnPolicyKernels(Kernels):
         layout, discrete = ObservationLayout.of(observations), isinstance(actions, spaces.Discrete)
         floats = isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.floating)
         known = model.core in ("gru", "lstm") or (model.core == "none" and not model.previous_action_reward)
-        same = _like_torch(model, layout) and np.prod(actions.shape or ()) <= PARTS
+        same = _like_torch(model, layout) and math.prod(actions.shape or ()) <= PARTS
         return (
             (known and not model.squash and not model.critic_only)
             and not (config.rnd.coef or config.keeps_policy)
