@@ -50,8 +50,8 @@ class Agent:
         self.algorithm.courses = experiment.courses(self.algorithm)
         self.model: PolicyModel = experiment.build_model(self.observation_space, self.action_space)
         portable = experiment.precision == "portable"
-        self.has_kernels = portable and not self.model.portable_operations
-        """Whether lockstep.kernels compute everything, instead of torch's operations."""
+        self.kernels = experiment.kernels(*spaces)
+        """What computes everything in portable arithmetic, instead of torch's operations."""
         with arithmetic(self.model):
             companion = self.algorithm.companion(self.observation_space, experiment.seed)
         if companion:
@@ -96,9 +96,8 @@ class Agent:
         choices = getattr(self.model.distribution, "num_logits", 0)  # users' distributions may lack it
         if mask := unused_mask(self.observation_space, choices):
             found.append(mask)
-        experiment = self.experiment
-        if experiment.has_kernels and experiment.model.has_policy_and_value and not self.has_kernels:
-            found.append(NO_KERNELS)  # because of the spaces; other reasons are known before the run
+        if self.experiment.precision == "portable" and self.kernels is None:
+            found.append(NO_KERNELS)
         return found
 
     @property

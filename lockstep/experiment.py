@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 
@@ -24,6 +24,9 @@ from lockstep.models.base import ModelConfig, PolicyModel, Precision
 from lockstep.models.normalize import NormalizeConfig
 from lockstep.models.policies import Policies, PoliciesSpace
 from lockstep.scheme import Scheme
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.kernel_table import Kernels
 
 
 @dataclass(frozen=True)
@@ -143,19 +146,14 @@ class Experiment:
                 "gradient steps, and the first gradient is applied after as many steps as the lag. Use a smaller lag."
             )
 
-    @property
-    def has_kernels(self) -> bool:
-        """Whether lockstep.kernels compute its losses in portable arithmetic, if it observes vectors."""
-        known = self.model.has_kernels and self.algorithm.has_kernels and not self.env.several_policies
-        if self.kernels_as_torch and getattr(self.model, "activation", "") == "elu":
-            return False
-        return self.precision == "portable" and known and self.scheme.gradient_lag != "async"
+    def kernels(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> Kernels | None:
+        """The kernels that compute it in portable arithmetic; None if torch's operations do. The spaces are those of an
+        environment, as models see them."""
+        if self.precision != "portable":
+            return None
+        from lockstep.algorithms.kernel_table import kernels_of  # which needs Numba
 
-    @property
-    def kernels_as_torch(self) -> bool:
-        """Whether its kernels have the bits of torch's replaced operations: see AlgorithmConfig.kernels_as_torch.
-        With a core, all of them do."""
-        return self.algorithm.kernels_as_torch or self.model.recurrent
+        return kernels_of(self.algorithm, self.setup, observation_space, action_space)
 
     @property
     def setup(self) -> Setup:
@@ -256,12 +254,8 @@ class Experiment:
                 model = build(observation_space, action_space, self.seed)
         if not portable:
             return model
-        if self.has_kernels and self.model.has_policy_and_value:
-            from lockstep.models.portable import covers, with_kernels  # which need Numba
-
-            as_torch = self.kernels_as_torch
-            if covers(model, observation_space, action_space, as_torch=as_torch):
-                return with_kernels(model, action_space, None if as_torch else self.seed)
+        if (kernels := self.kernels(observation_space, action_space)) is not None:
+            return kernels.take(model, action_space, self.seed)
         model.portable_operations = True
         return model
 

@@ -13,7 +13,8 @@ from lockstep.core.transitions import Transitions
 from lockstep.distributed.groups import Group
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.learner import Learner
-from lockstep.learners.portable_replay import Arrays, ReplayLearner, learner_with_kernels
+from lockstep.learners.off_policy_kernels import Arrays, ReplayLearner
+from lockstep.learners.process import learner_of
 from lockstep.models.arithmetic import arithmetic
 
 _SLOTS, _SLOT = 4, 2
@@ -32,9 +33,8 @@ def by_autograd(agent: Agent, batch: Transitions, hyper: dict[str, float]) -> tu
 
 def by_kernel(agent: Agent, batch: Transitions, hyper: dict[str, float]) -> tuple[Tensor, Tensor]:
     """The same by the learner that has kernels, whose slots all have this batch."""
-    kind = learner_with_kernels(agent)
-    assert kind is not None
-    learner, given, computed = kind(agent, range(_SLOTS), TreeSum(_SLOTS, Group())), dict[int, Tensor](), list[Tensor]()
+    learner = learner_of(agent, range(_SLOTS), TreeSum(_SLOTS, Group()))
+    given, computed = dict[int, Tensor](), list[Tensor]()
     assert isinstance(learner, ReplayLearner)
     learner.batches.learned = given.__setitem__  # type: ignore[method-assign]
     call = learner._call

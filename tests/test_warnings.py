@@ -15,7 +15,7 @@ import pytest
 from tiny import cut, options
 
 from lockstep import recipes
-from lockstep.buffers import memory
+from lockstep.buffers import replay_placement
 from lockstep.cli.main import main
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
@@ -202,7 +202,7 @@ def test_rollouts_that_do_not_fit_are_refused_with_what_to_lower(
     experiment = cut(recipes.ppo_atari, scheme={"lag": lag}, **LARGE)
     step = 4 * 84 * 84
     needed = held * 64 * 512 * step
-    monkeypatch.setattr(memory, "available_bytes", lambda: needed)
+    monkeypatch.setattr(replay_placement, "available_bytes", lambda: needed)
     with pytest.raises(SettingsError) as caught:
         check_memory(experiment, Layout.parse(layout))
     told = str(caught.value)
@@ -215,7 +215,7 @@ def test_rollouts_that_do_not_fit_are_refused_with_what_to_lower(
 
 
 def test_a_run_whose_rollouts_do_not_fit_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(replay_placement, "available_bytes", lambda: 1_000_000)
     with pytest.raises(SettingsError, match="Rollouts of"):
         train(cut(recipes.ppo_cartpole, rollout=4096, env={"num_envs": 64}), "inline", options(Path("run")))
     assert not Path("run").exists()

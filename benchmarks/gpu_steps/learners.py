@@ -23,8 +23,8 @@ from gpu_steps.step import Context, Outcome, last_lines
 from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.buffers.batches import CollectedRollout
-from lockstep.buffers.memory import Placing
 from lockstep.buffers.replay_batches import ReplayBatches
+from lockstep.buffers.replay_placement import Placing
 from lockstep.buffers.rollout_buffers import allocate
 from lockstep.core.arrays import map_structure
 from lockstep.core.digests import state_digest

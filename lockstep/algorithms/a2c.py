@@ -20,7 +20,6 @@ class A2CConfig(OnPolicyConfig):
     """One gradient step on each short rollout; the defaults are those for Atari."""
 
     name = "a2c"
-    loss_has_kernel = True
 
     rollout: int = 5
     """Steps per environment and iteration, and so the n of n-step returns. Longer lowers the bias of bootstrapping;

@@ -28,7 +28,6 @@ class APPOConfig(OnPolicyConfig):
 
     name = "appo"
     sequences = True
-    loss_has_kernel = True
 
     rollout: int = 32
     """Steps per environment and iteration. Longer lets V-trace correct further back; shorter updates more often."""

@@ -135,18 +135,6 @@ class AlgorithmConfig(ABC):
             raise SettingsError(f"algorithm.discount={self.discount} must be between 0 and 1.")
         self.optimizer.validate()
 
-    @property
-    def has_kernels(self) -> bool:
-        """Whether lockstep.kernels can compute all of this algorithm in portable arithmetic. Otherwise torch's
-        operations do, one by one: see lockstep.portable."""
-        return False
-
-    @property
-    def kernels_as_torch(self) -> bool:
-        """Whether its kernels have the bits of torch's operations as lockstep.portable replaces them. Other kernels
-        begin with first weights, and add up in an order, that differ from those."""
-        return False
-
     def validate_with(self, setup: Setup) -> None:  # noqa: B027 - most have nothing to say
         """Raise SettingsError for settings that do not fit the rest of the experiment."""
 

@@ -44,10 +44,6 @@ class DDPGConfig(QPGConfig):
         if not 0 < self.noise_theta <= 1:
             raise SettingsError(f"algorithm.noise_theta={self.noise_theta} must be above 0 and at most 1.")
 
-    @property
-    def has_kernels(self) -> bool:
-        return type(self) is DDPGConfig and not self.unroll
-
     def build(self) -> DDPG[Any]:
         return DDPG(self)
 

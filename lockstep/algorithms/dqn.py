@@ -105,10 +105,6 @@ class DQNConfig(OffPolicyConfig):
                 "sequences."
             )
 
-    @property
-    def has_kernels(self) -> bool:
-        return type(self) is DQNConfig
-
     def build(self) -> DQN[Any]:
         return DQN(self)
 

@@ -26,7 +26,6 @@ class IMPALAConfig(OnPolicyConfig):
 
     name = "impala"
     sequences = True
-    loss_has_kernel = True
 
     rollout: int = 20
     """Steps per environment and iteration. Longer lets V-trace correct further back; shorter updates more often."""

@@ -43,17 +43,6 @@ class OnPolicyConfig(AlgorithmConfig):
     """Whether the model must have a policy and a value. Users' algorithms may not need them."""
     sequences: ClassVar[bool] = False
     """Whether minibatches must be whole sequences even without a recurrent core (V-trace)."""
-    loss_has_kernel: ClassVar[bool] = False
-    """Whether lockstep.learners.portable_losses has a kernel for the loss of this class. Subclasses do not inherit it,
-    since they may compute another loss."""
-
-    @property
-    def has_kernels(self) -> bool:
-        return self.kernels_as_torch
-
-    @property
-    def kernels_as_torch(self) -> bool:
-        return vars(type(self)).get("loss_has_kernel", False) and not self.rnd.coef
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range, and unless every shard fills an equal slice of every

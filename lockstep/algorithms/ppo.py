@@ -91,10 +91,6 @@ class PPOConfig(OnPolicyConfig):
             )
 
     @property
-    def has_kernels(self) -> bool:
-        return type(self) is PPOConfig and not self.rnd.coef and not self.desired_kl
-
-    @property
     def keeps_policy(self) -> bool:
         return self.desired_kl > 0
 

@@ -30,7 +30,6 @@ class PQNConfig(OnPolicyConfig):
 
     name = "pqn"
     needs_policy_and_value = False
-    loss_has_kernel = True
 
     rollout: int = 32
     """Steps per environment and iteration. Longer lowers the overhead and the bias of bootstrapping; shorter updates

@@ -57,10 +57,6 @@ class SACConfig(QPGConfig):
             if not getattr(self, setting) > 0:
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be positive.")
 
-    @property
-    def has_kernels(self) -> bool:
-        return type(self) is SACConfig and not self.unroll
-
     def build(self) -> SAC:
         return SAC(self)
 

@@ -46,10 +46,6 @@ class TD3Config(DDPGConfig):
             if not getattr(self, setting) >= 0:
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must not be negative.")
 
-    @property
-    def has_kernels(self) -> bool:
-        return type(self) is TD3Config and not self.unroll
-
     def build(self) -> TD3:
         return TD3(self)
 

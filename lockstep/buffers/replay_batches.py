@@ -23,8 +23,8 @@ from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.buffers.data import Data, fill, load
 from lockstep.buffers.hindsight import Hindsight
 from lockstep.buffers.history import History
-from lockstep.buffers.memory import Placing, on_gpu, require
 from lockstep.buffers.replay import Replay
+from lockstep.buffers.replay_placement import Placing, on_gpu, require
 from lockstep.buffers.slabs import sent_together
 from lockstep.buffers.storage import storage_for
 from lockstep.core.rng import stream

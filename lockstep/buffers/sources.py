@@ -35,8 +35,10 @@ def batches_for(agent: Agent, slots: range, tree: TreeSum) -> Batches:
         return algorithm.batches(agent, slots, tree)
     if agent.experiment.algorithm.replays:
         return ReplayBatches(agent, slots)
-    if agent.has_kernels and not agent.experiment.kernels_as_torch:
-        from lockstep.buffers.portable import PortableBatches  # which needs Numba
+    if agent.kernels is not None:
+        from lockstep.algorithms.kernel_table import PPOKernels  # which needs Numba
+        from lockstep.buffers.ppo_batches import PPOBatches
 
-        return PortableBatches(agent, slots, tree)
+        if isinstance(agent.kernels, PPOKernels):
+            return PPOBatches(agent, slots, tree)
     return (CuriousBatches if isinstance(algorithm, RND) else FreshBatches)(agent, slots, tree)

@@ -237,7 +237,7 @@ def derived_facts(experiment: Experiment) -> dict[str, Any]:
 
 def _replay_facts(experiment: Experiment) -> dict[str, Any]:
     """The memory that replay needs and the memory available, if the experiment replays."""
-    from lockstep.buffers.memory import replay_bytes
+    from lockstep.buffers.replay_placement import replay_bytes
     from lockstep.system.memory import available_bytes
 
     needed, available = experiment.scheme.shards * replay_bytes(experiment), available_bytes()

@@ -25,7 +25,6 @@ from lockstep.core.schedule import Acting, LapId, RolloutId
 from lockstep.envs.curriculum import unpack
 from lockstep.envs.finite import FiniteCheck
 from lockstep.envs.pool.pool import SteppingPool
-from lockstep.experiment import Experiment
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import PolicyModel
 from lockstep.models.capture import Inference
@@ -65,7 +64,7 @@ class Collector:
         self._preemption = preemption
         self._model = agent.model.for_acting()
         self._parameters = dict(self._model.named_parameters())
-        self._inference = inference_of(experiment, self._model, fixed=capture is not None)
+        self._inference = inference_of(agent, self._model, fixed=capture is not None)
         self._flat, self._device = agent.flat, agent.device
         own = self._model.flat_parameters
         self._vector = own.vector.detach() if own is not None and own.lies_like(agent.flat) else None
@@ -354,11 +353,7 @@ class Collectors:
             self._pool.close()
 
 
-def inference_of(experiment: Experiment, model: PolicyModel, *, fixed: bool = False) -> Inference:
-    """What evaluates an acting copy of an experiment's model; fixed as for Inference."""
-    if experiment.has_kernels and model.portable_operations:
-        from lockstep.models.portable_inference import kernel_inference  # which needs Numba
-
-        if (found := kernel_inference(model, as_torch=experiment.kernels_as_torch)) is not None:
-            return found
-    return Inference(model, fixed=fixed)
+def inference_of(agent: Agent, model: PolicyModel, *, fixed: bool = False) -> Inference:
+    """What evaluates an acting copy of an agent's model; fixed as for Inference."""
+    found = None if agent.kernels is None else agent.kernels.inference(model)
+    return Inference(model, fixed=fixed) if found is None else found

@@ -141,7 +141,7 @@ def evaluate_as_torch(
     state: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """As evaluate, but if x is strided, its dense layers add their bias last. The last arguments and the last result
-    are for cores: see lockstep.kernels.memory.evaluate_as_torch."""
+    are for cores: see lockstep.kernels.recurrent_network.evaluate_as_torch."""
     if strided:
         layers, parameters, x = biases_last(layers, parameters, x)
     policy, value, scratch = evaluate(layers, free_std, log_stds, parameters, x)
@@ -311,7 +311,7 @@ def differentiate_as_torch(
     each head's gradient by its features is one sum, and some biases are added up in parts.
 
     Args:
-        extra, kept, columns, start: for cores: see lockstep.kernels.memory.
+        extra, kept, columns, start: for cores: see lockstep.kernels.recurrent_network.
         by_policy: as for differentiate. Where a head emits log standard deviations, bounds have been applied.
         joined: write the tree's sum over all slices to gradient[0]. The rest is overwritten.
     """

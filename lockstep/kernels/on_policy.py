@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.kernels import memory, network
+from lockstep.kernels import network, recurrent_network
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import OUTPUTS, activations
 from lockstep.kernels.math import exp
@@ -293,7 +293,7 @@ def _gradients(
 @functools.cache
 def gradients_of(loss: Any, recurrent: bool = False) -> Any:
     """_gradients with a loss of lockstep.kernels.losses, for a network with cores or without."""
-    passes = memory if recurrent else network
+    passes = recurrent_network if recurrent else network
     return compiled(
         _gradients, loss=loss, evaluate=passes.evaluate_as_torch, differentiate=passes.differentiate_as_torch
     )

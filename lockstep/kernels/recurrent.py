@@ -16,7 +16,7 @@ from lockstep.kernels.products import panel_product
 from lockstep.kernels.tiles import address
 
 LSTM, GRU = 4, 5
-"""Kinds of cores, among the activations of a table of layers: see lockstep.kernels.memory."""
+"""Kinds of cores, among the activations of a table of layers: see lockstep.kernels.recurrent_network."""
 KEPT = 3
 """How many numbers of each unit and sample the way back needs besides the gates. The first is h before the step. For an
 LSTM, c before the step and tanh c follow; for a GRU, what the reset gate multiplies, and an unused one."""

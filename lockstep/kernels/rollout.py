@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.kernels import memory, network
+from lockstep.kernels import network, recurrent_network
 from lockstep.kernels.bound import Bound, PolicyKernels
 from lockstep.kernels.cache import compiled
 
@@ -79,11 +79,11 @@ def evaluate_raw_with_memory(
     start: np.ndarray,
     state: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same with cores: panels and extra are those of lockstep.kernels.memory.evaluate. The state of cores, float32
-    [B, K], is zeroed where an episode starts, bool [B], and replaced by that after the step."""
+    """The same with cores: panels and extra are those of lockstep.kernels.recurrent_network.evaluate. The state of
+    cores, float32 [B, K], is zeroed where an episode starts, bool [B], and replaced by that after the step."""
     x = _seen(mean, std, clip, brightest, obs)
     inputs = x, extra, len(x), start, state
-    policy, value, _, _ = memory.evaluate(layers, free_std, log_stds, parameters, panels, *inputs)
+    policy, value, _, _ = recurrent_network.evaluate(layers, free_std, log_stds, parameters, panels, *inputs)
     return policy, value
 
 

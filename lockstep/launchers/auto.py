@@ -22,6 +22,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.envs.adapters import entry_of
 from lockstep.experiment import Experiment, WarmStart
+from lockstep.models.encoders import IMAGE_ENCODERS
 from lockstep.run.files import write_whole
 from lockstep.run.platform import this_platform
 from lockstep.system.machine import cores
@@ -33,7 +34,7 @@ _KERNELS = 0.2
 """Share of that time which lockstep's kernels take, about."""
 _PICTURE = 1e-3
 """Seconds that a sample takes in all, if a convolution learns from it, about."""
-_CONVOLUTIONS = ("nature", "convnet_simple", "impala")
+_CONVOLUTIONS = ("impala", *(name for name, each in IMAGE_ENCODERS.items() if each.costly))
 """Encoders that cost so much."""
 _SHARED = 5e6
 """Products of a gradient step, in the hidden layers and the core of one network, from which on processes share it with
@@ -105,7 +106,7 @@ def seconds(experiment: Experiment, iterations: int | None = None) -> float:
     steps, _ = experiment.gradient_steps
     scheme, rollout = experiment.scheme, experiment.algorithm.rollout
     acting = experiment.env.num_envs // max(1, scheme.acting_batch or experiment.envs_per_shard)
-    call = _CALL * (_KERNELS if experiment.has_kernels else 1)
+    call = _CALL * (_KERNELS if _has_kernels(experiment) else 1)
     each = call * (rollout * max(1, acting) + steps * scheme.shards)
     if getattr(experiment.model, "encoder", "") in _CONVOLUTIONS:
         each += _PICTURE * experiment.samples_per_iteration
@@ -117,19 +118,31 @@ def _too_small_to_share(experiment: Experiment) -> bool:
     are worth a second process anyway."""
     sizes = getattr(experiment.model, "hidden_sizes", ())
     vectors = getattr(experiment.model, "encoder", "mlp") in ("mlp", "auto")
-    if not (experiment.has_kernels and vectors and sizes):
+    if not (vectors and sizes and _steps_natively(experiment) and _has_kernels(experiment)):
         return False
     _, samples = experiment.gradient_steps
     each = sum(into * out for into, out in itertools.pairwise(sizes))
     if experiment.model.recurrent:
         units = getattr(experiment.model, "core_size", 0)
         each += _GATES[experiment.model.core] * units * (sizes[-1] + units)
-    if samples * each >= _SHARED:
-        return False
+    return samples * each < _SHARED
+
+
+def _steps_natively(experiment: Experiment) -> bool:
     try:
         return entry_of(envs.resolve(experiment.env).adapter).native
     except SettingsError:
         return False
+
+
+def _has_kernels(experiment: Experiment) -> bool:
+    """Whether kernels compute it, in the environment that it names."""
+    if experiment.precision != "portable":
+        return False
+    try:
+        return experiment.kernels(*envs.spaces(envs.resolve(experiment.env))) is not None
+    except SettingsError:
+        return False  # preparing the run says what is wrong
 
 
 def chosen(

@@ -166,23 +166,11 @@ def learner_of(
     capture: Capture | None = None,
 ) -> Learner:
     """The learner of an agent whose gradients are not asynchronous."""
-    kernels = _kernels(agent)
-    if kernels is not None:
-        return kernels(agent, slots, tree, alive=alive)
-    return Learner(agent, slots, tree, alive=alive, capture=capture)
+    if agent.kernels is None:
+        return Learner(agent, slots, tree, alive=alive, capture=capture)
+    from lockstep.learners.kernel_learners import LEARNERS  # which need Numba
 
-
-def _kernels(agent: Agent) -> type[Learner] | None:
-    """The learner whose kernels compute an agent's gradients in portable arithmetic. None: torch computes them."""
-    if agent.experiment.precision != "portable":
-        return None
-    from lockstep.learners.portable import PortableLearner  # which need Numba
-    from lockstep.learners.portable_losses import LossLearner
-    from lockstep.learners.portable_replay import learner_with_kernels
-
-    if not agent.has_kernels:
-        return learner_with_kernels(agent)
-    return LossLearner if agent.experiment.kernels_as_torch else PortableLearner
+    return LEARNERS[type(agent.kernels)](agent, slots, tree, alive=alive)
 
 
 def _numbers(algorithm: Algorithm[Any]) -> dict[str, str]:

@@ -237,12 +237,6 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
     later: ClassVar[frozenset[str]] = AsymmetricConfig.later | TrunkConfig.later | {"batch_renorm", "critic_sizes"}
     needs: ClassVar[tuple[Need, ...]] = (Need(("initial_std",), ("model.policy",), ("gaussian",)),)
 
-    @property
-    def has_kernels(self) -> bool:
-        changed = self.layer_norm or self.critic_only or self.batch_renorm or self.critic_sizes
-        changed = changed or self.recurrent or self.previous_action_reward
-        return type(self) is ActorCriticConfig and not changed
-
     def build_vector_encoder(self, size: int) -> nn.Module:
         return Unchanged(size)
 

@@ -208,12 +208,6 @@ class ModelConfig(ABC):
         A policy that plays after training gets no more."""
         return observation_space
 
-    @property
-    def has_kernels(self) -> bool:
-        """Whether lockstep.kernels can compute all of this model in portable arithmetic, if it observes vectors.
-        Otherwise torch's operations do, one by one: see lockstep.portable."""
-        return False
-
     def validate(self) -> None:  # noqa: B027 - a model without numbers has nothing to say
         """Raise SettingsError for values that are out of range in any environment."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -30,22 +31,11 @@ from lockstep.models.layers import (
 from lockstep.models.observations import ObservationLayout, entry, flatten_entry
 
 Initialization = Literal["orthogonal", "impala"]
-_NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-_SIMPLE = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
-_MINATAR = ((16, 3, 1),)
-_DATA_EFFICIENT = ((32, 5, 5), (64, 5, 5))
-"""Channels, kernel size and stride of each convolution."""
-
-
-def _smallest_image(layers: tuple[tuple[int, int, int], ...]) -> int:
-    """The smallest side of an image that these layers accept."""
-    size = 1
-    for _, kernel, stride in reversed(layers):
-        size = (size - 1) * stride + kernel
-    return size
-
-
-_NATURE_MINIMUM = _smallest_image(_NATURE)
+Activation = Literal["relu", "elu"]
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": partial(F.relu, inplace=True),
+    "elu": partial(F.elu, inplace=True),
+}
 
 
 class MLP(nn.Module):
@@ -80,6 +70,13 @@ class MLP(nn.Module):
         return x
 
 
+def _smallest_image(layers: tuple[tuple[int, int, int], ...]) -> int:
+    size = 1
+    for _, kernel, stride in reversed(layers):
+        size = (size - 1) * stride + kernel
+    return size
+
+
 class ConvNet(nn.Module):
     """Convolutions without padding and a dense layer, each followed by the activation.
 
@@ -87,7 +84,7 @@ class ConvNet(nn.Module):
         shape: [C, H, W] of an image.
         layers: channels, kernel size and stride of each convolution.
         dense_size: number of features; 0 leaves out the dense layer, and the last convolution's output is the features.
-        activation: after every layer; it may overwrite its argument.
+        activation: after every layer, by name or as a function, which may overwrite its argument.
         initialization: for all layers.
         layer_norm: whether every layer is normalized before its activation, a convolution over the channels at each
             place.
@@ -98,7 +95,7 @@ class ConvNet(nn.Module):
         shape: tuple[int, int, int],
         layers: tuple[tuple[int, int, int], ...],
         dense_size: int,
-        activation: Callable[[Tensor], Tensor],
+        activation: Activation | Callable[[Tensor], Tensor],
         initialization: Initialization = "orthogonal",
         layer_norm: bool = False,
     ):
@@ -117,7 +114,8 @@ class ConvNet(nn.Module):
             channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         self.dense = Linear(channels * height * width, dense_size) if dense_size else None
         self.out_features = dense_size or channels * height * width
-        self.activation = activation
+        self.activation_name = activation if isinstance(activation, str) else ""
+        self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
         norms: list[nn.Module] = [ChannelNorm(channels) for channels, _, _ in layers]
         norms += [LayerNorm(dense_size)] if dense_size else []
         self.norms = nn.ModuleList(norms) if layer_norm else None
@@ -136,57 +134,58 @@ class ConvNet(nn.Module):
         return self.activation(x if self.norms is None else self.norms[layer](x))
 
 
-class NatureCNN(ConvNet):
-    """The network of Mnih et al. 2015: three convolutions and a dense layer."""
+@dataclass(frozen=True)
+class ImageEncoder:
+    """A network of images by name: a call makes it for the shape of an image."""
 
-    def __init__(
+    layers: tuple[tuple[int, int, int], ...]
+    """Channels, kernel size and stride of each convolution."""
+    dense_size: int = 512
+    """Features, unless others are asked for; 0 for no dense layer."""
+    activation: Activation = "relu"
+    kernels: bool = False
+    """Whether lockstep.kernels compute it in portable arithmetic."""
+    costly: bool = True
+    """Whether learning costs about a millisecond a sample."""
+
+    @property
+    def smallest(self) -> int:
+        """The smallest side of an image that it accepts."""
+        return _smallest_image(self.layers)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether convolutions move by more than one pixel, for which kernels cut images into patches."""
+        return self.layers[0][2] > 1
+
+    def __call__(
         self,
         shape: tuple[int, int, int],
-        dense_size: int = 512,
+        dense_size: int | None = None,
         initialization: Initialization = "orthogonal",
         layer_norm: bool = False,
-    ):
-        super().__init__(shape, _NATURE, dense_size, partial(F.relu, inplace=True), initialization, layer_norm)
+    ) -> ConvNet:
+        """The network for images [C, H, W]; the other arguments are those of ConvNet."""
+        features = self.dense_size if dense_size is None else dense_size
+        return ConvNet(shape, self.layers, features, self.activation, initialization, layer_norm)
 
 
-class SimpleConvNet(ConvNet):
-    """The image network of Petrenko et al. 2020 (arXiv:2006.11751), which Sample Factory calls convnet_simple."""
-
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        dense_size: int = 512,
-        initialization: Initialization = "orthogonal",
-        layer_norm: bool = False,
-    ):
-        super().__init__(shape, _SIMPLE, dense_size, partial(F.elu, inplace=True), initialization, layer_norm)
-
-
-class MinAtarCNN(ConvNet):
-    """The network of Young and Tian 2019 (arXiv:1903.03176) for grids of 10x10 cells: a convolution, a dense layer."""
-
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        dense_size: int = 128,
-        initialization: Initialization = "orthogonal",
-        layer_norm: bool = False,
-    ):
-        super().__init__(shape, _MINATAR, dense_size, partial(F.relu, inplace=True), initialization, layer_norm)
-
-
-class DataEfficientCNN(ConvNet):
-    """The network of van Hasselt et al. 2019 (arXiv:1906.05243, appendix) for few samples: two convolutions, which the
-    streams of the head follow."""
-
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        dense_size: int = 0,
-        initialization: Initialization = "orthogonal",
-        layer_norm: bool = False,
-    ):
-        super().__init__(shape, _DATA_EFFICIENT, dense_size, partial(F.relu, inplace=True), initialization, layer_norm)
+NatureCNN = ImageEncoder(((32, 8, 4), (64, 4, 2), (64, 3, 1)))
+"""The network of Mnih et al. 2015: three convolutions and a dense layer."""
+SimpleConvNet = ImageEncoder(((32, 8, 4), (64, 4, 2), (128, 3, 2)), activation="elu")
+"""The image network of Petrenko et al. 2020 (arXiv:2006.11751), which Sample Factory calls convnet_simple."""
+MinAtarCNN = ImageEncoder(((16, 3, 1),), 128, kernels=True, costly=False)
+"""The network of Young and Tian 2019 (arXiv:1903.03176) for grids of 10x10 cells: a convolution, a dense layer."""
+DataEfficientCNN = ImageEncoder(((32, 5, 5), (64, 5, 5)), 0, kernels=True, costly=False)
+"""The network of van Hasselt et al. 2019 (arXiv:1906.05243, appendix) for few samples: two convolutions, which the
+streams of the head follow."""
+IMAGE_ENCODERS = {
+    "nature": NatureCNN,
+    "convnet_simple": SimpleConvNet,
+    "minatar": MinAtarCNN,
+    "der": DataEfficientCNN,
+}
+"""By the names of lockstep.models.trunk.EncoderName. A new one needs a row here and its name there."""
 
 
 class SymbolNet(nn.Module):

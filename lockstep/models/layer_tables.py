@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -21,40 +21,27 @@ from lockstep.kernels.recurrent import GRU, LSTM
 from lockstep.models import core as recurrent
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import PolicyModel
-from lockstep.models.encoders import ConvNet, DataEfficientCNN, MinAtarCNN, ObservationEncoder
+from lockstep.models.encoders import ConvNet, ObservationEncoder
 from lockstep.models.layers import ChannelNorm, LayerNorm
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import entry
 from lockstep.models.parameters import FlatParameters
-from lockstep.models.q import NoisyLinear, QHead, QModel
+from lockstep.models.policy import StandardModel
+from lockstep.models.q import NoisyLinear, QModel
 
 ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
 """Numbers of activations, by name."""
 
 
-def knows(encoder: object, networks: tuple[type[ConvNet], ...] = (MinAtarCNN,)) -> TypeGuard[ObservationEncoder]:
-    """Whether kernels compute an encoder: that of vectors without a mask, or of one image by one of these networks."""
-    if not isinstance(encoder, ObservationEncoder) or encoder.layout.mask_size:
-        return False
-    if not encoder.layout.images:
-        return True
-    alone = encoder.images is not None and len(encoder.images) == 1 and encoder.vectors is None
-    return alone and type(encoder.images[0]) in networks  # type: ignore[index]
-
-
-def like_torch(encoder: ObservationEncoder) -> bool:
-    """Whether an encoder's kernels have the bits of torch's replaced operations: not with ELU, whose slope has several
-    formulas."""
-    return encoder.vectors is None or encoder.vectors.activation_name != "elu"
-
-
-def encoder_of(model: PolicyModel) -> ObservationEncoder | None:
-    """The encoder of a Q-network, or of an actor-critic on vectors, if kernels compute it."""
-    if isinstance(model, QModel):
-        return model.trunk.encoder if knows(model.trunk.encoder, (MinAtarCNN, DataEfficientCNN)) else None
-    if isinstance(model, ActorCritic) and knows(encoder := model.actor.encoder) and not encoder.layout.images:
-        return encoder
-    return None
+def encoder_of(model: PolicyModel) -> ObservationEncoder:
+    """The encoder of a policy or of a Q-network."""
+    if isinstance(model, StandardModel):
+        encoder = model.trunks[0].encoder
+    else:
+        assert isinstance(model, (QModel, ActorCritic))
+        encoder = model.trunk.encoder if isinstance(model, QModel) else model.actor.encoder
+    assert isinstance(encoder, ObservationEncoder)
+    return encoder
 
 
 def encoder_layers(model: nn.Module, path: str) -> Iterator[tuple[str, int]]:
@@ -64,7 +51,7 @@ def encoder_layers(model: nn.Module, path: str) -> Iterator[tuple[str, int]]:
     if isinstance(image, ConvNet):
         names = [f"{path}.images.0.convolutions.{place}" for place in range(len(image.convolutions))]
         names += [f"{path}.images.0.dense"] if image.dense is not None else []
-        activation, norms = RELU, f"{path}.images.0.norms"
+        activation, norms = ACTIVATIONS[image.activation_name], f"{path}.images.0.norms"
     else:
         names = [name for name in modules if name.startswith(f"{path}.vectors.layers.")]
         activation = ACTIVATIONS[modules[f"{path}.vectors"].activation_name]  # type: ignore[index]
@@ -125,19 +112,9 @@ def _rows(model: nn.Module, layers: Iterable[tuple[str, int]], flat: FlatParamet
     return np.array(rows, np.int64)
 
 
-def plain(model: QModel) -> bool:
-    """Whether a Q-network consists of an encoder of vectors or MinAtar's images and one linear layer, not normalized.
-    DQN's kernels of it are older than torch's replaced operations, and have other bits."""
-    head, encoder = model.head, model.trunk.encoder
-    if any(isinstance(module, LayerNorm) for module in encoder.modules()):
-        return False
-    linear = isinstance(head, QHead) and head.value is None and isinstance(head.advantage, nn.Linear)
-    return linear and model.atoms is None and not model.quantiles and knows(encoder)
-
-
 def core_layers(modules: Mapping[str, nn.Module], ends: list[int], first: int, flat: FlatParameters) -> list[list[int]]:
-    """The rows of each trunk's core, as lockstep.kernels.memory has them: first those of all projections, then those of
-    the cores.
+    """The rows of each trunk's core, as lockstep.kernels.recurrent_network has them: first those of all projections,
+    then those of the cores.
 
     Args:
         ends: the rows of the encoders' last layers.
@@ -158,14 +135,13 @@ def core_layers(modules: Mapping[str, nn.Module], ends: list[int], first: int, f
 
 
 def q_layers(model: QModel, flat: FlatParameters) -> np.ndarray:
-    """The table of a Q-network that is plain, int64 [L, 12]."""
+    """The table of a Q-network with one linear layer behind its encoder, int64 [L, 12]."""
     return _rows(model, (*encoder_layers(model, "trunk.encoder"), ("head.advantage", NONE)), flat)
 
 
 def q_network(model: QModel, flat: FlatParameters) -> QNetwork:
     """Where the parts of a Q-network lie among its parameters."""
-    modules, encoder = dict(model.named_modules()), model.trunk.encoder
-    assert isinstance(encoder, ObservationEncoder)
+    modules = dict(model.named_modules())
 
     def stream(name: str) -> list[tuple[str, int]]:
         if not isinstance(modules.get(name), nn.Sequential):
@@ -183,7 +159,7 @@ def q_network(model: QModel, flat: FlatParameters) -> QNetwork:
         _rows(model, stream("head.value"), flat).reshape(-1, COLUMNS),
         np.array(noisy, np.int64).reshape(-1, 6),
         np.zeros(0, np.float32) if model.atoms is None else model.atoms.numpy(),
-        np.float32(brightness(encoder)),
+        np.float32(brightness(encoder_of(model))),
     )
 
 

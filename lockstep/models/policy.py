@@ -19,7 +19,7 @@ from lockstep.models.encoders import Trunk, take_observation_statistics
 from lockstep.models.gaussian import bounded_log_std, check_initial_std
 from lockstep.models.layers import initialize_orthogonal, reproducible_initialization
 from lockstep.models.observations import ObservationLayout, allowed_actions
-from lockstep.models.trunk import KERNEL_ENCODERS, PRECISIONS, TrunkConfig, acting_copy, previous_features
+from lockstep.models.trunk import PRECISIONS, TrunkConfig, acting_copy, previous_features
 
 
 class PolicyHead(nn.Module):
@@ -174,12 +174,6 @@ class StandardModelConfig(AsymmetricConfig, TrunkConfig):
         """Raise SettingsError for values out of range."""
         super().validate()
         check_initial_std(self.initial_std)
-
-    @property
-    def has_kernels(self) -> bool:
-        known = self.core in ("gru", "lstm") or (self.core == "none" and not self.previous_action_reward)
-        plain = known and not self.squash and not self.critic_only
-        return type(self) is StandardModelConfig and plain and self.encoder in KERNEL_ENCODERS
 
     def check(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
         """Raise SettingsError for an encoder of images where there are none, and for actions out of reach."""

@@ -25,7 +25,7 @@ from lockstep.models.encoders import Trunk, take_observation_statistics
 from lockstep.models.gaussian import standard_normal
 from lockstep.models.layers import linear, reproducible_initialization
 from lockstep.models.observations import ObservationLayout, allowed_actions
-from lockstep.models.trunk import KERNEL_ENCODERS, PRECISIONS, TrunkConfig, acting_copy, previous_features
+from lockstep.models.trunk import PRECISIONS, TrunkConfig, acting_copy, previous_features
 
 
 class NoisyLinear(nn.Module):
@@ -269,16 +269,6 @@ class QModelConfig(TrunkConfig):
     @property
     def normalizes_layers(self) -> bool:
         return self.layer_norm
-
-    @property
-    def has_kernels(self) -> bool:
-        plain = self.core == "none" and not self.previous_action_reward
-        known = self.encoder in (*KERNEL_ENCODERS, "der") and self.returns in ("expected", "categorical")
-        changed = self.returns != "expected" or self.dueling or self.noisy or self.stream_size or self.layer_norm
-        if self.layer_norm and min((self.dense_size or 2, *self.hidden_sizes), default=2) < 2:
-            return False  # torch adds up the gradients by a single number's norm in parts
-        # ELU's slope has several formulas, of which torch's replaced operations use another one.
-        return type(self) is QModelConfig and plain and known and not (changed and self.activation == "elu")
 
     def build(
         self,

@@ -16,13 +16,9 @@ from lockstep.config.settings import SettingsError
 from lockstep.models.base import ModelConfig
 from lockstep.models.core import GRU, LSTM, Core, MinGRU, RecurrentCore
 from lockstep.models.encoders import (
-    _NATURE_MINIMUM,
+    IMAGE_ENCODERS,
     MLP,
-    DataEfficientCNN,
-    MinAtarCNN,
-    NatureCNN,
     ObservationEncoder,
-    SimpleConvNet,
     SymbolNet,
     Trunk,
 )
@@ -60,8 +56,6 @@ def acting_copy(model: ModelT) -> ModelT:
 
 
 EncoderName = Literal["auto", "mlp", "nature", "convnet_simple", "der", "impala", "minatar", "symbols"]
-KERNEL_ENCODERS = ("auto", "mlp", "minatar")
-"""Encoders that kernels compute: auto, if there are no images."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +119,9 @@ class TrunkConfig(ModelConfig):
         own. It is called twice for separate networks."""
 
         def image_encoder(shape: tuple[int, int, int]) -> nn.Module:
-            auto: Literal["nature", "impala"] = "nature" if min(shape[1:]) >= _NATURE_MINIMUM else "impala"
-            name = auto if self.encoder == "auto" else self.encoder
+            name: EncoderName = self.encoder
+            if name == "auto":
+                name = "nature" if min(shape[1:]) >= IMAGE_ENCODERS["nature"].smallest else "impala"
             initialization = self.initialization
             if initialization == "auto":
                 initialization = "impala" if name == "impala" else "orthogonal"
@@ -142,13 +137,7 @@ class TrunkConfig(ModelConfig):
                 raise _no_fixup(f"images of {shape[1]}x{shape[2]} pixels take the encoder {name}")
             if name == "symbols":
                 return SymbolNet(shape, _SYMBOLS, self._mlp)
-            if name == "minatar":
-                return MinAtarCNN(shape, self.dense_size or 128, initialization, self.normalizes_layers)
-            if name == "nature":
-                return NatureCNN(shape, self.dense_size or 512, initialization, self.normalizes_layers)
-            if name == "der":
-                return DataEfficientCNN(shape, self.dense_size, initialization, self.normalizes_layers)
-            return SimpleConvNet(shape, self.dense_size or 512, initialization, self.normalizes_layers)
+            return IMAGE_ENCODERS[name](shape, self.dense_size or None, initialization, self.normalizes_layers)
 
         return ObservationEncoder(
             ObservationLayout.of(observation_space),

@@ -131,7 +131,7 @@ class Calls:
             fields |= {"actions": self._buffer.actions.numpy(), "rewards": self._buffer.rewards.numpy()}
             fields["state"] = np.zeros((size, model.state_size), np.float32)
             return lambda: [each.act(0, noise.numpy(), obs, fields) for each in compiled]
-        inference = inference_of(self._experiment, model, fixed=capture is not None)
+        inference = inference_of(agent, model, fixed=capture is not None)
         state = torch.zeros(size, model.state_size, device=agent.device)
         obs, start, action, reward = (
             map_structure(lambda leaf: None if leaf is None else leaf[:1], entry)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from lockstep.buffers.memory import replay_bytes
+from lockstep.buffers.replay_placement import replay_bytes
 from lockstep.config.layout import Layout
 from lockstep.config.layout_text import AUTO
 from lockstep.config.options import RunOptions

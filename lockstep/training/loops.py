@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 import torch
 
 from lockstep.agent import Agent
-from lockstep.buffers.memory import Placing
 from lockstep.buffers.replay_batches import ReplayBatches
+from lockstep.buffers.replay_placement import Placing
 from lockstep.collectors.collectors import Collectors
 from lockstep.collectors.preemption import DistantCounts, preemption
 from lockstep.core.digests import state_digest

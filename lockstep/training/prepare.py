@@ -11,8 +11,8 @@ from operator import attrgetter
 from torch import Tensor
 
 from lockstep import envs
-from lockstep.agent import NO_KERNELS, Agent
-from lockstep.buffers import data, memory
+from lockstep.agent import Agent
+from lockstep.buffers import data, replay_placement
 from lockstep.config.launchers import layouts_with
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
@@ -123,8 +123,6 @@ def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions)
             "this CPU has no instructions for bf16, so --precision bf16 is several times slower than --precision fp32, "
             "which learns as well. The two give different results: a run that is to match another keeps its precision."
         )
-    if experiment.precision == "portable" and not experiment.has_kernels:
-        told.append(NO_KERNELS)
     if experiment.allow_nondeterministic and layout.uses_gpus:
         told.append(
             "--allow-nondeterministic: an operation without a deterministic kernel gives other bits each time, and "
@@ -179,9 +177,9 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
     ahead = free or (layout.split and (shares_memory or layout.spread))  # then there are several buffers of each shard
     if free and not experiment.algorithm.replays:
         shards = experiment.scheme.shards  # every learner receives all rollouts
-    memory.require_rollouts(experiment, shards, experiment.scheme.buffers if ahead else 1)
+    replay_placement.require_rollouts(experiment, shards, experiment.scheme.buffers if ahead else 1)
     if layout.kinds[1] == "CPU" or layout.replay == "cpu":  # on GPUs, learners decide where it lies, and check it
-        memory.require(experiment, shards)
+        replay_placement.require(experiment, shards)
 
 
 def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:

@@ -11,6 +11,7 @@ from torch.distributions import Categorical, Normal
 from torch.distributions.kl import kl_divergence
 
 from lockstep import recipes
+from lockstep.agent import Agent
 from lockstep.algorithms import Batch, PPOConfig
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.algorithms.ppo import PPO
@@ -207,7 +208,7 @@ def test_divergences_are_torch_s(space: spaces.Space[Any]) -> None:
 
 def test_what_does_not_go_with_desired_kl_is_refused() -> None:
     experiment = recipes.ppo_cartpole().replace(**{"algorithm.desired_kl": 0.01})
-    assert experiment.replace(precision="portable").has_kernels is False
+    assert not Agent(experiment.replace(precision="portable")).kernels
     both = experiment.replace(**{"algorithm.anneal": {"learning_rate": "cosine"}})
     for wrong, word in ((both, "anneal"), (experiment.replace(**{"scheme.gradient_lag": 1}), "gradient_lag")):
         with pytest.raises(SettingsError, match=f"desired_kl=0.01.*{word}"):

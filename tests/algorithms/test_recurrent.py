@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep import recipes
+from lockstep.agent import Agent
 from lockstep.algorithms import LossOutput
 from lockstep.algorithms.ddpg import DDPGConfig
 from lockstep.algorithms.losses import mixed_priority
@@ -314,5 +315,5 @@ def test_flags_make_any_recipe_recurrent(recipe: str) -> None:
     changes = {"model.core": "gru", "algorithm.unroll": 32, "algorithm.burn_in": 16, "algorithm.batch_size": 32}
     experiment = recipes.RECIPES[recipe]().replace(**changes)
     experiment.validate()
-    assert experiment.gradient_steps == (64, 32 * 32) and not experiment.has_kernels
+    assert experiment.gradient_steps == (64, 32 * 32) and not Agent(experiment).kernels
     assert isinstance(experiment.algorithm, QPGConfig) and experiment.algorithm.item_steps == 48

@@ -15,7 +15,7 @@ from tiny import EXPERIMENTS, collected, options
 
 from lockstep import recipes, train
 from lockstep.agent import Agent
-from lockstep.buffers import frames, memory
+from lockstep.buffers import frames, replay_placement
 from lockstep.buffers.arrivals import Arrivals
 from lockstep.buffers.frames import ring_for
 from lockstep.buffers.replay import Replay
@@ -428,6 +428,6 @@ def test_rewards_are_scaled_by_the_deviation_that_returns_have_when_they_are_dra
 def test_a_memory_that_does_not_fit_is_refused_when_its_shapes_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent(experiment(steps=40, envs=2, n_step=1, rollout=8))
     (rollout,) = World(2, 3, "zero", 0.01).rollouts(8, 1)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000)
+    monkeypatch.setattr(replay_placement, "available_bytes", lambda: 1_000)
     with pytest.raises(SettingsError, match="for 1 of 1 shards"):
         ReplayBatches(agent, range(1)).begin(0, {0: [collected(rollout, agent.normalizers)]}, {})

@@ -19,10 +19,10 @@ from test_sequences import Remembered
 from tiny import EXPERIMENTS, options, replaying
 
 from lockstep import recipes
-from lockstep.buffers import memory as memories
+from lockstep.buffers import replay_placement as memories
 from lockstep.buffers.history import History
-from lockstep.buffers.memory import Placing, on_gpu
 from lockstep.buffers.replay import Replay
+from lockstep.buffers.replay_placement import Placing, on_gpu
 from lockstep.buffers.slabs import sent_together
 from lockstep.buffers.storage import reads_on_gpu
 from lockstep.config.layout import Layout

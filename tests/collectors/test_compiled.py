@@ -25,8 +25,8 @@ from lockstep.core.arrays import named_leaves
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.envs.compiled_shard import CompiledShard
 from lockstep.experiment import Experiment
+from lockstep.models.kernel_policy import kernel_distribution
 from lockstep.models.normalize import NormalizeConfig
-from lockstep.models.portable import portable_distribution
 from lockstep.transport.rollouts import buffers_of
 
 LAPS = 3
@@ -117,7 +117,7 @@ def test_every_array_is_the_same_as_step_by_step(
 
 @pytest.mark.parametrize("space", SPACES)
 def test_environments_receive_the_same_actions(space: Any) -> None:
-    distribution = portable_distribution(space)
+    distribution = kernel_distribution(space)
     kernels = distribution.kernels()
     assert kernels is not None
     numbers = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
@@ -131,7 +131,7 @@ def test_environments_receive_the_same_actions(space: Any) -> None:
 
 
 def test_numba_is_not_given_what_it_does_not_know() -> None:
-    assert portable_distribution(spaces.Box(-1, 1, (2,), np.float16)).kernels() is None
+    assert kernel_distribution(spaces.Box(-1, 1, (2,), np.float16)).kernels() is None
 
 
 def test_what_runs_in_python_at_every_step_is_not_skipped() -> None:

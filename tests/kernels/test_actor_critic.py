@@ -13,11 +13,10 @@ from torch import Tensor
 
 from lockstep import recipes
 from lockstep.agent import Agent
+from lockstep.algorithms.kernel_table import SACKernels, TD3Kernels
 from lockstep.core.transitions import Transitions
 from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
-from lockstep.learners.portable_replay import ActorCriticLearner, learner_with_kernels
-from lockstep.models.portable_inference import kernel_inference
 
 ITEMS = 21
 
@@ -65,7 +64,7 @@ def test_gradients_are_those_of_autograd(
     recipe: Callable[[], Experiment], model: dict[str, Any], prioritized: bool, update: int
 ) -> None:
     agent = agent_of(recipe, model, prioritized)
-    assert learner_with_kernels(agent) is ActorCriticLearner
+    assert isinstance(agent.kernels, SACKernels if recipe is recipes.sac_mujoco else TD3Kernels)
     batch, hyper = items(agent), {**agent.algorithm.hyperparameters(0.0), "update": update}
     found = by_autograd(agent, batch, hyper), by_kernel(agent, batch, hyper)
     for expected, computed in zip(*found, strict=True):
@@ -77,7 +76,8 @@ def test_gradients_are_those_of_autograd(
 def test_a_kernel_evaluates_the_policy(recipe: Callable[[], Experiment]) -> None:
     agent = agent_of(recipe, {}, prioritized=False)
     obs, start = items(agent).obs, torch.zeros(1, ITEMS, dtype=torch.bool)
-    inference = kernel_inference(agent.model.for_acting())
+    assert agent.kernels is not None
+    inference = agent.kernels.inference(agent.model.for_acting())
     assert inference is not None
     found, _ = inference(obs, start, torch.zeros(ITEMS, 0), None, None)
     torch.testing.assert_close(found.policy, agent.model(obs, start, torch.zeros(ITEMS, 0))[0].policy)
@@ -95,4 +95,4 @@ def test_log_std_beyond_its_bounds_has_no_gradient() -> None:
 @pytest.mark.parametrize("change", [{"layer_norm": True}, {"policy": "gaussian"}])
 def test_other_models_have_no_kernels(change: dict[str, Any]) -> None:
     recipe = recipes.mpo_mujoco if "policy" in change else recipes.sac_mujoco
-    assert learner_with_kernels(agent_of(recipe, change, prioritized=False)) is None
+    assert agent_of(recipe, change, prioritized=False).kernels is None

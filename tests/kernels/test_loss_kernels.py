@@ -16,20 +16,20 @@ from torch import Tensor
 from lockstep import train
 from lockstep.agent import Agent
 from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyConfig, PPOConfig
+from lockstep.algorithms.kernel_table import TABLE, LossKernels
 from lockstep.algorithms.onpolicy import Batch
 from lockstep.envs.compiled_shard import CompiledShard
 from lockstep.experiment import Experiment
 from lockstep.kernels.on_policy import gradients_of
 from lockstep.kernels.policies import CATEGORICAL, GAUSSIAN
 from lockstep.kernels.sums import add_up, column_sums, row_sums
-from lockstep.learners.portable_losses import KERNELS
 from lockstep.models import StandardModelConfig
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.kernel_policy import Network, with_kernels
 from lockstep.models.layer_tables import brightness
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel
-from lockstep.models.portable import Network, with_kernels
 
 SEEN, PICTURE = spaces.Box(-np.inf, np.inf, (7,), np.float32), spaces.Box(0, 255, (3, 10, 9), np.uint8)
 MANY = spaces.Discrete(11)
@@ -125,7 +125,8 @@ def by_kernel(
     strided: Sequence[bool] = (False,) * SHARDS,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Each shard's gradient, count and sums of metrics; and the tree's sum of them."""
-    kernel, network = KERNELS[type(config)], Network.of(model, flat)
+    kernel, network = TABLE[type(config)][-1], Network.of(model, flat)
+    assert isinstance(kernel, LossKernels)
     parameters = flat.vector.detach().numpy()
     discrete, encoder = not model.distribution.action_shape, model.trunks[0].encoder
     assert isinstance(encoder, ObservationEncoder)
@@ -289,10 +290,10 @@ def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
     name: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = EXPERIMENTS[name]().replace(precision="portable", **changes)
-    assert Agent(experiment).has_kernels
+    assert Agent(experiment).kernels
     train(experiment, options=options(tmp_path / "kernels"))
-    monkeypatch.setattr(Experiment, "has_kernels", False)
-    assert not Agent(experiment).has_kernels
+    monkeypatch.setattr(Experiment, "kernels", lambda *_: None)
+    assert not Agent(experiment).kernels
     train(experiment, options=options(tmp_path / "torch"))
     ledgers = [(tmp_path / run / "ledger.jsonl").read_bytes() for run in ("kernels", "torch")]
     assert ledgers[0] == ledgers[1]
@@ -334,17 +335,17 @@ def test_acting_with_a_core_is_torchs_forward(core: str, separate: bool) -> None
 def test_what_has_other_bits_is_left_to_torch() -> None:
     """ELU's slope, sums over more than 8 numbers, subclasses, random network distillation, other cores."""
     full = EXPERIMENTS["portable-cartpole-a2c"]()
-    assert Agent(full).has_kernels
-    assert not Agent(full.replace(**{"model.activation": "elu"})).has_kernels
-    assert not full.replace(algorithm=OwnConfig()).has_kernels
-    assert not full.replace(**{"algorithm.rnd.coef": 0.5}).has_kernels
-    assert not full.replace(**{"model.previous_action_reward": True}).has_kernels
+    assert Agent(full).kernels
+    assert not Agent(full.replace(**{"model.activation": "elu"})).kernels
+    assert not Agent(full.replace(algorithm=OwnConfig())).kernels
+    assert not Agent(full.replace(**{"algorithm.rnd.coef": 0.5})).kernels
+    assert not Agent(full.replace(**{"model.previous_action_reward": True})).kernels
     recurrent = EXPERIMENTS["memory-gru-lag-2"]().replace(precision="portable")
-    assert Agent(recurrent).has_kernels
-    assert not recurrent.replace(**{"model.activation": "elu"}).has_kernels
-    assert not recurrent.replace(**{"algorithm.desired_kl": 0.01}).has_kernels
+    assert Agent(recurrent).kernels
+    assert not Agent(recurrent.replace(**{"model.activation": "elu"})).kernels
+    assert not Agent(recurrent.replace(**{"algorithm.desired_kl": 0.01})).kernels
     for core in ("mingru", "transformer"):
-        assert not recurrent.replace(**{"model.core": core}).has_kernels
+        assert not Agent(recurrent.replace(**{"model.core": core})).kernels
     for size in (8, 9):
         model = full.build_model(SEEN, spaces.Box(-1, 1, (size,), np.float32))
         assert model.portable_operations is (size > 8)

@@ -26,9 +26,9 @@ from lockstep.kernels.sums import add_up
 from lockstep.models import StandardModelConfig
 from lockstep.models.distributions import Categorical
 from lockstep.models.gaussian import Gaussian
+from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, KernelModel, Network, with_kernels
 from lockstep.models.normalize import batch_sums, discounted_returns
 from lockstep.models.parameters import FlatParameters
-from lockstep.models.portable import Network, PortableCategorical, PortableGaussian, PortableModel, with_kernels
 
 BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(5)
 SEEN = spaces.Box(-np.inf, np.inf, (7,), np.float32)
@@ -38,7 +38,7 @@ HYPER = {"clip": 0.2, "value_coef": 0.7, "entropy_coef": 0.03}
 TAIL = 1 + len(PPOConfig().build().metric_names)
 
 
-def build(space: spaces.Space[Any], *, trained: bool = True, **settings: Any) -> PortableModel:
+def build(space: spaces.Space[Any], *, trained: bool = True, **settings: Any) -> KernelModel:
     config = StandardModelConfig(**{"encoder": "mlp", "hidden_sizes": (12, 9), **settings})
     seen = PICTURE if config.encoder == "minatar" else SEEN
     model = config.build(seen, space, precision="fp32", normalize_observations=False, seed=1)
@@ -50,7 +50,7 @@ def build(space: spaces.Space[Any], *, trained: bool = True, **settings: Any) ->
     return made
 
 
-def items(space: spaces.Space[Any], model: PortableModel) -> tuple[np.ndarray, ...]:
+def items(space: spaces.Space[Any], model: KernelModel) -> tuple[np.ndarray, ...]:
     """Rollouts of actions that the model would take, some of them under another policy."""
     draw = torch.Generator().manual_seed(5)
     pictured = model.trunks[0].encoder.layout.images  # type: ignore[union-attr]
@@ -102,7 +102,7 @@ def test_gradients_of_ppo_add_up_items_that_do_not_fit_in_the_cache_together() -
     check_ppo(build(DISCRETE, encoder="minatar", dense_size=20, std="free"), DISCRETE, index)
 
 
-def check_ppo(model: PortableModel, space: spaces.Space[Any], index: np.ndarray, value_clip: float = 0.0) -> None:
+def check_ppo(model: KernelModel, space: spaces.Space[Any], index: np.ndarray, value_clip: float = 0.0) -> None:
     """Compare the gradients of slices with torch's, and their sum with the tree's.
 
     Args:
@@ -116,7 +116,7 @@ def check_ppo(model: PortableModel, space: spaces.Space[Any], index: np.ndarray,
     for to in (out, out, joined, joined):  # nothing of an earlier call remains
         ppo_gradients(
             network.layers,
-            model.portable_distribution.kind,
+            model.kernel_distribution.kind,
             network.free_std,
             network.log_stds,
             parameters,
@@ -136,10 +136,10 @@ def check_ppo(model: PortableModel, space: spaces.Space[Any], index: np.ndarray,
 
 
 def expected_gradients(
-    model: PortableModel, flat: FlatParameters, algorithm: Any, held: tuple[np.ndarray, ...], index: np.ndarray
+    model: KernelModel, flat: FlatParameters, algorithm: Any, held: tuple[np.ndarray, ...], index: np.ndarray
 ) -> Iterator[Tensor]:
     """The same by torch: its distributions, its loss, its derivatives."""
-    kind = Categorical if model.portable_distribution.kind == PortableCategorical.kind else Gaussian
+    kind = Categorical if model.kernel_distribution.kind == KernelCategorical.kind else Gaussian
     model.distribution = kind(DISCRETE if kind is Categorical else BOX)  # type: ignore[arg-type]
     for shard, taken in enumerate(index):
         obs, action, choice, old, value, advantage, target, valid = (torch.from_numpy(x[shard][taken]) for x in held)
@@ -179,7 +179,7 @@ def test_log_std_beyond_its_bounds_is_led_back() -> None:
     numbers = tuple(map(np.float32, (0.2, 0.0, 0.5, 0.0)))
     index = np.stack([np.arange(ITEMS)] * SHARDS)
     one, none = np.float32(1), np.float32(0)
-    layers, kind = network.layers, PortableGaussian.kind
+    layers, kind = network.layers, KernelGaussian.kind
     ppo_gradients(layers, kind, network.free_std, 3, parameters, held, index, none, one, numbers, False, out)
     begin = flat.offset("policy_head.log_std")
     outside = out[:, begin : begin + 2]
@@ -205,7 +205,7 @@ def test_acting_is_torchs_forward(space: spaces.Space[Any], separate: bool) -> N
 
 @pytest.mark.parametrize(
     ("mine", "torchs"),
-    [(PortableCategorical(DISCRETE), Categorical(DISCRETE)), (PortableGaussian(BOX), Gaussian(BOX))],
+    [(KernelCategorical(DISCRETE), Categorical(DISCRETE)), (KernelGaussian(BOX), Gaussian(BOX))],
 )
 def test_distributions_are_torchs(mine: Any, torchs: Any) -> None:
     draw = torch.Generator().manual_seed(10)

@@ -13,11 +13,10 @@ from torch import Tensor
 from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.kernel_table import DQNKernels
 from lockstep.core.transitions import Transitions
 from lockstep.envs.settings import EnvConfig
-from lockstep.learners.portable_replay import QLearner, learner_with_kernels
 from lockstep.models import QModelConfig
-from lockstep.models.portable_inference import kernel_inference
 
 ITEMS = 21
 CARTPOLE, MINATAR = ("CartPole-v1", {"hidden_sizes": (24, 17)}), ("MinAtar/Breakout-v1", {"encoder": "minatar"})
@@ -64,7 +63,7 @@ def items(agent: Agent) -> Transitions:
 @pytest.mark.parametrize("task", [CARTPOLE, MINATAR])
 def test_gradients_are_those_of_autograd(task: tuple[str, dict[str, Any]], double: bool, prioritized: bool) -> None:
     agent = agent_of(task, prioritized=prioritized, double=double)
-    assert learner_with_kernels(agent) is QLearner
+    assert isinstance(agent.kernels, DQNKernels)
     batch, hyper = items(agent), {**agent.algorithm.hyperparameters(0.0), "update": 1}
     found = by_autograd(agent, batch, hyper), by_kernel(agent, batch, hyper)
     for expected, computed in zip(*found, strict=True):
@@ -78,7 +77,8 @@ def test_gradients_are_those_of_autograd(task: tuple[str, dict[str, Any]], doubl
 def test_a_kernel_evaluates_the_network(task: tuple[str, dict[str, Any]]) -> None:
     agent = agent_of(task)
     obs, start = items(agent).obs, torch.zeros(1, ITEMS, dtype=torch.bool)
-    inference = kernel_inference(agent.model.for_acting())
+    assert agent.kernels is not None
+    inference = agent.kernels.inference(agent.model.for_acting())
     assert inference is not None
     found, _ = inference(obs, start, torch.zeros(ITEMS, 0), None, None)
     expected, _ = agent.model(obs, start, torch.zeros(ITEMS, 0))

@@ -18,14 +18,12 @@ from torch.nn import functional as F
 from lockstep import train
 from lockstep.agent import Agent
 from lockstep.algorithms.dqn import project
+from lockstep.algorithms.kernel_table import ReturnsKernels
 from lockstep.experiment import Experiment
 from lockstep.kernels import returns_learning
 from lockstep.kernels.dense import RELU, activations, backward, evaluate
 from lockstep.kernels.patches import cut_pixels
-from lockstep.learners.portable_replay import ReturnsLearner, learner_with_kernels
-from lockstep.models import QModelConfig
 from lockstep.models.arithmetic import portable_operations
-from lockstep.models.portable_inference import kernel_inference
 
 ATOMS = {"returns": "categorical", "numbers": 11, "v_min": -4.0, "v_max": 5.0}
 RAINBOW = {"dueling": True, "noisy": True, "stream_size": 8, **ATOMS}
@@ -61,7 +59,7 @@ def test_gradients_are_those_of_torch_bit_by_bit(
 ) -> None:
     name, settings = task
     agent = agent_of((name, {**settings, **change}), prioritized=double, double=double)
-    assert learner_with_kernels(agent) is ReturnsLearner
+    assert isinstance(agent.kernels, ReturnsKernels)
     batch, hyper = items(agent), {**agent.algorithm.hyperparameters(0.0), "update": 1}
     numbers = agent.algorithm.noise_numbers(agent.model, ITEMS)  # type: ignore[attr-defined]
     if numbers:
@@ -79,7 +77,8 @@ def test_a_kernel_acts_with_the_bits_of_torch(task: tuple[str, dict[str, Any]], 
     name, settings = task
     agent = agent_of((name, {**settings, **change}))
     obs, start = items(agent).obs, torch.zeros(1, ITEMS, dtype=torch.bool)
-    inference = kernel_inference(agent.model.for_acting())
+    assert agent.kernels is not None
+    inference = agent.kernels.inference(agent.model.for_acting())
     assert inference is not None
     for seed in (None, 1, 2):
         if agent.model.noise_numbers:
@@ -100,7 +99,8 @@ def test_an_acting_copy_keeps_parameters_that_are_overwritten() -> None:
     obs, start = items(agent).obs, torch.zeros(1, ITEMS, dtype=torch.bool)
     found = []
     for lasts in (True, False):
-        inference, vector = kernel_inference(agent.model.for_acting()), agent.flat.vector.detach().clone()
+        assert agent.kernels is not None
+        inference, vector = agent.kernels.inference(agent.model.for_acting()), agent.flat.vector.detach().clone()
         assert inference is not None and inference.load(vector, lasts=lasts)
         assert np.shares_memory(inference._parameters, vector.numpy()) == lasts  # type: ignore[union-attr]
         if not lasts:
@@ -111,7 +111,7 @@ def test_an_acting_copy_keeps_parameters_that_are_overwritten() -> None:
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QModelConfig, "has_kernels", False)
+    monkeypatch.setattr(Experiment, "kernels", lambda *_: None)
 
 
 @pytest.mark.parametrize("change", [{"model.dueling": True}, {"model.noisy": True, "algorithm.double": True}])
@@ -130,10 +130,10 @@ def test_so_are_those_of_data_efficient_rainbow(
 
 def compare(experiment: Experiment, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Assert that a run's ledger is the same without kernels."""
-    assert learner_with_kernels(Agent(experiment)) is ReturnsLearner
+    assert isinstance(Agent(experiment).kernels, ReturnsKernels)
     train(experiment, options=options(folder / "kernels"))
     without_kernels(monkeypatch)
-    assert learner_with_kernels(Agent(experiment)) is None
+    assert Agent(experiment).kernels is None
     train(experiment, options=options(folder / "torch"))
     ledgers = [(folder / run / "ledger.jsonl").read_bytes() for run in ("kernels", "torch")]
     assert ledgers[0] == ledgers[1]
@@ -142,12 +142,12 @@ def compare(experiment: Experiment, folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_has_other_bits_is_left_to_torch() -> None:
     """ELU's slope, quantiles, cores, larger networks."""
     full = EXPERIMENTS["rainbow-lag-1"]().replace(precision="portable")
-    assert full.has_kernels
+    assert Agent(full).kernels
     for change in ({"activation": "elu"}, {"returns": "quantiles"}, {"core": "gru"}):
-        assert not full.replace(model=replace(full.model, **change)).has_kernels
+        assert not Agent(full.replace(model=replace(full.model, **change))).kernels
     der = EXPERIMENTS["der"]().replace(precision="portable")
-    assert der.has_kernels
-    assert not der.replace(**{"model.encoder": "nature"}).has_kernels
+    assert Agent(der).kernels
+    assert not Agent(der.replace(**{"model.encoder": "nature"})).kernels
 
 
 def test_projections_are_those_of_torch_bit_by_bit() -> None:

@@ -14,17 +14,15 @@ from torch.nn import functional as F
 
 from lockstep import train
 from lockstep.agent import Agent
+from lockstep.algorithms.kernel_table import ValueKernels
 from lockstep.algorithms.onpolicy import Batch
 from lockstep.experiment import Experiment
 from lockstep.kernels.norms import EPS, normalize_rows, normalize_rows_back
 from lockstep.kernels.sums import add_up
 from lockstep.kernels.value_learning import value_gradients
-from lockstep.learners.portable_losses import ValueLearner
-from lockstep.learners.portable_replay import learner_with_kernels
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.layer_tables import encoder_of, observed, q_network
 from lockstep.models.layers import LayerNorm
-from lockstep.models.portable_inference import kernel_inference
 from lockstep.models.q import QModel
 
 SHARDS, COLUMNS, TAKEN = 4, 30, 20
@@ -111,7 +109,7 @@ def test_gradients_and_metrics_are_those_of_torch_bit_by_bit(change: dict[str, A
     agent, draw = agent_of(change), torch.Generator().manual_seed(2)
     model, size = agent.model, agent.flat.vector.numel()
     encoder = encoder_of(model)
-    assert isinstance(model, QModel) and encoder is not None
+    assert isinstance(model, QModel)
     obs = [seen(agent, draw) for _ in range(SHARDS)]
     choices = torch.randint(agent.action_space.n, (SHARDS, COLUMNS), generator=draw)  # type: ignore[attr-defined]
     target = torch.randn(SHARDS, COLUMNS, generator=draw)
@@ -171,7 +169,8 @@ def test_gradients_and_metrics_are_those_of_torch_bit_by_bit(change: dict[str, A
 def test_a_kernel_acts_with_the_bits_of_torch(change: dict[str, Any]) -> None:
     agent = agent_of(change)
     obs, start = seen(agent, torch.Generator().manual_seed(3)), torch.zeros(1, COLUMNS, dtype=torch.bool)
-    inference = kernel_inference(agent.model.for_acting(), as_torch=True)
+    assert agent.kernels is not None
+    inference = agent.kernels.inference(agent.model.for_acting())
     assert inference is not None
     inference.refresh()
     with torch.no_grad(), portable_operations():
@@ -195,10 +194,9 @@ def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
     change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = experiment_of(change)
-    assert learner_with_kernels(Agent(experiment)) is ValueLearner
+    assert isinstance(Agent(experiment).kernels, ValueKernels)
     train(experiment, options=options(tmp_path / "kernels"))
-    monkeypatch.setattr(Experiment, "has_kernels", False)
-    assert learner_with_kernels(Agent(experiment)) is None
+    monkeypatch.setattr(Experiment, "kernels", lambda *_: None)
     train(experiment, options=options(tmp_path / "torch"))
     ledgers = [(tmp_path / run / "ledger.jsonl").read_bytes() for run in ("kernels", "torch")]
     assert ledgers[0] == ledgers[1]
@@ -207,5 +205,5 @@ def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
 @pytest.mark.parametrize("change", [{"model.core": "gru"}, {"model.activation": "elu"}, {"model.hidden_sizes": (8, 1)}])
 def test_what_has_other_bits_is_left_to_torch(change: dict[str, Any]) -> None:
     """Cores, ELU, and a layer that normalizes a single number."""
-    assert not experiment_of({**VECTORS, **change}).has_kernels
-    assert experiment_of(VECTORS).has_kernels
+    assert not Agent(experiment_of({**VECTORS, **change})).kernels
+    assert Agent(experiment_of(VECTORS)).kernels

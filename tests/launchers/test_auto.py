@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lockstep import Experiment, Layout, SettingsError, recipes, resume, train, verify
+from lockstep.agent import Agent
 from lockstep.cli.main import main
 from lockstep.config import launchers
 from lockstep.config.launchers import Launcher
@@ -77,7 +78,7 @@ def test_gradient_steps_of_kernels_are_shared_if_they_are_large() -> None:
     assert choose(small, 2, tuned=Layout.parse("processes:2")).layout.processes == 2
     assert choose(large, 2).layout.processes == 2
     recurrent = small.replace(**{"model.core": "lstm", "algorithm.minibatches": 2})  # 4 × 256 × (64 + 256) products
-    assert recurrent.has_kernels
+    assert Agent(recurrent).kernels
     assert choose(recurrent, 2).layout.processes == 2
     tiny_core = recurrent.replace(**{"model.core_size": 4, "algorithm.minibatches": 1})
     assert choose(tiny_core.replace(**{"model.hidden_sizes": (8, 8)}), 2).layout == Layout()

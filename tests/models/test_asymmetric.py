@@ -135,9 +135,11 @@ def test_experiments_without_it_are_what_they_were() -> None:
 
 def test_kernels_do_not_compute_it() -> None:
     experiment = recipes.ppo_cartpole().replace(precision="portable")
-    assert experiment.has_kernels and not experiment.replace(**{"model.critic_only": ("hidden",)}).has_kernels
+    spaces = Agent(experiment).observation_space, Agent(experiment).action_space
+    assert experiment.kernels(*spaces)
+    assert not experiment.replace(**{"model.critic_only": ("hidden",)}).kernels(*spaces)
     agent = Agent(EXPERIMENTS["critic-only-sac"]().replace(precision="portable"))
-    assert agent.model.portable_operations and not agent.experiment.has_kernels
+    assert agent.model.portable_operations and not agent.kernels
 
 
 class Blind(gymnasium.ObservationWrapper[Any, Any, Any]):

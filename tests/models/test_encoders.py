@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs.convert import ObservationWriter
 from lockstep.models import (
     MLP,
-    ConvNet,
     ImpalaResNet,
     NatureCNN,
     ObservationEncoder,
@@ -24,7 +23,7 @@ from lockstep.models import (
     SimpleConvNet,
     StandardModelConfig,
 )
-from lockstep.models.encoders import MinAtarCNN, SymbolNet
+from lockstep.models.encoders import IMAGE_ENCODERS, ImageEncoder, MinAtarCNN, SymbolNet
 from lockstep.models.layers import (
     PixelConv2d,
     fold_kernel,
@@ -34,6 +33,7 @@ from lockstep.models.layers import (
 )
 from lockstep.models.observations import precision_warning, unused_mask
 from lockstep.models.resnet import FixupBlock
+from lockstep.models.trunk import EncoderName
 
 
 def pixels(*shape: int, seed: int = 0) -> Tensor:
@@ -83,9 +83,9 @@ def test_pixels_get_no_gradient() -> None:
     ],
 )
 def test_convolutional_networks_equal_plain_layers(
-    network: type[ConvNet], activation: Callable[[Tensor], Tensor], shape: tuple[int, int, int], dense_inputs: int
+    network: ImageEncoder, activation: Callable[[Tensor], Tensor], shape: tuple[int, int, int], dense_inputs: int
 ) -> None:
-    ours = network(shape)  # type: ignore[call-arg]
+    ours = network(shape)
     strides = {NatureCNN: (4, 2, 1), SimpleConvNet: (4, 2, 2), MinAtarCNN: (1,)}[network]
     image = pixels(3, *shape)
     x = image.float() / 255
@@ -97,6 +97,11 @@ def test_convolutional_networks_equal_plain_layers(
     expected = activation(F.linear(x, ours.dense.weight, ours.dense.bias))
     torch.testing.assert_close(ours(image, torch.float32), expected, rtol=1e-4, atol=1e-5)
     assert ours.out_features == expected.shape[1] == (128 if network is MinAtarCNN else 512)
+
+
+def test_every_network_of_the_table_is_a_choice_and_no_other() -> None:
+    assert {"auto", "mlp", "impala", "symbols", *IMAGE_ENCODERS} == set(get_args(EncoderName))
+    assert len({"auto", "mlp", "impala", "symbols", *IMAGE_ENCODERS}) == 4 + len(IMAGE_ENCODERS)
 
 
 def test_impala_equals_plain_functions() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lockstep.models.encoders import DataEfficientCNN
+from lockstep.models.encoders import ConvNet
 from lockstep.models.q import NoisyLinear, QModel
 from lockstep.recipes import RECIPES
 
@@ -47,7 +47,7 @@ def test_the_network_is_that_of_the_paper() -> None:
     assert isinstance(model, QModel)
     encoder: Any = model.trunk.encoder
     network = encoder.images[0]
-    assert type(network) is DataEfficientCNN and network.out_features == 64 * 3 * 3
+    assert isinstance(network, ConvNet) and network.dense is None and network.out_features == 64 * 3 * 3
     image = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     x = image / 255
     for convolution, channels in zip(network.convolutions, (32, 64), strict=True):

@@ -133,7 +133,7 @@ def test_a_mistake_is_told_before_anything_is_started(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lockstep.buffers.memory.available_bytes", lambda: 1_000)
+    monkeypatch.setattr("lockstep.buffers.replay_placement.available_bytes", lambda: 1_000)
     monkeypatch.setattr("lockstep.speed.trial.Trial.__init__", lambda *_: pytest.fail("a trial was started"))
     assert main([command, recipe, "--env.adapter", "gymnasium", *flags]) == 2
     error = capsys.readouterr().err

@@ -25,7 +25,7 @@ from rich.console import Console
 from sentences import says
 
 from lockstep import recipes
-from lockstep.buffers.memory import replay_bytes
+from lockstep.buffers.replay_placement import replay_bytes
 from lockstep.cli.sweep_status import _gist
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 from tiny import EXPERIMENTS, options
 
 from lockstep import train
 from lockstep.agent import NO_KERNELS, Agent
-from lockstep.config.layout import Layout
+from lockstep.distributed.groups import Group
+from lockstep.distributed.tree import TreeSum
+from lockstep.learners.kernels import KernelLearner
+from lockstep.learners.process import learner_of
+from lockstep.recipes import RECIPES
 from lockstep.system import machine
-from lockstep.training.prepare import warn_before_run
 
 
 @pytest.mark.parametrize(
@@ -39,28 +46,54 @@ def test_bf16_is_warned_about_where_the_cpu_emulates_it(
     assert ("no instructions for bf16" in capsys.readouterr().err) is warned
 
 
+VECTOR, PICTURE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(0, 255, (4, 84, 84), np.uint8)
+ENTRIES = spaces.Dict({"a": VECTOR, "b": VECTOR})
+CHOICES, ARMS = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
+
+
 @pytest.mark.parametrize(
-    ("name", "precision", "warned"),
+    ("recipe", "changes", "seen", "actions", "kernels"),
     [
-        ("portable-pendulum", "portable", False),
-        ("ppo-lstm", "portable", True),
-        ("ppo-lstm", "fp32", False),
-        ("rainbow-lag-1", "portable", False),
-        ("iqn", "portable", True),
-        ("portable-cartpole-a2c", "portable", False),
+        ("ppo-mujoco", {}, VECTOR, ARMS, True),
+        ("ppo-mujoco", {}, ENTRIES, ARMS, False),
+        ("ppo-mujoco", {}, VECTOR, spaces.Tuple((CHOICES, ARMS)), False),
+        ("ppo-mujoco", {"model.encoder": "auto"}, PICTURE, ARMS, False),
+        ("ppo-mujoco", {"model.core": "mingru"}, VECTOR, ARMS, False),
+        ("a2c-atari", {"model.encoder": "mlp"}, VECTOR, CHOICES, True),
+        ("a2c-atari", {"model.encoder": "mlp", "model.activation": "elu"}, VECTOR, CHOICES, False),
+        ("pqn-cartpole", {}, VECTOR, CHOICES, True),
+        ("dqn-cartpole", {}, VECTOR, CHOICES, True),
+        ("dqn-cartpole", {}, ENTRIES, CHOICES, False),
+        ("dqn-cartpole", {"model.encoder": "auto"}, PICTURE, CHOICES, False),
+        ("dqn-cartpole", {"model.encoder": "mlp"}, PICTURE, CHOICES, False),
+        ("dqn-cartpole", {"model.encoder": "minatar"}, PICTURE, CHOICES, True),
+        ("dqn-cartpole", {"model.encoder": "der"}, PICTURE, CHOICES, True),
+        ("dqn-cartpole", {"model.returns": "implicit"}, VECTOR, CHOICES, False),
+        ("sac-mujoco", {}, VECTOR, ARMS, True),
+        ("sac-mujoco", {}, ENTRIES, ARMS, False),
+        ("sac-mujoco", {}, VECTOR, CHOICES, False),
+        ("sac-mujoco", {}, PICTURE, ARMS, False),
+        ("td3-mujoco", {}, VECTOR, ARMS, True),
+        ("td3-mujoco", {}, ENTRIES, ARMS, False),
+        ("ddpg-mujoco", {}, VECTOR, ARMS, True),
+        ("ddpg-mujoco", {}, ENTRIES, ARMS, False),
     ],
 )
 def test_portable_arithmetic_without_kernels_is_warned_about(
-    name: str, precision: str, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: str, changes: dict[str, Any], seen: Any, actions: Any, kernels: bool
 ) -> None:
-    experiment = dataclasses.replace(EXPERIMENTS[name](), precision=precision)
-    warn_before_run(experiment, Layout(), options(tmp_path / "run"))
-    assert ("no kernels compute this algorithm" in capsys.readouterr().err) is warned
+    """Whatever the reason: the algorithm, a setting of the model, or the spaces of the environment."""
+    experiment = RECIPES[recipe]().replace(**{"precision": "portable", **changes})
+    like: Any = SimpleNamespace(observation_space=seen, action_space=actions)
+    agent = Agent(experiment, like=like)
+    assert (agent.kernels is not None) is kernels
+    assert (NO_KERNELS in agent.warnings()) is not kernels
+    assert NO_KERNELS not in Agent(experiment.replace(precision="fp32"), like=like).warnings()
 
 
-def test_kernels_that_do_not_know_a_space_or_an_activation_are_missed() -> None:
-    experiment = EXPERIMENTS["portable-cartpole-a2c"]()
-    assert Agent(experiment).has_kernels and NO_KERNELS not in Agent(experiment).warnings()
-    assert not experiment.replace(**{"model.activation": "elu"}).has_kernels
-    several = experiment.replace(**{"env.id": "lockstep/TupleBandit-v0", "env.adapter": "gymnasium"})
-    assert several.has_kernels and NO_KERNELS in Agent(several).warnings()
+@pytest.mark.parametrize("name", ["portable-pendulum", "hindsight", "sac-discrete", "iqn", "rainbow-lag-1"])
+def test_who_is_warned_learns_without_kernels(name: str) -> None:
+    experiment = EXPERIMENTS[name]().replace(precision="portable")
+    agent, shards = Agent(experiment), experiment.scheme.shards
+    learner = learner_of(agent, range(shards), TreeSum(shards, Group()))
+    assert isinstance(learner, KernelLearner) is (NO_KERNELS not in agent.warnings())

@@ -9,15 +9,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
-import gymnasium
 import numpy as np
 import torch
 
 from lockstep.agent import Agent
-from lockstep.algorithms.ddpg import DDPGConfig
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offpolicy import OffPolicy
-from lockstep.algorithms.sac import SAC, SACConfig
+from lockstep.algorithms.sac import SAC
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.replay_batches import ReplayBatches, Taken
@@ -29,10 +27,8 @@ from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradients
 from lockstep.kernels.returns_learning import returns_gradients
 from lockstep.learners.kernels import KernelLearner
 from lockstep.learners.learner import LearningReport
-from lockstep.learners.portable_losses import ValueLearner
 from lockstep.models.actor_critic import ActorCritic
-from lockstep.models.continuous import Deterministic, SquashedGaussian
-from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, plain, q_layers, q_network
+from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers, q_network
 from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
 
@@ -69,9 +65,7 @@ class ReplayLearner(KernelLearner):
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum, alive: Callable[[], None], sums: int) -> None:
         super().__init__(agent, slots, tree, alive=alive)
-        encoder = encoder_of(agent.model)
-        assert encoder is not None
-        self._encoder, self._sums = encoder, sums
+        self._encoder, self._sums = encoder_of(agent.model), sums
         self._target = agent.vectors[1].numpy()
         assert isinstance(agent.algorithm, OffPolicy)
         self._following = agent.algorithm.following
@@ -161,46 +155,57 @@ class ReturnsLearner(ReplayLearner):
 
 
 class ActorCriticLearner(ReplayLearner):
-    """Learns a policy and critics by SAC, TD3 or DDPG."""
+    """Learns a policy and critics.
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+    Args:
+        sums: how many metrics the kernel adds up.
+    """
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, alive: Callable[[], None], sums: int) -> None:
         model = agent.model
         assert isinstance(model, ActorCritic)
-        sums = SAC_SUMS if isinstance(agent.experiment.algorithm, SACConfig) else TD3_SUMS
         super().__init__(agent, slots, tree, alive, sums)
-        self._critics = len(model.critics.layers.weights[0])
-        if isinstance(agent.algorithm, SAC):
-            self._temperature = agent.flat.offset("variables.log_temperature")
-            self._entropy = np.float32(agent.algorithm.target_entropy(model))
-        self._policy = mlp_layers(model.actor.layers, "actor.layers", agent.flat)
-        self._of_critics = mlp_layers(model.critics.layers, "critics.layers", agent.flat)
+        self._networks = (
+            mlp_layers(model.actor.layers, "actor.layers", agent.flat),
+            mlp_layers(model.critics.layers, "critics.layers", agent.flat),
+            len(model.critics.layers.weights[0]),
+            self._parameters,
+            self._target,
+        )
+
+
+class SACLearner(ActorCriticLearner):
+    """Learns by SAC."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        super().__init__(agent, slots, tree, alive, SAC_SUMS)
+        model, algorithm = agent.model, agent.algorithm
+        assert isinstance(model, ActorCritic) and isinstance(algorithm, SAC)
+        self._temperature = agent.flat.offset("variables.log_temperature")
+        self._entropy = np.float32(algorithm.target_entropy(model))
 
     def _call(
         self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
     ) -> None:
-        config, (*given, noise) = self._agent.experiment.algorithm, items
-        networks = (self._policy, self._of_critics, self._critics, self._parameters, self._target)
-        if isinstance(config, SACConfig):
-            place, drawn = self._temperature, noise.reshape(len(out), 2, -1, items.action.shape[1])
-            sac_gradients(*networks, place, self._entropy, *given, drawn, joined, out, priority)
-            return
-        assert isinstance(config, DDPGConfig)
-        smoothing = (config.smoothing_std, config.smoothing_clip) if isinstance(config, TD3Config) else (0.0, 0.0)
-        period = config.policy_period if isinstance(config, TD3Config) else 1
-        drawn = noise.reshape(-1, items.action.shape[1])
+        drawn = items.noise.reshape(len(out), 2, -1, items.action.shape[1])
+        of_entropy = self._temperature, self._entropy
+        sac_gradients(*self._networks, *of_entropy, *items[:-1], drawn, joined, out, priority)
+
+
+class TD3Learner(ActorCriticLearner):
+    """Learns by TD3, or by DDPG, which is TD3 without smoothing whose policy moves at every step."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        super().__init__(agent, slots, tree, alive, TD3_SUMS)
+        config = agent.experiment.algorithm
+        smoothing, self._period = (0.0, 0.0), 1
+        if isinstance(config, TD3Config):
+            smoothing, self._period = (config.smoothing_std, config.smoothing_clip), config.policy_period
+        self._smoothing = tuple(map(np.float32, smoothing))
+
+    def _call(
+        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
+    ) -> None:
+        drawn, period = items.noise.reshape(-1, items.action.shape[1]), self._period
         moves = hyper["update"] % period == 0
-        td3_gradients(*networks, *map(np.float32, smoothing), period, moves, *given, drawn, joined, out, priority)
-
-
-def learner_with_kernels(agent: Agent) -> type[QLearner | ReturnsLearner | ActorCriticLearner | ValueLearner] | None:
-    """The learner that can compute all of an agent's losses: DQN and PQN on vectors, small images or those of the
-    network for few samples; SAC, TD3 and DDPG as they are, on vectors. None: torch's operations do."""
-    model, box = agent.model, isinstance(agent.observation_space, gymnasium.spaces.Box)
-    if not agent.experiment.has_kernels or not box or encoder_of(model) is None:
-        return None
-    if isinstance(model, QModel):
-        if not agent.experiment.algorithm.replays:
-            return ValueLearner
-        return QLearner if plain(model) else ReturnsLearner
-    continuous = isinstance(model.distribution, (SquashedGaussian, Deterministic))
-    return ActorCriticLearner if continuous else None
+        td3_gradients(*self._networks, *self._smoothing, period, moves, *items[:-1], drawn, joined, out, priority)

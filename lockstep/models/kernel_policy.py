@@ -1,7 +1,7 @@
 """The standard model of vectors and small images in portable arithmetic: equal bits on every CPU.
 
 The parameters, their names and their places are those of StandardModel. Only their first values, and what a collector
-computes with them, come from lockstep.kernels. lockstep.learners.portable learns with the same kernels.
+computes with them, come from lockstep.kernels. lockstep.learners.ppo_kernels learns with the same kernels.
 """
 
 from __future__ import annotations
@@ -16,24 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.core.rng import stream
-from lockstep.kernels import memory, policies
 from lockstep.kernels import network as networks
+from lockstep.kernels import policies, recurrent_network
 from lockstep.kernels.bound import ActionKernels, Bound, PolicyKernels
 from lockstep.kernels.dense import NONE
 from lockstep.kernels.initialize import orthogonal
 from lockstep.kernels.rollout import evaluate_raw, evaluate_raw_with_memory
-from lockstep.kernels.sums import PARTS
 from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import Categorical
-from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.gaussian import Gaussian
 from lockstep.models.layer_tables import (
     brightness,
     core_layers,
     encoder_layers,
-    knows,
+    encoder_of,
     layer_row,
-    like_torch,
     normalizes,
     observed,
     rows_of,
@@ -43,7 +40,7 @@ from lockstep.models.policy import StandardModel
 from lockstep.models.trunk import acting_copy
 
 
-class PortableCategorical(Categorical):
+class KernelCategorical(Categorical):
     """A categorical distribution in portable arithmetic."""
 
     kind = policies.CATEGORICAL
@@ -70,7 +67,7 @@ class PortableCategorical(Categorical):
         return torch.from_numpy(out)
 
 
-class PortableGaussian(Gaussian):
+class KernelGaussian(Gaussian):
     """A diagonal normal distribution in portable arithmetic."""
 
     kind = policies.GAUSSIAN
@@ -99,35 +96,12 @@ class PortableGaussian(Gaussian):
         return torch.from_numpy(out)
 
 
-def portable_distribution(space: gymnasium.Space[Any]) -> PortableCategorical | PortableGaussian:
+def kernel_distribution(space: gymnasium.Space[Any]) -> KernelCategorical | KernelGaussian:
     """The distribution of actions of a space that kernels know: Discrete, or Box of floats."""
     if isinstance(space, gymnasium.spaces.Discrete):
-        return PortableCategorical(space)
+        return KernelCategorical(space)
     assert isinstance(space, gymnasium.spaces.Box)
-    return PortableGaussian(space)
-
-
-def covers(
-    model: PolicyModel,
-    observation_space: gymnasium.Space[Any],
-    action_space: gymnasium.Space[Any],
-    *,
-    as_torch: bool = False,
-) -> bool:
-    """Whether kernels know a model of such observations and actions: vectors without masks or small images that
-    MinAtarCNN encodes, and Discrete or Box of floats.
-
-    Args:
-        as_torch: whether they must have the bits of torch's replaced operations.
-    """
-    if not isinstance(model, StandardModel) or isinstance(observation_space, gymnasium.spaces.Dict):
-        return False
-    encoder = model.trunks[0].encoder
-    if not knows(encoder) or (as_torch and not (like_torch(encoder) and np.prod(action_space.shape or ()) <= PARTS)):
-        return False
-    return isinstance(action_space, gymnasium.spaces.Discrete) or (
-        isinstance(action_space, gymnasium.spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
-    )
+    return KernelGaussian(space)
 
 
 @dataclass(frozen=True)
@@ -172,21 +146,21 @@ def initialize(model: StandardModel, seed: int) -> None:
         layer.weight.data = torch.from_numpy(orthogonal(uniform, gain)).view(layer.weight.shape)
 
 
-def with_kernels(model: PolicyModel, action_space: gymnasium.Space[Any], seed: int | None) -> PortableModel:
-    """A standard model that acts with kernels. covers must hold for its spaces.
+def with_kernels(model: PolicyModel, action_space: gymnasium.Space[Any], seed: int | None) -> KernelModel:
+    """A standard model that acts with kernels that cover it: see lockstep.algorithms.kernel_table.
 
     Args:
         seed: draws new first weights. None keeps those of the model, and acts with the bits of torch's replaced
             operations.
     """
     assert isinstance(model, StandardModel)
-    made = PortableModel(model, portable_distribution(action_space), as_torch=seed is None)
+    made = KernelModel(model, kernel_distribution(action_space), as_torch=seed is None)
     if seed is not None:
         initialize(made, seed)
     return made
 
 
-class PortableModel(StandardModel):
+class KernelModel(StandardModel):
     """A standard model that acts in portable arithmetic. Its forward is torch's, for export.
 
     Args:
@@ -196,36 +170,35 @@ class PortableModel(StandardModel):
     """
 
     def __init__(
-        self, model: StandardModel, distribution: PortableCategorical | PortableGaussian, *, as_torch: bool = False
+        self, model: StandardModel, distribution: KernelCategorical | KernelGaussian, *, as_torch: bool = False
     ) -> None:
         nn.Module.__init__(self)
         self.as_torch = as_torch
         self.trunks, self.policy_head, self.value_head = model.trunks, model.policy_head, model.value_head
-        self.distribution = self.policy_head.distribution = self.portable_distribution = distribution
+        self.distribution = self.policy_head.distribution = self.kernel_distribution = distribution
         self.state_sizes, self.state_size = model.state_sizes, model.state_size
         self.uses_previous, self.masked, self.extra_features = model.uses_previous, model.masked, model.extra_features
         self._encode = distribution.encode
 
-    def for_acting(self) -> PortableModel:
+    def for_acting(self) -> KernelModel:
         return _Acting(self)
 
 
-class _Acting(PortableModel):
+class _Acting(KernelModel):
     """A model for inference, with its parameters in one vector."""
 
-    def __init__(self, model: PortableModel) -> None:
-        super().__init__(acting_copy(model), model.portable_distribution, as_torch=model.as_torch)
+    def __init__(self, model: KernelModel) -> None:
+        super().__init__(acting_copy(model), model.kernel_distribution, as_torch=model.as_torch)
         self._flat = self.flat_parameters = FlatParameters(self)
         self._network = Network.of(self, self._flat)
-        encoder = self.trunks[0].encoder
-        assert isinstance(encoder, ObservationEncoder)
-        self._encoder, self._brightest = encoder, np.float32(brightness(encoder))
+        self._encoder = encoder_of(self)
+        self._brightest = np.float32(brightness(self._encoder))
         self._used = self._flat.vector.detach().numpy()
         """The parameters, or a copy whose weights are divided for whole pixels."""
         self._divides = model.as_torch and self._brightest != 1
         if self._divides:
             self._used = self._used.copy()
-        self._panels = memory.hidden_panels(self._network.layers, self._used) if self.state_size else None
+        self._panels = recurrent_network.hidden_panels(self._network.layers, self._used) if self.state_size else None
         self.weights_changed()
 
     def weights_changed(self) -> None:
@@ -233,10 +206,10 @@ class _Acting(PortableModel):
             self._used[:] = self._flat.vector.detach().numpy()
             networks.divide_by_brightness(self._network.layers, self._brightest, self._used)
         if self._panels is not None:
-            self._panels[...] = memory.hidden_panels(self._network.layers, self._used)
+            self._panels[...] = recurrent_network.hidden_panels(self._network.layers, self._used)
 
     def kernels(self) -> PolicyKernels | None:
-        actions, network, encoder = self.portable_distribution.kernels(), self._network, self._encoder
+        actions, network, encoder = self.kernel_distribution.kernels(), self._network, self._encoder
         if actions is None:
             return None
         arguments = (
@@ -264,7 +237,9 @@ class _Acting(PortableModel):
             given = self.extra(start, prev_action, prev_reward)
             extra = np.zeros((len(x), 0), np.float32) if given is None else rows_of(given)
             starts, after = start.contiguous().view(-1).numpy(), state.numpy().copy()
-            policy, value, _, _ = memory.evaluate(*of_network, self._panels, x, extra, leading[1], starts, after)
+            policy, value, _, _ = recurrent_network.evaluate(
+                *of_network, self._panels, x, extra, leading[1], starts, after
+            )
             state = torch.from_numpy(after)
         else:
             policy, value, _ = networks.evaluate(*of_network, x)

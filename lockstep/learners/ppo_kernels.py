@@ -8,24 +8,24 @@ import numpy as np
 
 from lockstep.agent import Agent
 from lockstep.algorithms.ppo import PPOConfig
-from lockstep.buffers.portable import PortableBatches
+from lockstep.buffers.ppo_batches import PPOBatches
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.ppo import ppo_gradients
 from lockstep.learners.kernels import KernelLearner
+from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, Network
 from lockstep.models.policy import StandardModel
-from lockstep.models.portable import Network, PortableCategorical, PortableGaussian
 
 
-class PortableLearner(KernelLearner):
+class PPOLearner(KernelLearner):
     """Learns by PPO."""
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
         super().__init__(agent, slots, tree, alive=alive)
         config, model = agent.experiment.algorithm, agent.model
         assert isinstance(config, PPOConfig) and isinstance(model, StandardModel)
-        assert isinstance(model.distribution, (PortableCategorical, PortableGaussian))
+        assert isinstance(model.distribution, (KernelCategorical, KernelGaussian))
         self._value_clip, self._kind = config.value_clip, model.distribution.kind
-        assert isinstance(self.batches, PortableBatches)
+        assert isinstance(self.batches, PPOBatches)
         self._minibatches = self.batches
         self._network = Network.of(model, agent.flat)
 

@@ -1,9 +1,6 @@
 """A2C, IMPALA, APPO, PQN and recurrent PPO in portable arithmetic: kernels with the bits of torch's replaced
 operations.
 
-KERNELS is the place for another algorithm: a loss in lockstep.kernels.losses, and what it reads. Its config has
-`loss_has_kernel = True`.
-
 Shape legend: S slots of this learner, T steps, R rows of observations, T or T+1, C columns of a rollout, n of them in a
 slice, G gradient steps, D numbers of an observation, A numbers of an action, K numbers of a core's state.
 """
@@ -12,70 +9,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from lockstep.agent import Agent
-from lockstep.algorithms.a2c import A2CConfig
-from lockstep.algorithms.appo import APPOConfig
-from lockstep.algorithms.impala import IMPALAConfig
+from lockstep.algorithms.kernel_table import LossKernels, ValueKernels
 from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig
-from lockstep.algorithms.ppo import PPOConfig
-from lockstep.algorithms.pqn import PQNConfig
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.on_policy import Cuts, FreshBatches
 from lockstep.distributed.tree import TreeSum
-from lockstep.kernels.losses import a2c_loss, appo_loss, impala_loss, ppo_loss
 from lockstep.kernels.on_policy import gradients_of
 from lockstep.kernels.value_learning import value_gradients
 from lockstep.learners.kernels import KernelLearner
 from lockstep.models.arithmetic import portable_operations
-from lockstep.models.encoders import ObservationEncoder
+from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, Network
 from lockstep.models.layer_tables import brightness, encoder_of, observed, q_network
 from lockstep.models.policy import StandardModel
-from lockstep.models.portable import Network, PortableCategorical, PortableGaussian
 from lockstep.models.q import QModel
-
-
-class Kernel(NamedTuple):
-    """The kernel of a loss, and what it reads."""
-
-    loss: Any
-    """None for values of actions, which have one."""
-    numbers: tuple[str, ...]
-    """Names of fields of lockstep.algorithms.onpolicy.Batch, in order."""
-    flags: tuple[str, ...]
-    """The same of flags, before `valid`."""
-    hyper: Callable[[Any, dict[str, float]], tuple[float, ...]]
-    """From the config and the iteration's hyperparameters to those of the kernel, behind value_coef. Advantages that
-    are standardized have their mean and deviation behind these."""
-
-
-def _of_vtrace(config: IMPALAConfig | APPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
-    return hyper["discount"], config.vtrace_lambda, config.rho_clip, config.c_clip
-
-
-def _of_appo(config: APPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
-    highest = 1.0 + hyper["clip"]
-    return *_of_vtrace(config, hyper), 1.0 / highest, highest, config.value_clip
-
-
-def _of_ppo(config: PPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
-    clip = hyper["clip"]
-    return 1.0 - clip, 1.0 + clip, clip, config.value_clip
-
-
-_ENDS = ("terminated", "truncated")
-KERNELS: dict[type[OnPolicyConfig], Kernel] = {
-    A2CConfig: Kernel(a2c_loss, ("advantage", "value_target"), (), lambda config, hyper: ()),
-    IMPALAConfig: Kernel(impala_loss, ("reward", "log_prob"), _ENDS, _of_vtrace),
-    APPOConfig: Kernel(appo_loss, ("reward", "log_prob", "value"), _ENDS, _of_appo),
-    PPOConfig: Kernel(ppo_loss, ("advantage", "value_target", "log_prob", "value"), (), _of_ppo),
-    PQNConfig: Kernel(None, ("value_target",), (), lambda config, hyper: ()),
-}
-"""By the class of an algorithm's settings."""
 
 
 class _Items(NamedTuple):
@@ -102,26 +54,21 @@ class _Items(NamedTuple):
 
 
 class RolloutLearner(KernelLearner):
-    """Learns from fresh rollouts by a loss that has a kernel: it reads what the loss's row of KERNELS names.
-
-    Args:
-        encoder: the model's.
-    """
+    """Learns from fresh rollouts by a loss that has kernels. It reads what these name."""
 
     _extra_features = 0
     """E"""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, alive: Callable[[], None], encoder: ObservationEncoder
-    ) -> None:
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
         super().__init__(agent, slots, tree, alive=alive)
         config, model, algorithm = agent.experiment.algorithm, agent.model, agent.algorithm
         assert isinstance(config, OnPolicyConfig)
         assert isinstance(algorithm, OnPolicy) and isinstance(self.batches, FreshBatches)
+        assert isinstance(agent.kernels, (LossKernels, ValueKernels))
         self._config, self._model, self._fresh = config, model, self.batches
         self._standardizes = algorithm.normalize_advantages
         self._sequences = config.sequences or model.state_size > 0
-        self._kernel, self._encoder = KERNELS[type(config)], encoder
+        self._encoder, self._numbers, self._flags = encoder_of(model), agent.kernels.numbers, agent.kernels.flags
         self._items = self._memory(agent, algorithm.bootstrap_inputs)
         self._index = np.zeros((0, 0, 0), np.int64)
         """int64 [G, S, n]: the columns of each gradient step."""
@@ -129,7 +76,7 @@ class RolloutLearner(KernelLearner):
         """float64 [G, 2]: the mean and deviation of each minibatch's advantages, if they are standardized."""
 
     def _memory(self, agent: Agent, bootstraps: bool) -> _Items:
-        config, kernel, discrete = self._config, self._kernel, not self._model.distribution.action_shape
+        config, discrete = self._config, not self._model.distribution.action_shape
         environments = agent.experiment.envs_per_shard
         steps, columns = (config.rollout, environments) if self._sequences else (1, config.rollout * environments)
         assert agent.observation_space.shape is not None
@@ -139,8 +86,8 @@ class RolloutLearner(KernelLearner):
             np.zeros((slots, steps + bootstraps, columns, features), np.float32),
             np.zeros((slots, steps, columns, size), np.float32),
             np.zeros((slots, steps, columns), np.int64),
-            np.zeros((slots, len(kernel.numbers), steps, columns), np.float32),
-            np.zeros((slots, len(kernel.flags) + 1, steps, columns), np.bool_),
+            np.zeros((slots, len(self._numbers), steps, columns), np.float32),
+            np.zeros((slots, len(self._flags) + 1, steps, columns), np.bool_),
             np.zeros(slots, np.bool_),
             np.zeros((slots, steps + bootstraps, columns, self._extra_features), np.float32),
             np.zeros((slots, steps + bootstraps, columns), np.bool_),
@@ -180,9 +127,9 @@ class RolloutLearner(KernelLearner):
             to.states[...] = cuts.whole.state.numpy()
         held = to.actions if self._model.distribution.action_shape else to.choices
         held[...] = cuts.whole.action.numpy().reshape(held.shape)
-        for name, x in zip(self._kernel.numbers, to.numbers, strict=True):
+        for name, x in zip(self._numbers, to.numbers, strict=True):
             x[...] = getattr(cuts.whole, name).numpy().reshape(x.shape)
-        for name, x in zip((*self._kernel.flags, "valid"), to.flags, strict=True):
+        for name, x in zip((*self._flags, "valid"), to.flags, strict=True):
             x[...] = getattr(cuts.whole, name).numpy().reshape(x.shape)
 
 
@@ -190,14 +137,12 @@ class LossLearner(RolloutLearner):
     """Learns a policy and a value."""
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        model = agent.model
-        assert isinstance(model, StandardModel)
-        assert isinstance(model.distribution, (PortableCategorical, PortableGaussian))
-        encoder = model.trunks[0].encoder
-        assert isinstance(encoder, ObservationEncoder)
-        self._standard, self._extra_features = model, model.extra_features
-        super().__init__(agent, slots, tree, alive, encoder)
-        self._kind, self._brightest = model.distribution.kind, np.float32(brightness(encoder))
+        model, kernels = agent.model, agent.kernels
+        assert isinstance(model, StandardModel) and isinstance(kernels, LossKernels)
+        assert isinstance(model.distribution, (KernelCategorical, KernelGaussian))
+        self._standard, self._extra_features, self._kernel = model, model.extra_features, kernels
+        super().__init__(agent, slots, tree, alive=alive)
+        self._kind, self._brightest = model.distribution.kind, np.float32(brightness(self._encoder))
         self._gradients_of = gradients_of(self._kernel.loss, model.state_size > 0)
         self._network = Network.of(model, agent.flat)
 
@@ -226,10 +171,9 @@ class ValueLearner(RolloutLearner):
     """Learns the values of actions."""
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        model, encoder = agent.model, encoder_of(agent.model)
-        assert isinstance(model, QModel) and encoder is not None
-        super().__init__(agent, slots, tree, alive, encoder)
-        self._network, self._used = q_network(model, agent.flat), np.zeros_like(self._parameters)
+        super().__init__(agent, slots, tree, alive=alive)
+        assert isinstance(agent.model, QModel)
+        self._network, self._used = q_network(agent.model, agent.flat), np.zeros_like(self._parameters)
 
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
         items = self._items  # of one step each

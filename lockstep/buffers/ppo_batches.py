@@ -20,8 +20,7 @@ from lockstep.buffers.on_policy import FreshBatches
 from lockstep.core.arrays import map_structure
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels import returns
-from lockstep.models.encoders import ObservationEncoder
-from lockstep.models.layer_tables import observed
+from lockstep.models.layer_tables import encoder_of, observed
 from lockstep.models.policy import StandardModel
 
 
@@ -46,16 +45,14 @@ class Items(NamedTuple):
     """bool [S, N]"""
 
 
-class PortableBatches(FreshBatches):
+class PPOBatches(FreshBatches):
     """Epochs of minibatches over the rollouts in a learner's slots, as indices."""
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
         super().__init__(agent, slots, tree)
         config, model = agent.experiment.algorithm, agent.model
         assert isinstance(config, PPOConfig) and isinstance(model, StandardModel)
-        encoder = model.trunks[0].encoder
-        assert isinstance(encoder, ObservationEncoder)
-        self._model, self._encoder, self._lambda = model, encoder, config.gae_lambda
+        self._model, self._encoder, self._lambda = model, encoder_of(model), config.gae_lambda
         self._discrete = not model.distribution.action_shape
         size = 0 if self._discrete else model.distribution.action_shape[0]
         assert agent.observation_space.shape is not None

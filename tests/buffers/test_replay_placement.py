@@ -14,7 +14,7 @@ from test_replay_buffer import World, experiment
 
 from lockstep import recipes
 from lockstep.algorithms.offpolicy import OffPolicyConfig
-from lockstep.buffers import memory
+from lockstep.buffers import replay_placement
 from lockstep.buffers.frames import Ring
 from lockstep.buffers.replay import Replay
 from lockstep.buffers.sum_tree import SumTree
@@ -38,7 +38,7 @@ def test_the_estimate_is_what_is_allocated(prioritized: bool, once: bool) -> Non
     (rollout,) = World(4, 1, "zero", 0.01).rollouts(8, 1)
     replay = Replay(settings, rollout)
     replay.insert(rollout)
-    estimate = memory.replay_bytes(settings, rollout)
+    estimate = replay_placement.replay_bytes(settings, rollout)
     assert estimate <= allocated(replay) <= 1.01 * estimate
 
 
@@ -47,21 +47,21 @@ def test_images_that_are_no_stacks_take_more_than_one_frame() -> None:
     (rollout,) = World(4, 1, "zero", 0.01).rollouts(8, 1)
     colors = rollout.replace(obs=torch.randint(0, 256, rollout.obs.shape, dtype=torch.uint8))
     whole = experiment(steps=2000, envs=4, n_step=1, rollout=8, once=False)
-    assert memory.replay_bytes(settings, colors) == memory.replay_bytes(whole, rollout)
-    assert memory.replay_bytes(settings, colors) > memory.replay_bytes(settings, rollout)
+    assert replay_placement.replay_bytes(settings, colors) == replay_placement.replay_bytes(whole, rollout)
+    assert replay_placement.replay_bytes(settings, colors) > replay_placement.replay_bytes(settings, rollout)
 
 
 def test_a_million_steps_of_atari() -> None:
     whole = recipes.dqn_atari()
-    assert 7.1e9 < memory.replay_bytes(whole) * whole.scheme.shards < 8e9
-    assert memory.replay_bytes(recipes.ppo_cartpole()) == 0
+    assert 7.1e9 < replay_placement.replay_bytes(whole) * whole.scheme.shards < 8e9
+    assert replay_placement.replay_bytes(recipes.ppo_cartpole()) == 0
 
 
 def test_refused_before_anything_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = recipes.dqn_atari()
     assert isinstance(settings.algorithm, OffPolicyConfig)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 2_000_000_000)
+    monkeypatch.setattr(replay_placement, "available_bytes", lambda: 2_000_000_000)
     with pytest.raises(SettingsError) as caught:
         train(settings)
     assert re.search(r"7\.\d GB .* 2\.0 GB of memory", str(caught.value))
@@ -69,7 +69,9 @@ def test_refused_before_anything_is_there(tmp_path: Path, monkeypatch: pytest.Mo
     advised = re.search(r"--algorithm.replay.capacity (\d+)", str(caught.value))
     assert advised
     smaller = replace(settings.algorithm.replay, capacity=int(advised[1]))
-    memory.require(settings.replace(algorithm=replace(settings.algorithm, replay=smaller)), settings.scheme.shards)
+    replay_placement.require(
+        settings.replace(algorithm=replace(settings.algorithm, replay=smaller)), settings.scheme.shards
+    )
 
 
 def test_what_files_contents_take_of_a_container_is_available(tmp_path: Path) -> None:

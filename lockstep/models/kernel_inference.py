@@ -19,8 +19,7 @@ from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.capture import Inference, Inputs
 from lockstep.models.continuous import Deterministic
 from lockstep.models.distributions import Distribution
-from lockstep.models.encoders import ObservationEncoder
-from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, plain, q_layers, q_network
+from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers, q_network
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
@@ -31,12 +30,11 @@ class _KernelInference(Inference):
 
     Args:
         model: made by for_acting; its parameters are moved into one vector.
-        encoder: of the model; it makes observations into what the layers see.
     """
 
-    def __init__(self, model: PolicyModel, encoder: ObservationEncoder) -> None:
+    def __init__(self, model: PolicyModel) -> None:
         super().__init__(model)
-        self._encoder, self._flat = encoder, FlatParameters(model)
+        self._encoder, self._flat = encoder_of(model), FlatParameters(model)
 
     def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
         distribution = self._model.distribution
@@ -47,8 +45,8 @@ class _KernelInference(Inference):
 class TableInference(_KernelInference):
     """Evaluates a network that is one table of layers."""
 
-    def __init__(self, model: QModel | ActorCritic, encoder: ObservationEncoder) -> None:
-        super().__init__(model, encoder)
+    def __init__(self, model: QModel | ActorCritic) -> None:
+        super().__init__(model)
         self._bound = None
         if isinstance(model, QModel):
             self._layers = q_layers(model, self._flat)
@@ -72,8 +70,8 @@ class QNetworkInference(_KernelInference):
     """Evaluates a Q-network with the bits of torch's replaced operations: one with noisy layers, dueling streams,
     distributions of returns or normalized layers, or PQN's."""
 
-    def __init__(self, model: QModel, encoder: ObservationEncoder) -> None:
-        super().__init__(model, encoder)
+    def __init__(self, model: QModel) -> None:
+        super().__init__(model)
         self._network, self._stale = q_network(model, self._flat), True
         self._noise = np.zeros(model.noise_numbers, np.float32)
         self._parameters = self._flat.vector.detach().numpy()
@@ -100,18 +98,3 @@ class QNetworkInference(_KernelInference):
         q = act(self._network, self._used, observed(self._encoder, inputs.obs, whole=True))
         numbers = torch.from_numpy(q).view(*inputs.start.shape[:2], -1)
         return ModelOutput(numbers, numbers.amax(-1)), inputs.state
-
-
-def kernel_inference(model: PolicyModel, *, as_torch: bool = False) -> Inference | None:
-    """Inference by a kernel, if it covers an acting copy of a model whose settings have kernels.
-
-    Args:
-        as_torch: whether it must have the bits of torch's replaced operations.
-    """
-    encoder = encoder_of(model)
-    if encoder is None:
-        return None
-    assert isinstance(model, (QModel, ActorCritic))
-    if isinstance(model, QModel) and (as_torch or not plain(model)):
-        return QNetworkInference(model, encoder)
-    return TableInference(model, encoder)

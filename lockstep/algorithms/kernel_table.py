@@ -1,0 +1,269 @@
+"""Which kernels compute an experiment in portable arithmetic: TABLE, and kernels_of, which everything asks that depends
+on it. A model's first weights, acting, minibatches and the learner follow from its answer, and so do warnings.
+
+Where there are none, torch's operations are replaced one by one: see lockstep.portable.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.algorithms.a2c import A2CConfig
+from lockstep.algorithms.appo import APPOConfig
+from lockstep.algorithms.base import AlgorithmConfig, Setup
+from lockstep.algorithms.ddpg import DDPGConfig
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.impala import IMPALAConfig
+from lockstep.algorithms.onpolicy import OnPolicyConfig
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.pqn import PQNConfig
+from lockstep.algorithms.qpg import QPGConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
+from lockstep.kernels.losses import a2c_loss, appo_loss, impala_loss, ppo_loss
+from lockstep.kernels.sums import PARTS
+from lockstep.models.actor_critic import ActorCriticConfig
+from lockstep.models.base import ModelConfig, PolicyModel
+from lockstep.models.capture import Inference
+from lockstep.models.encoders import IMAGE_ENCODERS
+from lockstep.models.kernel_inference import QNetworkInference, TableInference
+from lockstep.models.kernel_policy import with_kernels
+from lockstep.models.observations import ObservationLayout
+from lockstep.models.policy import StandardModelConfig
+from lockstep.models.q import QModelConfig
+from lockstep.models.trunk import TrunkConfig
+
+
+class Case(NamedTuple):
+    """What is to be computed."""
+
+    config: AlgorithmConfig
+    """Of an algorithm of TABLE."""
+    model: ModelConfig
+    observation_space: gymnasium.Space[Any]
+    """Of an environment, as models see it."""
+    action_space: gymnasium.Space[Any]
+
+
+class Kernels(ABC):
+    """Kernels of one or several algorithms. Their learner is in lockstep.learners.kernel_learners."""
+
+    as_torch: ClassVar[bool] = False
+    """Whether they have the bits of torch's replaced operations. Others have other first weights, or add up in another
+    order."""
+
+    @abstractmethod
+    def covers(self, case: Case) -> bool:
+        """Whether they compute all of it. A subclass of a model's settings may build another model, so it is not
+        covered."""
+
+    def take(self, model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PolicyModel:
+        """The model with which these kernels begin.
+
+        Args:
+            model: as its settings build it. It may be changed.
+            seed: for first weights.
+        """
+        model.portable_operations = True  # around the kernels, which compute its networks
+        return model
+
+    def inference(self, model: Any) -> Inference | None:
+        """What evaluates an acting copy of the model; None if it does so itself."""
+        return None
+
+
+class _OnPolicyKernels(Kernels):
+    """Of a policy and a value, on vectors or MinAtar's grids."""
+
+    def covers(self, case: Case) -> bool:
+        config, model, observations, actions = case
+        assert isinstance(config, OnPolicyConfig)
+        if type(model) is not StandardModelConfig or isinstance(observations, spaces.Dict):
+            return False
+        layout, discrete = ObservationLayout.of(observations), isinstance(actions, spaces.Discrete)
+        floats = isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.floating)
+        known = model.core in ("gru", "lstm") or (model.core == "none" and not model.previous_action_reward)
+        same = _like_torch(model, layout) and math.prod(actions.shape or ()) <= PARTS
+        return (
+            (known and not model.squash and not model.critic_only)
+            and not (config.rnd.coef or config.keeps_policy)
+            and (discrete or floats)
+            and (same or not self.as_torch)
+            and _encodes(model, layout)
+        )
+
+    def take(self, model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PolicyModel:
+        return with_kernels(model, action_space, None if self.as_torch else seed)
+
+
+class PPOKernels(_OnPolicyKernels):
+    """PPO without a core. They came before torch's replaced operations, and have other bits."""
+
+    def covers(self, case: Case) -> bool:
+        return not case.model.recurrent and super().covers(case)
+
+
+@dataclass(frozen=True)
+class LossKernels(_OnPolicyKernels):
+    """A loss of lockstep.kernels.losses, and what it reads."""
+
+    loss: Any
+    numbers: tuple[str, ...]
+    """Names of fields of lockstep.algorithms.onpolicy.Batch, in order."""
+    flags: tuple[str, ...]
+    """The same of flags, before `valid`."""
+    hyper: Callable[[Any, dict[str, float]], tuple[float, ...]]
+    """From the config and the iteration's hyperparameters to those of the kernel, behind value_coef. Advantages that
+    are standardized have their mean and deviation behind these."""
+
+    as_torch = True
+
+
+class _QKernels(Kernels):
+    """Of a Q-network without a core, on vectors or one image."""
+
+    cuts: ClassVar[bool] = False
+    """Whether they know convolutions for which images are cut into patches."""
+
+    def covers(self, case: Case) -> bool:
+        _, model, observations, _ = case
+        if type(model) is not QModelConfig or not isinstance(observations, spaces.Box):
+            return False
+        layout = ObservationLayout.of(observations)
+        return (
+            not (model.recurrent or model.previous_action_reward)
+            and self._knows(model, layout)
+            and _encodes(model, layout, cuts=self.cuts)
+        )
+
+    @abstractmethod
+    def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
+        """Whether they compute this head."""
+
+
+class DQNKernels(_QKernels):
+    """One linear layer behind the encoder. They came before torch's replaced operations, and have other bits."""
+
+    def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
+        changed = model.dueling or model.noisy or model.stream_size or model.layer_norm
+        return model.returns == "expected" and not changed
+
+    def inference(self, model: Any) -> Inference:
+        return TableInference(model)
+
+
+class ReturnsKernels(_QKernels):
+    """Noisy layers, dueling streams, distributions of returns, normalized layers, and the network for few samples."""
+
+    as_torch = True
+    cuts = True
+
+    def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
+        if model.layer_norm and min((model.dense_size or 2, *model.hidden_sizes), default=2) < 2:
+            return False  # torch adds up the gradients by a single number's norm in parts
+        return model.returns in ("expected", "categorical") and _like_torch(model, layout)
+
+    def inference(self, model: Any) -> Inference:
+        return QNetworkInference(model)
+
+
+class ValueKernels(ReturnsKernels):
+    """PQN: the same networks, which learn from fresh rollouts."""
+
+    numbers: ClassVar[tuple[str, ...]] = ("value_target",)
+    """As for LossKernels."""
+    flags: ClassVar[tuple[str, ...]] = ()
+
+
+class _ActorCriticKernels(Kernels):
+    """Of a policy and critics on vectors."""
+
+    def covers(self, case: Case) -> bool:
+        config, model, observations, actions = case
+        assert isinstance(config, QPGConfig)
+        boxes = isinstance(observations, spaces.Box) and isinstance(actions, spaces.Box)
+        if type(model) is not ActorCriticConfig or not boxes or ObservationLayout.of(observations).images:
+            return False
+        changed = model.layer_norm or model.critic_only or model.batch_renorm or model.critic_sizes
+        remembers = model.recurrent or model.previous_action_reward or config.unroll
+        return not (changed or remembers) and model.policy != "gaussian"
+
+    def inference(self, model: Any) -> Inference:
+        return TableInference(model)
+
+
+class SACKernels(_ActorCriticKernels):
+    """SAC."""
+
+
+class TD3Kernels(_ActorCriticKernels):
+    """TD3 and DDPG."""
+
+
+def _encodes(model: TrunkConfig, layout: ObservationLayout, *, cuts: bool = False) -> bool:
+    """Whether kernels compute an encoder: that of a vector, or of an image by a network that has kernels."""
+    networks = [name for name, each in IMAGE_ENCODERS.items() if each.kernels and cuts >= each.cuts]
+    return model.encoder in (networks if layout.images else ("auto", "mlp", *networks))
+
+
+def _like_torch(model: TrunkConfig, layout: ObservationLayout) -> bool:
+    """Whether an encoder's kernels can have the bits of torch's replaced operations: not with ELU, whose slope has
+    several formulas."""
+    return model.activation != "elu" or not layout.vectors
+
+
+def _of_vtrace(config: IMPALAConfig | APPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
+    return hyper["discount"], config.vtrace_lambda, config.rho_clip, config.c_clip
+
+
+def _of_appo(config: APPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
+    highest = 1.0 + hyper["clip"]
+    return *_of_vtrace(config, hyper), 1.0 / highest, highest, config.value_clip
+
+
+def _of_ppo(config: PPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
+    clip = hyper["clip"]
+    return 1.0 - clip, 1.0 + clip, clip, config.value_clip
+
+
+_ENDS = ("terminated", "truncated")
+_TARGETS = ("advantage", "value_target")
+TABLE: Mapping[type[AlgorithmConfig], tuple[Kernels, ...]] = {
+    PPOConfig: (PPOKernels(), LossKernels(ppo_loss, (*_TARGETS, "log_prob", "value"), (), _of_ppo)),
+    A2CConfig: (LossKernels(a2c_loss, _TARGETS, (), lambda config, hyper: ()),),
+    IMPALAConfig: (LossKernels(impala_loss, ("reward", "log_prob"), _ENDS, _of_vtrace),),
+    APPOConfig: (LossKernels(appo_loss, ("reward", "log_prob", "value"), _ENDS, _of_appo),),
+    PQNConfig: (ValueKernels(),),
+    DQNConfig: (DQNKernels(), ReturnsKernels()),
+    SACConfig: (SACKernels(),),
+    TD3Config: (TD3Kernels(),),
+    DDPGConfig: (TD3Kernels(),),
+}
+"""By the class of an algorithm's settings. Those that cover an experiment compute it; if several do, the first. Not for
+subclasses, since they may compute another loss."""
+
+
+def kernels_of(
+    config: AlgorithmConfig,
+    setup: Setup,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+) -> Kernels | None:
+    """The kernels that compute an experiment in portable arithmetic; None if torch's operations do.
+
+    Args:
+        setup: the rest of the experiment.
+        observation_space, action_space: of an environment, as models see them.
+    """
+    if setup.several_policies or setup.gradient_lag == "async":
+        return None
+    case = Case(config, setup.model, observation_space, action_space)
+    return next((each for each in TABLE.get(type(config), ()) if each.covers(case)), None)

@@ -1,0 +1,21 @@
+"""Which learner computes gradients with which kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lockstep.algorithms import kernel_table as table
+from lockstep.learners.kernels import KernelLearner
+from lockstep.learners.off_policy_kernels import QLearner, ReturnsLearner, SACLearner, TD3Learner
+from lockstep.learners.on_policy_kernels import LossLearner, ValueLearner
+from lockstep.learners.ppo_kernels import PPOLearner
+
+LEARNERS: Mapping[type[table.Kernels], type[KernelLearner]] = {
+    table.PPOKernels: PPOLearner,
+    table.LossKernels: LossLearner,
+    table.ValueKernels: ValueLearner,
+    table.DQNKernels: QLearner,
+    table.ReturnsKernels: ReturnsLearner,
+    table.SACKernels: SACLearner,
+    table.TD3Kernels: TD3Learner,
+}
