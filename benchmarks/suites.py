@@ -76,7 +76,7 @@ def _gathered(entry: Entry, queue: Queue, digest: str | None) -> dict[str, Any]:
     ended = datetime.fromtimestamp((queue.folder / "outcomes" / f"{entry.name}.json").stat().st_mtime, timezone.utc)
     return {
         "run": entry.name,
-        "method": re.sub(rf"(-{re.escape(entry.env)})?-s{run.seed}-[0-9a-f]+$", "", entry.name),
+        "method": re.sub(rf"(-{re.escape(entry.env.rpartition('/')[2])})?-s{run.seed}-[0-9a-f]+$", "", entry.name),
         "task": entry.env,
         "seed": run.seed,
         "digest": digest,

@@ -112,10 +112,10 @@ SUITES: dict[str, Suite] = {
         "MinAtar",
         tuple(f"MinAtar/{game}-v1" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")),
         "eval/score",
-        {"total_steps": 1_000_000},
-        "Five games, a million steps each, with sticky actions and rising difficulty, the games' defaults. The score "
-        "is that of the run's last evaluation. No scale makes scores of different games comparable, so there are no "
-        "aggregates over games.",
+        {"total_steps": 5_000_000},
+        "Five games, five million steps each, with sticky actions and rising difficulty, the games' defaults. The "
+        "score is that of the run's last evaluation. No scale makes scores of different games comparable, so there are "
+        "no aggregates over games.",
     ),
 }
 
