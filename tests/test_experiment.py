@@ -252,7 +252,7 @@ def test_memory_is_asked_for_the_shards_of_this_machine(
     [
         ("env.adapter", "gymnasium", "inline,env_threads=2", "env_threads.*env_processes=N"),
         ("env.adapter", "envpool", "inline,env_processes=2", "env_processes.*env_threads=N"),
-        ("scheme.preempt", 0.5, "torchrun", "on one machine or on Ray"),
+        ("scheme.preempt", 0.5, "torchrun", "Use --layout processes:N"),
         ("scheme.gradient_lag", "async", "torchrun", "update the same parameters"),
         ("scheme.lag", "async", "processes:2", "collectors can only run freely in separate processes"),
     ],

@@ -337,7 +337,7 @@ def test_an_experiment_that_waits_for_all_is_the_one_it_was() -> None:
         (experiment(preempt=1.5), "inline", "at most 1"),
         (experiment(lag="async"), "cpu:a1-l1", "scheme.lag=async and scheme.shards=4 it waits for none"),
         (experiment(shards=1), "inline", "2 or more shards"),
-        (experiment(), "torchrun", "on one machine or on Ray"),
+        (experiment(), "torchrun", "Use --layout processes:N, cpu:aC-lL, ray:N or ray:aC-lL"),
         (replaying(recipes.dqn_cartpole, replay={}, scheme={"preempt": 0.5}), "inline", "replay needs whole ones"),
         (recipes.mpc_pendulum().replace(scheme=Scheme(preempt=0.5)), "inline", "replay needs whole ones"),
     ],
