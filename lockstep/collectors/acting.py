@@ -262,3 +262,18 @@ class ActingBatch:
         for member in self.members:
             restore(member, states[member.shard], self.open.buffer, self.core_state)
         return replayed
+
+
+class SteppingActor:
+    """What actors share whose environments the host steps: see lockstep.collectors.actors.Actor."""
+
+    steps = 1
+
+    def __init__(self, batch: ActingBatch) -> None:
+        self.batch = batch
+
+    def begin(self) -> None:
+        self.batch.open.whole.core_state.copy_(self.batch.core_state)
+
+    def receive(self, t: int) -> None:
+        self.batch.receive(t)

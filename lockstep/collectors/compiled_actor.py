@@ -7,40 +7,37 @@ Shape legend: T time, A rows of an acting batch, B environments of a shard, N no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from lockstep.collectors.acting import ActingBatch
+from lockstep.collectors.acting import ActingBatch, SteppingActor
 from lockstep.envs.base import ShardEnv
 from lockstep.kernels.bound import PolicyKernels
 from lockstep.models.capture import Inference
 
 
-class CompiledActor:
+class CompiledActor(SteppingActor):
     """In a step, a compiled function reads what environments wrote, writes what the policy did, and returns what
     environments receive."""
 
-    steps = 1
-
     def __init__(self, batch: ActingBatch, policy: PolicyKernels) -> None:
-        self.batch = batch
+        super().__init__(batch)
+        self._kernels = policy
         self._policies = [CompiledPolicy(policy, each.env, each.rows) for each in batch.envs.stepped]
-        self._noise = batch.explorer.noise.numpy()
-        self._fields: Mapping[str, np.ndarray] = {}
+        self._arguments: tuple[Any, ...] = ()
+        """Of this rollout's calls."""
 
     def begin(self) -> None:
+        super().begin()
         batch = self.batch
-        batch.open.whole.core_state.copy_(batch.core_state)
-        self._fields = batch.open.of_kernels(batch.core_state)
+        noise, fields = batch.explorer.noise.numpy(), batch.open.of_kernels(batch.core_state)
+        self._arguments = self._kernels.arguments(noise, batch.open.obs, fields)
 
     def act(self, t: int, inference: Inference) -> None:
         batch = self.batch
         for each, policy in zip(batch.envs.stepped, self._policies, strict=True):
-            each.env.send(policy.act(t, self._noise, batch.open.obs, self._fields))
-
-    def receive(self, t: int) -> None:
-        self.batch.receive(t)
+            each.env.send(policy.act(t, self._arguments))
 
     def finish(self, inference: Inference) -> None:
         batch = self.batch
@@ -63,22 +60,9 @@ class CompiledPolicy:
         self._act, self._policy, self._first = acting_kernel(policy), policy, rows.start
         self._shape, self._dtype = (env.num_envs, *(env.action_space.shape or ())), env.action_space.dtype
 
-    def act(self, t: int, noise: np.ndarray, obs: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Write a_t, its log-probabilities and values; arguments as for CompiledRollout.play. Returns what environments
+    def act(self, t: int, arguments: tuple[Any, ...]) -> np.ndarray:
+        """Write a_t, its log-probabilities and values, given the policy's arguments. Returns what environments
         receive."""
         sent = np.empty(self._shape, self._dtype)  # not used again, since an environment may keep its action
-        self._act(
-            self._policy.evaluate.arguments,
-            t,
-            self._first,
-            self._policy.actions.limits,
-            sent,
-            noise,
-            (self._policy.extra, fields["state"], fields["start"]),
-            obs,
-            fields["actions"],
-            fields["rewards"],
-            fields["log_prob"],
-            fields["value"],
-        )
+        self._act(self._policy.evaluate.arguments, t, self._first, self._policy.actions.limits, sent, *arguments)
         return sent

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent
-from lockstep.collectors.acting import ActingBatch
+from lockstep.collectors.acting import ActingBatch, SteppingActor
 from lockstep.collectors.explorer import Choose
 from lockstep.core.pieces import room, side_by_side
 from lockstep.models.base import ActionDistribution
@@ -26,22 +26,20 @@ _SMALL = 1 << 16
 """Up to so many bytes, the host gathers an input with others in less time than it launches a separate copy."""
 
 
-class DeviceActor:
+class DeviceActor(SteppingActor):
     """In a step, observations go to the GPU, the policy is evaluated there, and what it did comes back.
 
     Args:
         capture: makes CUDA graphs of steps. None: each kernel is launched by itself.
     """
 
-    steps = 1
-
     def __init__(self, batch: ActingBatch, agent: Agent, capture: Capture | None) -> None:
+        super().__init__(batch)
         keeps_policy, noise = agent.experiment.algorithm.keeps_policy, batch.explorer.noise
-        self.batch = batch
         self._policy = DevicePolicy(agent.model.distribution, noise, batch.core_state, capture, keeps_policy)
 
     def begin(self) -> None:
-        self.batch.open.whole.core_state.copy_(self.batch.core_state)
+        super().begin()
         self._policy.begin()
 
     def act(self, t: int, inference: Inference) -> None:
@@ -51,9 +49,6 @@ class DeviceActor:
         if rollout.policy is not None:
             rollout.policy[t] = acted.policy
         batch.send(rollout.action[t])
-
-    def receive(self, t: int) -> None:
-        self.batch.receive(t)
 
     def finish(self, inference: Inference) -> None:
         batch, rollout = self.batch, self.batch.open.whole

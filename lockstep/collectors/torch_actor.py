@@ -8,25 +8,21 @@ from __future__ import annotations
 import torch
 
 from lockstep.agent import Agent
-from lockstep.collectors.acting import ActingBatch
+from lockstep.collectors.acting import ActingBatch, SteppingActor
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.capture import Inference
 from lockstep.models.distributions import Distribution
 
 
-class TorchActor:
+class TorchActor(SteppingActor):
     """In a step, inference evaluates the policy, and the explorer makes actions of it and of noise."""
 
-    steps = 1
-
     def __init__(self, batch: ActingBatch, agent: Agent) -> None:
-        self.batch, self._model, self._distribution = batch, agent.model, agent.model.distribution
+        super().__init__(batch)
+        self._model, self._distribution = agent.model, agent.model.distribution
         self._knows_chances = not isinstance(self._distribution, Distribution) or self._distribution.knows_chances
         self._policy = torch.zeros(batch.steps, batch.group.size, self._distribution.num_params)
         """fp32 [T, A, P]"""
-
-    def begin(self) -> None:
-        self.batch.open.whole.core_state.copy_(self.batch.core_state)
 
     def act(self, t: int, inference: Inference) -> None:
         batch, rollout, explorer = self.batch, self.batch.open.whole, self.batch.explorer
@@ -35,9 +31,6 @@ class TorchActor:
         self._policy[t], rollout.action[t] = policy, explorer.choose(policy, explorer.noise[t])
         rollout.value[t] = output.value[0]
         batch.send(rollout.action[t])
-
-    def receive(self, t: int) -> None:
-        self.batch.receive(t)
 
     def finish(self, inference: Inference) -> None:
         batch, rollout = self.batch, self.batch.open.whole

@@ -6,6 +6,7 @@ features and K numbers of the state of cores.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
@@ -41,3 +42,14 @@ class PolicyKernels(NamedTuple):
     extra: int
     """E: 0, or the numbers of an encoded action and a reward."""
     actions: ActionKernels
+
+    def arguments(self, noise: Any, obs: Any, fields: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What both a step and a whole rollout read and write, in the order of lockstep.kernels.rollout.
+
+        Args:
+            noise: float32 [T, A, N].
+            obs: [T+1, A, ...].
+            fields: arrays of the acting batch: start, actions and rewards, log_prob and value, and the state of cores.
+        """
+        memory = self.extra, fields["state"], fields["start"]
+        return noise, memory, obs, *(fields[name] for name in ("actions", "rewards", "log_prob", "value"))

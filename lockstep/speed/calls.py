@@ -17,6 +17,7 @@ from lockstep.agent import Agent
 from lockstep.algorithms.offpolicy import off_policy
 from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers, acting_groups
+from lockstep.collectors.acting import OpenRollout
 from lockstep.collectors.collectors import Collector, inference_of
 from lockstep.collectors.compiled_actor import CompiledPolicy
 from lockstep.collectors.device_actor import DevicePolicy
@@ -126,11 +127,10 @@ class Calls:
         if (kernels := model.kernels()) is not None:
             compiled = [CompiledPolicy(kernels, each.env, each.rows) for each in self._envs.stepped]
             model.weights_changed()
-            obs = map_structure(lambda leaf: leaf.numpy(), whole.obs)
-            fields = {name: getattr(whole, name).numpy() for name in ("start", "log_prob", "value")}
-            fields |= {"actions": self._buffer.actions.numpy(), "rewards": self._buffer.rewards.numpy()}
-            fields["state"] = np.zeros((size, model.state_size), np.float32)
-            return lambda: [each.act(0, noise.numpy(), obs, fields) for each in compiled]
+            rollout = OpenRollout(self._buffer)
+            fields = rollout.of_kernels(torch.zeros(size, model.state_size))
+            arguments = kernels.arguments(noise.numpy(), rollout.obs, fields)
+            return lambda: [each.act(0, arguments) for each in compiled]
         inference = inference_of(agent, model, fixed=capture is not None)
         state = torch.zeros(size, model.state_size, device=agent.device)
         obs, start, action, reward = (
