@@ -90,23 +90,28 @@ def choose(
         return Choice(Layout(), "1 shard" if shards == 1 else count)
     if not starts:
         return Choice(Layout(), 'the program does not guard its call by if __name__ == "__main__":')
-    if seconds(experiment, iterations) < _LONG:
+    kernels = _has_kernels(experiment)
+    if seconds(experiment, iterations, kernels=kernels) < _LONG:
         return Choice(Layout(), "a short run")
     if tuned is not None:
         return Choice(tuned, "lockstep tune found it")
-    if _too_small_to_share(experiment):
+    if kernels and _too_small_to_share(experiment):
         return Choice(Layout(), "gradient steps too small to share")
     each = -(-shards // most)  # shards of the process that has most of them, for which the others wait
     return Choice(Layout("processes", -(-shards // each)), f"{count}, {shards} shards")
 
 
-def seconds(experiment: Experiment, iterations: int | None = None) -> float:
+def seconds(experiment: Experiment, iterations: int | None = None, *, kernels: bool = False) -> float:
     """Seconds that the experiment takes in one process, within a factor of five or so: the time of calls for small
-    networks, of samples for large ones."""
+    networks, of samples for large ones.
+
+    Args:
+        kernels: whether lockstep.kernels compute it.
+    """
     steps, _ = experiment.gradient_steps
     scheme, rollout = experiment.scheme, experiment.algorithm.rollout
     acting = experiment.env.num_envs // max(1, scheme.acting_batch or experiment.envs_per_shard)
-    call = _CALL * (_KERNELS if _has_kernels(experiment) else 1)
+    call = _CALL * (_KERNELS if kernels else 1)
     each = call * (rollout * max(1, acting) + steps * scheme.shards)
     if getattr(experiment.model, "encoder", "") in _CONVOLUTIONS:
         each += _PICTURE * experiment.samples_per_iteration
@@ -114,11 +119,11 @@ def seconds(experiment: Experiment, iterations: int | None = None) -> float:
 
 
 def _too_small_to_share(experiment: Experiment) -> bool:
-    """Whether processes would exchange gradients for longer than they save. Environments that are stepped in Python
-    are worth a second process anyway."""
+    """Whether processes would exchange gradients for longer than they save, if kernels compute these. Environments that
+    are stepped in Python are worth a second process anyway."""
     sizes = getattr(experiment.model, "hidden_sizes", ())
     vectors = getattr(experiment.model, "encoder", "mlp") in ("mlp", "auto")
-    if not (vectors and sizes and _steps_natively(experiment) and _has_kernels(experiment)):
+    if not (vectors and sizes and _steps_natively(experiment)):
         return False
     _, samples = experiment.gradient_steps
     each = sum(into * out for into, out in itertools.pairwise(sizes))
