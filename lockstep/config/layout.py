@@ -224,6 +224,10 @@ class Layout:
         """Processes that collect."""
         return len(self.collectors) or self.workers
 
+    def environments_each(self, num_envs: int) -> int:
+        """About how many environments a collecting process has of so many."""
+        return -(-num_envs // self.collecting)
+
     @property
     def learning(self) -> int:
         """Processes that learn."""

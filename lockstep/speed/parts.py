@@ -134,7 +134,7 @@ class PartsWorkers:
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         self._parts, self._stall_timeout = parts_of(experiment), layout.stall_timeout
-        self._environments = -(-experiment.env.num_envs // layout.collecting)
+        self._environments = layout.environments_each(experiment.env.num_envs)
         context, count = get_context("spawn"), processes_to_load(experiment, layout, cores)
         self._progress = SharedCounts(count)
         """Number of calls that each process has made."""

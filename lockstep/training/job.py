@@ -59,8 +59,8 @@ class Job:
 
     @property
     def environments_each(self) -> int:
-        """Environments of a collecting process, at most."""
-        return -(-self.experiment.env.num_envs // self.layout.collecting)
+        """About how many environments a collecting process has."""
+        return self.layout.environments_each(self.experiment.env.num_envs)
 
     @property
     def schedule(self) -> Schedule:
