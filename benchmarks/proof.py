@@ -3,10 +3,10 @@
     lockstep sweep runs/seeds benchmarks/proof.py:runs      # trains what is not there yet; goes on after any end
     python benchmarks/proof.py report --runs runs/seeds     # evaluates what has ended; writes into benchmarks/seeds/
 
-A part of it: benchmarks/proof.py:minatar, :mujoco, :atari or :portable, or a row of their tables: :hopper-sac.
-Seeds vary slowest within a part, so that a queue that is stopped early has as many of them for every algorithm. Reports
-add up: what one has written stays, scores and curves, as long as its settings do. So the runs may be trained on several
-machines, and their folders need not be kept.
+A part of it: benchmarks/proof.py:minatar, :mujoco, :atari, :portable or :standardized; or a row of their tables, as in
+:hopper-sac. Seeds vary slowest within a part, so that a queue that is stopped early has as many of them for every
+algorithm. Reports add up: what one has written stays, scores and curves, as long as its settings do. So the runs may be
+trained on several machines, and their folders need not be kept.
 """
 
 from __future__ import annotations
@@ -245,7 +245,28 @@ def _portable() -> dict[str, Proof]:
     return proofs
 
 
-PARTS = {"minatar": _minatar(), "mujoco": _mujoco(), "atari": _atari(), "portable": _portable()}
+def _standardized() -> dict[str, Proof]:
+    """APPO with and without standardized advantages, as Sample Factory has them, at two entropy coefficients."""
+    known = _minatar()["minatar-appo"]
+    base = known.experiment.replace(env=replace(known.experiment.env, adapter="compiled"), precision="portable")
+    assert isinstance(base.algorithm, APPOConfig)
+    proofs = {}
+    for entropy in (0.01, 0.003):
+        for standardized in (False, True):
+            algorithm = replace(base.algorithm, entropy_coef=entropy, standardize_advantages=standardized)
+            name = f"minatar-appo-{'standardized' if standardized else 'plain'}-{entropy:g}"
+            label = f"APPO, entropy {entropy:g}{', standardized' if standardized else ''}"
+            proofs[name] = replace(known, label=label, experiment=base.replace(algorithm=algorithm), seeds=5)
+    return proofs
+
+
+PARTS = {
+    "minatar": _minatar(),
+    "mujoco": _mujoco(),
+    "atari": _atari(),
+    "portable": _portable(),
+    "standardized": _standardized(),
+}
 
 
 def _queued(proofs: Mapping[str, Proof]) -> list[Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -14,6 +15,7 @@ from lockstep.algorithms.losses import (
     clipped_value_loss,
     log_ratio,
     masked_sum,
+    standardized,
     value_metrics,
 )
 from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig
@@ -28,6 +30,7 @@ class APPOConfig(OnPolicyConfig):
 
     name = "appo"
     sequences = True
+    later: ClassVar[frozenset[str]] = OnPolicyConfig.later | {"standardize_advantages"}
 
     rollout: int = 32
     """Steps per environment and iteration. Longer lets V-trace correct further back; shorter updates more often."""
@@ -45,6 +48,9 @@ class APPOConfig(OnPolicyConfig):
     value_clip: float = 0.0
     """How far a value may move from the collected one before it stops learning; 0 switches it off. Lower slows
     the value function, in units of return."""
+    standardize_advantages: bool = False
+    """Whether each shard's slice of a minibatch subtracts the mean of its advantages and divides by their deviation.
+    Then entropy_coef weighs the same for rewards of any size. Without it, it weighs more where rewards are small."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -97,6 +103,8 @@ class APPO(OnPolicy[APPOConfig]):
         highest = 1.0 + hyper["clip"]
         clipped_ratio_t = ratio_t.clamp(1.0 / highest, highest)
         advantage_t = trace.advantage if batch.advantage is None else trace.advantage + batch.advantage
+        if config.standardize_advantages:
+            advantage_t = standardized(advantage_t, valid)
         surrogate_t = torch.minimum(ratio_t * advantage_t, clipped_ratio_t * advantage_t)
         policy_loss = -masked_sum(surrogate_t, valid)
 

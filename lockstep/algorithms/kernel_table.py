@@ -226,7 +226,7 @@ def _of_vtrace(config: IMPALAConfig | APPOConfig, hyper: dict[str, float]) -> tu
 
 def _of_appo(config: APPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:
     highest = 1.0 + hyper["clip"]
-    return *_of_vtrace(config, hyper), 1.0 / highest, highest, config.value_clip
+    return *_of_vtrace(config, hyper), 1.0 / highest, highest, config.value_clip, float(config.standardize_advantages)
 
 
 def _of_ppo(config: PPOConfig, hyper: dict[str, float]) -> tuple[float, ...]:

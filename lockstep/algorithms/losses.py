@@ -15,6 +15,14 @@ def masked_sum(x_t: Tensor, valid_t: Tensor) -> Tensor:
     return torch.where(valid_t, x_t, 0.0).sum()
 
 
+def standardized(x_t: Tensor, valid_t: Tensor) -> Tensor:
+    """[T, B] minus its mean, divided by its sample deviation, or by 1e-7 if that is less; both over valid samples."""
+    count = valid_t.sum().clamp(min=1)
+    from_mean_t = x_t - masked_sum(x_t, valid_t) / count
+    deviation = (masked_sum(from_mean_t.square(), valid_t) / (count - 1).clamp(min=1)).sqrt()
+    return from_mean_t / deviation.clamp(min=1e-7)
+
+
 def log_ratio(log_prob_t: Tensor, behavior_log_prob_t: Tensor, valid_t: Tensor) -> Tensor:
     """log π/μ [T, B], at most 80, so that its exp is finite: clipped losses have NaN gradients at infinite ratios. 0 in
     invalid slots, whose actions mean nothing."""

@@ -21,9 +21,11 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.math import exp, expm1
 from lockstep.kernels.returns import vtrace
+from lockstep.kernels.sums import row_sums
 
 _HALF, _ZERO, _ONE, _TWO = map(np.float32, (0.5, 0, 1, 2))
 _LARGEST_LOG_RATIO = np.float32(80)
+_LEAST_DEVIATION = np.float32(1e-7)
 
 
 @compiled
@@ -86,6 +88,23 @@ def _traced(
     vs, advantage, rho = trace[0], trace[1], trace[2]
     vtrace(ratio, reward, value, terminated, truncated, hyper[1], hyper[2], hyper[3], hyper[4], vs, advantage, rho)
     return trace, log_ratio, ratio
+
+
+@compiled
+def _masked_sum(x: np.ndarray, valid: np.ndarray) -> np.float32:
+    """That of lockstep.algorithms.losses: float32 [T, n], bool [T, n]"""
+    of_valid, total = np.where(valid, x, _ZERO).reshape(1, x.size), np.empty(1, np.float32)
+    row_sums(of_valid, total)
+    return total[0]
+
+
+@compiled
+def _standardize(x: np.ndarray, valid: np.ndarray) -> None:
+    """lockstep.algorithms.losses.standardized, in place."""
+    count = np.sum(valid)
+    x -= _masked_sum(x, valid) / np.float32(max(count, 1))
+    variance = _masked_sum(x * x, valid) / np.float32(max(count - 1, 1))
+    x /= max(np.sqrt(variance), _LEAST_DEVIATION)
 
 
 @compiled
@@ -172,10 +191,13 @@ def appo_loss(
     terms: np.ndarray,
 ) -> None:
     """That of lockstep.algorithms.appo. numbers: rewards, the collecting version's log-probabilities, and its values.
-    flags: as for impala_loss. hyper: the same, then the lowest and highest ratio, and value_clip, 0 for off."""
+    flags: as for impala_loss. hyper: the same, then the lowest and highest ratio, value_clip, 0 for off, and 1 if
+    advantages are standardized, else 0."""
     old_log_prob, old_value, valid, value_coef = numbers[1], numbers[2], flags[2], hyper[0]
     low, high, value_clip = hyper[5], hyper[6], hyper[7]
     trace, log_ratio, ratio = _traced(log_prob, value, numbers, flags, hyper)
+    if hyper[8]:
+        _standardize(trace[1], valid)
     steps, columns = log_prob.shape
     for t in range(steps):
         for j in range(columns):

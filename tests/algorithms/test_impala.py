@@ -59,6 +59,14 @@ def test_appo_loss_by_hand() -> None:
     assert float(loss.metrics["policy/approx_kl"]) == pytest.approx((1 - math.log(2)) + (-0.5 + math.log(2)))
 
 
+def test_appo_standardizes_advantages_by_hand() -> None:
+    model, batch = hand_case()
+    loss = APPOConfig(standardize_advantages=True).build().loss(model, batch, HYPER)
+    # (1.5, 2) have a mean of 1.75 and a sample deviation of √(2 · 0.25²); ratios are (2, 0.5), clipped to [0.8, 1.25].
+    low, high = -math.sqrt(0.5), math.sqrt(0.5)
+    assert float(loss.metrics["loss/policy"]) == pytest.approx(-(2 * low + 0.5 * high))
+
+
 def test_appo_value_clip_by_hand() -> None:
     model, batch = hand_case()
     loss = APPOConfig(value_clip=1.0).build().loss(model, batch, HYPER)

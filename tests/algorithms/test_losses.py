@@ -25,7 +25,14 @@ from lockstep.algorithms import (
     OnPolicy,
     PPOConfig,
 )
-from lockstep.algorithms.losses import approximate_kl, explained_variance, log_ratio, masked_sum, value_metrics
+from lockstep.algorithms.losses import (
+    approximate_kl,
+    explained_variance,
+    log_ratio,
+    masked_sum,
+    standardized,
+    value_metrics,
+)
 from lockstep.algorithms.returns import vtrace
 
 ALGORITHMS: dict[str, OnPolicy[Any]] = {
@@ -184,6 +191,15 @@ def test_masked_sum_lets_no_infinity_through() -> None:
     total.backward()
     assert float(total.detach()) == 3.0
     assert x.grad is not None and x.grad.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_standardized_by_hand() -> None:
+    valid_t = torch.tensor([[True, True], [False, True]])
+    of_valid_t = standardized(torch.tensor([[1.0, 4.0], [math.nan, 7.0]]), valid_t)[valid_t]
+    assert of_valid_t.tolist() == [-1.0, 0.0, 1.0]  # a mean of 4, a sample deviation of 3
+    for none_or_one in (0, 1):
+        valid_t = torch.arange(2)[:, None] < none_or_one
+        assert standardized(torch.tensor([[5.0], [9.0]]), valid_t)[valid_t].tolist() == [0.0] * none_or_one
 
 
 def test_log_ratio_of_a_meaningless_action_is_zero() -> None:

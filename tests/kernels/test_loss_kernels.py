@@ -42,6 +42,7 @@ CONFIGS: dict[str, OnPolicyConfig] = {
     "impala": IMPALAConfig(vtrace_lambda=0.9, rho_clip=1.5, c_clip=0.8),
     "appo": APPOConfig(clip=0.3),
     "appo with value clip": APPOConfig(clip=0.3, value_clip=0.4, vtrace_lambda=0.9),
+    "appo with standardized advantages": APPOConfig(clip=0.3, standardize_advantages=True),
 }
 RECURRENT: dict[str, OnPolicyConfig] = {
     **CONFIGS,
