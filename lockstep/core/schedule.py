@@ -61,7 +61,7 @@ class Schedule:
                 "rollouts with no older one, and no setting may let timing decide (lag or gradient_lag async, preempt)."
             )
 
-    def ticks(self, start: int, stop_after: int | None = None) -> range:
+    def iterations_from(self, start: int, stop_after: int | None = None) -> range:
         """The iterations from start to the end of the run, or to stop_after if that comes first."""
         end = self.iterations if stop_after is None else min(self.iterations, stop_after)
         return range(start, end)
@@ -110,9 +110,9 @@ class Recorded(Schedule):
     updates: Sequence[Sequence[tuple[int, int]]] = ()
     """By iteration, in order: (slot, behind) of all updates, as in the ledger; empty if gradients are synchronous."""
 
-    def ticks(self, start: int, stop_after: int | None = None) -> range:
+    def iterations_from(self, start: int, stop_after: int | None = None) -> range:
         recorded = max(len(self.events), len(self.cuts), len(self.updates))
-        return super().ticks(start, recorded if stop_after is None else min(recorded, stop_after))
+        return super().iterations_from(start, recorded if stop_after is None else min(recorded, stop_after))
 
     def acting(self, rollout_id: RolloutId) -> Acting:
         return self._acting[rollout_id] if self.events else super().acting(rollout_id)

@@ -71,7 +71,7 @@ class RayDriver:
         self._schedule, self._shards = schedule, job.experiment.scheme.shards
         self._free = job.collects_freely
         begin = 0 if self._free else iteration_of(job.checkpoint)
-        numbers = schedule.ticks(begin, job.stop_after)
+        numbers = schedule.iterations_from(begin, job.stop_after)
         self._requested, self._end = numbers.start, numbers.stop
         """The rollout that is requested next, and the first that is not needed, unless collectors run freely."""
         self._arrived = dict.fromkeys(range(self._shards), begin - 1)
