@@ -106,7 +106,7 @@ class Recorded(Schedule):
     origin: str = ""
     """The run's folder."""
     cuts: Sequence[Sequence[Sequence[int]]] = ()
-    """By iteration: (shard, steps) of every rollout that was cut, as in the ledger."""
+    """By iteration: (shard, steps) of every rollout that was preempted, as in the ledger."""
     updates: Sequence[Sequence[tuple[int, int]]] = ()
     """By iteration, in order: (slot, behind) of all updates, as in the ledger; empty if gradients are synchronous."""
 
@@ -129,8 +129,8 @@ class Recorded(Schedule):
         return [RolloutId(event["shard"], event["rollout"]) for event in self.events[iteration]]
 
     @functools.cached_property
-    def cut_after(self) -> dict[RolloutId, int]:
-        """The steps of every rollout that was cut."""
+    def preempted_after(self) -> dict[RolloutId, int]:
+        """The steps of every rollout that was preempted."""
         return {RolloutId(shard, i): steps for i, cuts in enumerate(self.cuts) for shard, steps in cuts}
 
     @functools.cached_property

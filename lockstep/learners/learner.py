@@ -155,7 +155,7 @@ class Learner:
         """The hyperparameters of an iteration, annealed."""
         algorithm, experiment = self._algorithm, self._agent.experiment
         samples = iteration * experiment.samples_per_iteration
-        annealed = {name: course(samples) for name, course in algorithm.courses.items()}
+        annealed = {name: annealing(samples) for name, annealing in algorithm.annealings.items()}
         return algorithm.hyperparameters(iteration / experiment.iterations) | annealed
 
     def _begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:

@@ -176,7 +176,7 @@ class RunWriter:
         else:
             decided = {"collected_with": acted[0].first_version}
         if self._experiment.scheme.preempt < 1:
-            decided["cuts"] = [[info.shard, info.cut] for info in acted if info.cut is not None]
+            decided["cuts"] = [[info.shard, info.preempted_after] for info in acted if info.preempted_after is not None]
         if self._experiment.scheme.gradient_lag == "async":
             decided["updates"] = [[update.slot, update.behind] for update in updates]
         self._ledger.append(
