@@ -11,6 +11,7 @@ what else the machine does; seconds and rates do.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from endurance import look, of_group
+from other_systems.rounds import interleave
 from peers import appo_battle, appo_breakout, ppo_cartpole
 from torch import Tensor
 
@@ -148,24 +150,24 @@ def costs(cases: list[str], numbers: list[int]) -> Iterator[tuple[str, dict[str,
 def throughputs(task: str, numbers: list[int], rounds: int, seconds: float) -> dict[str, Any]:
     """Training with each number of environments, in turn: samples a second, and what all of its processes take."""
     layout = Layout.parse(LAYOUT)
-    trials: dict[int, Trial] = {}
-    found: dict[int, dict[str, Any]] = {}
-    try:
+    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Callable[[], float]] = {}
+
+    def rate(name: str, trial: Trial) -> float:
+        reached = round(trial.run(seconds).rate, 1)
+        memory, _, files = look(of_group(os.getpgid(trial._process.pid)))
+        found[name] |= {"megabytes": round(memory), "files": files}
+        return reached
+
+    with contextlib.ExitStack() as stack:
         for number in numbers:
             begin = time.perf_counter()
-            trials[number] = Trial(prepare(TASKS[task](number), layout), layout)
-            trials[number].run(0.0)
-            found[number] = {"number": number, "start": round(time.perf_counter() - begin), "rates": []}
-            print(task, found[number], flush=True)
-        for number in [number for turn in range(rounds) for number in (numbers if turn % 2 else reversed(numbers))]:
-            found[number]["rates"].append(round(trials[number].run(seconds).rate, 1))
-            memory, _, files = look(of_group(os.getpgid(trials[number]._process.pid)))
-            found[number] |= {"megabytes": round(memory), "files": files}
-            print(task, found[number], flush=True)
-        return {str(number): each for number, each in found.items()}
-    finally:
-        for trial in trials.values():
-            trial.close()
+            trial = stack.enter_context(contextlib.closing(Trial(prepare(TASKS[task](number), layout), layout)))
+            trial.run(0.0)
+            found[str(number)] = {"number": number, "start": round(time.perf_counter() - begin)}
+            rows[str(number)] = partial(rate, str(number), trial)
+        rates = interleave(rows, rounds, partial(print, task, flush=True))
+    return {name: {**each, "rates": rates[name]} for name, each in found.items()}
 
 
 def report(found: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from other_systems.rounds import interleave, table
 
 from lockstep.config.layout import Layout
-from lockstep.config.settings import parse_options
+from lockstep.config.settings import SettingsError, parse_options
 from lockstep.experiment import Experiment
 from lockstep.launchers.auto import chosen
 from lockstep.recipes import RECIPES
@@ -28,10 +28,14 @@ from lockstep.speed.trial import Trial
 
 
 def member(experiment: Experiment, members: int) -> Experiment:
-    """One of so many, which divide the environments and the batch among themselves."""
+    """One of so many, which divide the environments and the batch among themselves.
+
+    Raises:
+        SettingsError: the environments do not divide among them.
+    """
     num_envs = experiment.env.num_envs // members
     if members * num_envs != experiment.env.num_envs:
-        raise SystemExit(f"{experiment.env.num_envs} environments do not divide among {members} members.")
+        raise SettingsError(f"{experiment.env.num_envs} environments do not divide among {members} members.")
     shards = min(experiment.scheme.shards, num_envs)
     settings = {"env.num_envs": num_envs, "scheme.shards": shards, "scheme.acting_batch": 0}
     return experiment if members == 1 else experiment.replace(**settings)
@@ -53,11 +57,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="for each row in each round")
     given = parser.parse_args()
-    experiment = RECIPES[given.recipe]().replace(**parse_options(given.settings))
+    try:
+        experiment = RECIPES[given.recipe]().replace(**parse_options(given.settings))
+        each_of = {members: member(experiment, members) for members in given.members}
+    except SettingsError as error:
+        parser.error(str(error))
     rows: dict[str, Callable[[], float]] = {}
     with contextlib.ExitStack() as stack:
-        for members in given.members:
-            each = member(experiment, members)
+        for members, each in each_of.items():
             layout = chosen(Layout.parse("auto"), each, say=False) if members == 1 else Layout.parse("inline")
             name = f"one policy, `{layout}`" if members == 1 else f"{members} members"
             print(f"starting {name} …", flush=True)

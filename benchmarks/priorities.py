@@ -9,12 +9,16 @@ benchmarks/priorities/TASK.json: samples a second of each turn, and their ratio 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from other_systems.rounds import interleave
 from peers import appo_battle, appo_breakout
 
 from lockstep.config.layout import Layout
@@ -29,21 +33,18 @@ OPTIONS = ("", ",nice=10", ",pin=1", ",pin=1,nice=10")
 
 def measure(task: str, layouts: list[str], rounds: int, seconds: float) -> dict[str, list[float]]:
     """Samples a second of each layout in each round."""
-    trials: dict[str, Trial] = {}
-    try:
+
+    def rate(trial: Trial) -> float:
+        return trial.run(seconds, iterations=2).rate
+
+    rows: dict[str, Callable[[], float]] = {}
+    with contextlib.ExitStack() as stack:
         for text in layouts:
             layout = Layout.parse(text)
-            trials[text] = Trial(prepare(TASKS[task](), layout), layout)
-            trials[text].run(1.0, iterations=2 * trials[text].settling)
-        rates: dict[str, list[float]] = {text: [] for text in layouts}
-        for number in range(rounds):
-            print(f"{task}: round {number + 1} of {rounds}", flush=True)
-            for text in layouts if number % 2 == 0 else reversed(layouts):
-                rates[text].append(trials[text].run(seconds, iterations=2).rate)
-        return rates
-    finally:
-        for trial in trials.values():
-            trial.close()
+            trial = stack.enter_context(contextlib.closing(Trial(prepare(TASKS[task](), layout), layout)))
+            trial.run(1.0, iterations=2 * trial.settling)
+            rows[text] = functools.partial(rate, trial)
+        return interleave(rows, rounds, functools.partial(print, f"{task}:", flush=True))
 
 
 def table(rates: dict[str, list[float]]) -> str:

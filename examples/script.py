@@ -39,7 +39,7 @@ def run(experiment: Experiment) -> str:
 
     collector.reset()
     versions.publish(agent.version(0))
-    for iteration in schedule.ticks(0):
+    for iteration in schedule.iterations_from(0):
         acting = versions[schedule.collects_with(iteration)]
         rollouts = collector.collect(iteration, lambda _, acting=acting: acting)
         infos = [each.info for each in rollouts]

@@ -47,7 +47,7 @@ class Agent:
         self.observation_space, self.action_space = spaces
         algorithm = with_curiosity(experiment.algorithm.build())
         self.algorithm: Algorithm[Any] = with_policies(algorithm, self.observation_space)
-        self.algorithm.courses = experiment.courses(self.algorithm)
+        self.algorithm.annealings = experiment.annealings(self.algorithm)
         self.model: PolicyModel = experiment.build_model(self.observation_space, self.action_space)
         portable = experiment.precision == "portable"
         self.kernels = experiment.kernels(*spaces)

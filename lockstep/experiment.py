@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 
-from lockstep.algorithms.annealing import Course, courses
+from lockstep.algorithms.annealing import Annealing, annealings
 from lockstep.algorithms.base import Algorithm, AlgorithmConfig, Setup
 from lockstep.algorithms.rnd import with_curiosity
 from lockstep.config.needs import Need
@@ -128,7 +128,7 @@ class Experiment:
             )
         self.algorithm.validate(self.envs_per_shard, recurrent=self.model.recurrent)
         self.algorithm.validate_with(self.setup)
-        self.courses(with_curiosity(self.algorithm.build()))
+        self.annealings(with_curiosity(self.algorithm.build()))
         self._check_curriculum()
         if self.env.central_state != "none":
             hides = hasattr(self.model, "critic_only")
@@ -173,14 +173,14 @@ class Experiment:
             samples_per_iteration=self.samples_per_iteration,
         )
 
-    def courses(self, algorithm: Algorithm[Any]) -> dict[str, Course]:
-        """The course of each hyperparameter that algorithm.anneal changes.
+    def annealings(self, algorithm: Algorithm[Any]) -> dict[str, Annealing]:
+        """How each hyperparameter that algorithm.anneal names changes.
 
         Raises:
             SettingsError: there is no such hyperparameter, or its form is wrong.
         """
         anneal, each = self.algorithm.anneal, self.samples_per_iteration
-        return courses(anneal, algorithm.hyperparameters(0.0), self.iterations * each, each) if anneal else {}
+        return annealings(anneal, algorithm.hyperparameters(0.0), self.iterations * each, each) if anneal else {}
 
     def _check_curriculum(self) -> None:
         if self.curriculum and getattr(getattr(self.algorithm, "replay", None), "hindsight", 0):

@@ -11,10 +11,10 @@ from other_systems.installed import PeerError
 def interleave(
     rows: Mapping[str, Callable[[], float]], rounds: int, say: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Measure every row once a round. A peer that cannot run is left out."""
+    """Measure every row once a round, in turns that go forth and back. A peer that cannot run is left out."""
     found: dict[str, list[float]] = {name: [] for name in rows}
     for number in range(1, rounds + 1):
-        for name in list(found):
+        for name in list(found) if number % 2 else list(reversed(found)):
             try:
                 found[name].append(rows[name]())
             except PeerError as error:

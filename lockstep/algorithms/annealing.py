@@ -14,7 +14,7 @@ import numpy as np
 from lockstep.config.settings import SettingsError, parse_count
 from lockstep.config.user_code import load_object
 
-Course = Callable[[int], float]
+Annealing = Callable[[int], float]
 """The value of a hyperparameter after this many samples."""
 
 FORMS = (
@@ -85,8 +85,10 @@ class Computed:
         return float(found)
 
 
-def courses(anneal: Mapping[str, str], first: Mapping[str, float], total: int, per_iteration: int) -> dict[str, Course]:
-    """The course of each hyperparameter that a run anneals.
+def annealings(
+    anneal: Mapping[str, str], first: Mapping[str, float], total: int, per_iteration: int
+) -> dict[str, Annealing]:
+    """How each hyperparameter that a run anneals changes.
 
     Args:
         anneal: forms by the hyperparameters' names.
@@ -104,10 +106,10 @@ def courses(anneal: Mapping[str, str], first: Mapping[str, float], total: int, p
                 f"algorithm.anneal cannot change {name!r}. Hyperparameters that it can change here are "
                 f"{', '.join(known)}."
             )
-    return {name: _course(name, form, first[name], total, per_iteration) for name, form in anneal.items()}
+    return {name: _annealing(name, form, first[name], total, per_iteration) for name, form in anneal.items()}
 
 
-def _course(name: str, form: str, start: float, total: int, per_iteration: int) -> Course:
+def _annealing(name: str, form: str, start: float, total: int, per_iteration: int) -> Annealing:
     wrong = SettingsError(f"algorithm.anneal cannot read {name}={form}. It takes {FORMS}.")
     if is_function(form):
         function = load_object(form)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 import gymnasium
 from torch import Tensor, nn
 
-from lockstep.algorithms.annealing import Course
+from lockstep.algorithms.annealing import Annealing
 from lockstep.config.needs import Need, OfWeights
 from lockstep.config.settings import SettingsError, Texts
 from lockstep.models.base import ModelConfig, PolicyModel
@@ -218,7 +218,7 @@ class Algorithm(ABC, Generic[ConfigT]):
     """Whether there is a target network, an older copy of the model."""
     noise_theta: float = 1.0
     """θ: how fast the noise of actions returns to 0, see offpolicy.drifting; at 1 it is independent at every step."""
-    courses: Mapping[str, Course] = MappingProxyType({})
+    annealings: Mapping[str, Annealing] = MappingProxyType({})
     """By name: the values of hyperparameters that algorithm.anneal changes. They replace those of hyperparameters."""
 
     def __init__(self, config: ConfigT) -> None:

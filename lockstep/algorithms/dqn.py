@@ -187,7 +187,7 @@ class DQN(OffPolicy[DQNConfigT]):
         return {**super().hyperparameters(progress), "epsilon": falling_epsilon(self.config, progress)}
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
-        epsilon = acting_epsilon(self.config, self.courses, progress, samples)
+        epsilon = acting_epsilon(self.config, self.annealings, progress, samples)
         spread = self.config.epsilon_spread if epsilon == self.config.epsilon_end else 0.0
         given = epsilon, spread, environments, num_envs
         if self._spread is None or self._spread[0] != given:

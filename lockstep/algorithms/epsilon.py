@@ -35,8 +35,8 @@ def falling_epsilon(config: EpsilonSettings, progress: float) -> float:
 
 
 def acting_epsilon(
-    config: EpsilonSettings, courses: Mapping[str, Callable[[int], float]], progress: float, samples: int
+    config: EpsilonSettings, annealings: Mapping[str, Callable[[int], float]], progress: float, samples: int
 ) -> float:
-    """ε after so many samples: that of its course if it is annealed by one, else as it falls."""
-    course = courses.get("epsilon")
-    return falling_epsilon(config, progress) if course is None else course(samples)
+    """ε after so many samples: as it is annealed, if it is, else as it falls."""
+    annealing = annealings.get("epsilon")
+    return falling_epsilon(config, progress) if annealing is None else annealing(samples)

@@ -151,7 +151,7 @@ class PQN(OnPolicy[PQNConfig]):
         return LossOutput(loss, metrics)
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
-        epsilon = acting_epsilon(self.config, self.courses, progress, samples)
+        epsilon = acting_epsilon(self.config, self.annealings, progress, samples)
         return Exploration(False, torch.full((len(environments), 1), epsilon))
 
     def hyperparameters(self, progress: float) -> dict[str, float]:

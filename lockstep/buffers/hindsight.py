@@ -28,7 +28,7 @@ class Hindsight:
         self._replay, self._goals, self._share, self._discount = replay, goals, later / (later + 1), discount
         self._first, self._ends = 0, np.zeros((0, replay.size), np.int64)
 
-    def follow(self) -> None:
+    def record_ends(self) -> None:
         """Record where the episodes in replay end now."""
         self._first, self._ends = self._replay.episode_ends()
 

@@ -28,8 +28,8 @@ from lockstep.models.policies import POLICY
 from lockstep.run.checkpoint import Checkpoint
 
 
-class Cuts(ArrayTuple):
-    """A slot's iteration, with what cuts it into slices of equal sizes."""
+class Minibatches(ArrayTuple):
+    """A slot's rollout, with what selects slices of equal sizes from it."""
 
     whole: Batch
     """The slot's rollout, with the targets of learning."""
@@ -91,25 +91,25 @@ class FreshBatches:
     def slice(self, slot: int, step: int) -> Slice:
         """A slot's part of one gradient step's minibatch."""
         moments = None if self._moments is None else self._moments[step]
-        return Slice(self.cut(self._whole[slot], self._slices[slot][step], moments), self._normalizers[slot])
+        return Slice(self.select(self._whole[slot], self._slices[slot][step], moments), self._normalizers[slot])
 
     def normalizers(self, slot: int) -> Normalizers:
         """The statistics that the model normalizes a slot's slices with."""
         return self._normalizers[slot]
 
-    def cuts(self, slot: int) -> Cuts | None:
+    def minibatches(self, slot: int) -> Minibatches | None:
         """What slice does for all steps of the iteration, as tensors; None if slices differ in size."""
         plan = self._plans[slot]
         if plan is not None:
             if plan.shape[1] % self._config.minibatches:
                 return None
             plan = plan.view(-1, plan.shape[1] // self._config.minibatches)
-        return Cuts(whole=self._whole[slot], items=plan, moments=self._moments_table)
+        return Minibatches(whole=self._whole[slot], items=plan, moments=self._moments_table)
 
-    def cut(self, whole: Batch, index: Tensor | None, moments: Sequence[float | Tensor] | Tensor | None) -> Batch:
+    def select(self, whole: Batch, index: Tensor | None, moments: Sequence[float | Tensor] | Tensor | None) -> Batch:
         """A slice with the items of this index, whose advantages are normalized with this mean and deviation, or with
         those of each policy, float64 [2 for each]."""
-        batch = self._cut(whole, index)
+        batch = self._selected(whole, index)
         if moments is None:
             return batch
         assert batch.advantage is not None
@@ -141,14 +141,14 @@ class FreshBatches:
         inputs = slice(None) if self._algorithm.bootstrap_inputs else slice(0, steps)
         targets = self._algorithm.targets(rollout, reward, hyper) if self._algorithm.needs_targets else None
 
-        def cut(leaf: Tensor | None) -> Tensor | None:
+        def given(leaf: Tensor | None) -> Tensor | None:
             return None if leaf is None else leaf[inputs]
 
         return Batch(
             obs=map_structure(lambda leaf: leaf[inputs], rollout.obs),
             start=rollout.start[inputs],
-            prev_action=cut(rollout.prev_action),
-            prev_reward=cut(rollout.prev_reward),
+            prev_action=given(rollout.prev_action),
+            prev_reward=given(rollout.prev_reward),
             state=rollout.core_state,
             action=rollout.action,
             reward=reward,
@@ -179,7 +179,7 @@ class FreshBatches:
             return [None] * self._config.epochs
         return [part for order in plan for part in order.chunk(self._config.minibatches)]
 
-    def _cut(self, whole: Batch, index: Tensor | None) -> Batch:
+    def _selected(self, whole: Batch, index: Tensor | None) -> Batch:
         if index is None:
             return whole
         if self._sequences:

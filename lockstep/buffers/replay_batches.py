@@ -117,7 +117,7 @@ class ReplayBatches:
                 else:
                     self._replays[slot].insert(each.rollout)
             if slot in self._hindsight:
-                self._hindsight[slot].follow()
+                self._hindsight[slot].record_ends()
             self._draws[slot] = stream(experiment.seed, "replay", slot, iteration)
         self._beta, self._recency = hyper.get("beta", 1.0), hyper.get("recency", 1.0)
         self._began = iteration if self._began is None else self._began

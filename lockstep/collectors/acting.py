@@ -55,7 +55,7 @@ class OpenRollout:
         """
         return {**self.fields, "actions": self._actions, "rewards": self._rewards, "state": core_state.numpy()}
 
-    def follow(self, before: OpenRollout, member: ActingShard) -> None:
+    def continue_from(self, before: OpenRollout, member: ActingShard) -> None:
         """Begin a shard's rows with the last step of its rollout in another buffer, or in this one."""
         for to, origin in zip(self._carried, before._carried, strict=True):
             to[0, member.rows] = origin[member.last, member.rows]
@@ -107,8 +107,8 @@ class ActingBatch:
         self._model, self._distribution = agent.model, agent.model.distribution
         self._clip, self._previous = agent.experiment.env.reward_clip, agent.experiment.model.uses_previous
         self._composite = composite(environments.stepped[0].env.action_space)
-        self._uncut = environments.stepped
-        """Environments whose rollouts were not cut."""
+        self._going = environments.stepped
+        """Environments whose rollouts were not preempted."""
 
     def reset(self) -> None:
         """Start all environments from their first seeds."""
@@ -122,9 +122,9 @@ class ActingBatch:
         """Copy the last step of the previous rollout into the first of this one, and draw its random
         numbers."""
         before, self.open, self.received = self.open, self.buffers[lap % len(self.buffers)], 0
-        self._uncut = self.envs.stepped
+        self._going = self.envs.stepped
         for member in self.members:
-            self.open.follow(before, member)
+            self.open.continue_from(before, member)
             member.last = -1
         self._reseed(lap)
         for member in self.members:
@@ -154,14 +154,14 @@ class ActingBatch:
         )
 
     def send(self, action: Tensor) -> None:
-        """Send actions [A, *action_shape] to the environments whose rollouts were not cut."""
+        """Send actions [A, *action_shape] to the environments whose rollouts were not preempted."""
         sent = self._distribution.to_env(action.numpy())
-        for each in self._uncut:
+        for each in self._going:
             each.env.send(each.of(sent) if self._composite else sent[each.rows])
 
     def receive(self, t: int) -> None:
         """Receive what the environments return for a_{t-1}: reward_{t-1} and obs_t."""
-        for each in self._uncut:
+        for each in self._going:
             self.take(t - 1, t, each.rows, each.env.recv(self.open.at(t, each.rows)))
         self.received = t
 
@@ -179,26 +179,26 @@ class ActingBatch:
             self._reported[at, rows] = step.metrics
 
     def preempt(self, t: int, lap: int, preemption: Preemption) -> None:
-        """Cut rollouts after t steps, before a_t is chosen. a_t is still computed, for the value of obs_t, but not sent
-        to environments."""
+        """Preempt rollouts after t steps, before a_t is chosen. a_t is still computed, for the value of obs_t, but not
+        sent to environments."""
         for member in self.members:
-            if member.last < 0 and preemption.cut(RolloutId(member.shard, lap + member.offset), t):
+            if member.last < 0 and preemption.preempts(RolloutId(member.shard, lap + member.offset), t):
                 member.last, member.core_state = t, self.core_state[member.rows].clone()
-        self._uncut = [each for each in self.envs.stepped if each.going]
+        self._going = [each for each in self.envs.stepped if each.going]
 
     @property
     def going(self) -> bool:
-        """Whether any rollout was not cut."""
+        """Whether any rollout was not preempted."""
         return any(member.last < 0 for member in self.members)
 
     @property
-    def cut(self) -> bool:
-        """Whether any rollout was cut."""
+    def preempted(self) -> bool:
+        """Whether any rollout was preempted."""
         return any(member.last >= 0 for member in self.members)
 
     def pad(self, *of_policy: Tensor | None) -> None:
-        """Pad rollouts that were cut, so that their bits do not depend on what the buffer held before: repeat the last
-        observation and action, and mark the padding invalid.
+        """Pad rollouts that were preempted, so that their bits do not depend on what the buffer held before: repeat the
+        last observation and action, and mark the padding invalid.
 
         Args:
             of_policy: [T, A, ...], what the policy wrote, to repeat as well.

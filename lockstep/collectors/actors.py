@@ -48,7 +48,7 @@ class Actor(Protocol):
         ...
 
     def finish(self, inference: Inference) -> None:
-        """Complete the rollout after its last step: bootstrap value, log-probabilities, and padding if it was cut."""
+        """Complete the rollout after its last step: bootstrap value, log-probabilities, padding if it was preempted."""
         ...
 
 
@@ -66,7 +66,7 @@ def actors_of(
     Args:
         model: the copy for acting.
         capture: makes CUDA graphs of acting.
-        preempted: whether rollouts may be cut, which compiled functions do not know.
+        preempted: whether rollouts may be preempted, which compiled functions do not know.
         alive: called while rollouts are played, to tell the supervisor that this process makes progress.
     """
     # Are policy and environments on a GPU?

@@ -43,7 +43,7 @@ class Collector:
         pool: processes that step the environments (gymnasium); by default they are stepped here.
         alive: called at every step, to tell the supervisor that this process makes progress.
         capture: makes CUDA graphs of acting.
-        preemption: decides which rollouts are cut; by default none are.
+        preemption: decides which rollouts end early; by default none do.
         finite_check: handles numbers of environments that are not finite; by default it raises an error.
     """
 
@@ -205,13 +205,13 @@ class Collector:
         return torch.from_numpy(draw.random((rows, model.noise_numbers), np.float32)).to(self._device)
 
     def _moments(self, member: ActingShard, rollout: Rollout, version: Version) -> np.ndarray:
-        """What the normalizers add up of a rollout. Also ends a rollout that was cut."""
-        cut = member.last
-        if cut < 0:
+        """What the normalizers add up of a rollout. Also ends a rollout that was preempted."""
+        end = member.last
+        if end < 0:
             return version.normalizers.rollout_sums(rollout, member.return_carry).numpy()
-        moments = version.normalizers.rollout_sums(rollout[:cut], member.return_carry)
+        moments = version.normalizers.rollout_sums(rollout[:end], member.return_carry)
         # After rollout_sums, in which the return goes on: the learner must bootstrap from the last observation.
-        rollout.truncated[cut - 1] |= ~rollout.terminated[cut - 1]
+        rollout.truncated[end - 1] |= ~rollout.terminated[end - 1]
         return moments.numpy()
 
     def _info(
@@ -226,7 +226,7 @@ class Collector:
             moments=moments,
             digests=digests,
             episodes=member.episodes,
-            cut=None if member.last < 0 else member.last,
+            preempted_after=None if member.last < 0 else member.last,
             noise=drawn_by if self._model.noise_numbers and drawn_by != number else None,
             not_finite=self._finite_check.found,
         )

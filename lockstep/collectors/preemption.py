@@ -1,9 +1,9 @@
 """Preemption: shards that collect more slowly than the others end their rollouts early.
 
 Once the share `scheme.preempt` of the shards of other processes has collected the rollout of that number, a shard that
-has not is cut after the step that it is in, so that learning need not wait for stragglers (DD-PPO, Wijmans et al. 2020,
-https://arxiv.org/abs/1911.00357, section 3, which cuts workers). Its episodes go on in its next rollout. Timing decides
-where it is cut. The ledger records that, and a repetition cuts at the same steps.
+has not is preempted after the step that it is in, so that learning need not wait for stragglers (DD-PPO, Wijmans et al.
+2020, https://arxiv.org/abs/1911.00357, section 3, which preempts workers). Its episodes go on in its next rollout.
+Timing decides where a rollout ends. The ledger records these `cuts`, and a repetition preempts at the same steps.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from lockstep.scheme import Scheme
 class Preemption(Protocol):
     """Decides where rollouts end."""
 
-    def cut(self, rollout_id: RolloutId, t: int) -> bool:
+    def preempts(self, rollout_id: RolloutId, t: int) -> bool:
         """Whether a rollout ends after its first t steps: at least one, and not all of them."""
         ...
 
     def collected(self, rollout_id: RolloutId) -> None:
-        """Note that a rollout is complete, or was cut."""
+        """Note that a rollout is complete, or was preempted."""
         ...
 
 
@@ -43,7 +43,7 @@ class Counts:
         self._changed = threading.Condition()
 
     def collected(self, rollout_id: RolloutId) -> None:
-        """Note that a rollout is complete, or was cut."""
+        """Note that a rollout is complete, or was preempted."""
         shard, number = rollout_id
         with self._changed:
             self._collected[shard] = max(self._collected[shard], number + 1)  # messages may overtake each other
@@ -67,14 +67,14 @@ class DistantCounts(Protocol):
         ...
 
 
-class DistantStragglers:
-    """Cuts late shards of a process, as learner 0's counts say. It asks once a rollout."""
+class DistantPreemption:
+    """Preempts late shards of a process, as learner 0's counts say. It asks once a rollout."""
 
     def __init__(self, counts: DistantCounts, scheme: Scheme, own: int) -> None:
         self._counts, self._enough = counts, scheme.enough(own)
         self._asked, self._late = -1, Future[Any]()
 
-    def cut(self, rollout_id: RolloutId, t: int) -> bool:
+    def preempts(self, rollout_id: RolloutId, t: int) -> bool:
         if rollout_id.number != self._asked:
             self._asked, self._late = rollout_id.number, self._counts.late(rollout_id, self._enough)
         return self._late.done() and self._late.exception() is None
@@ -83,8 +83,8 @@ class DistantStragglers:
         self._counts.collected(rollout_id)
 
 
-class Stragglers:
-    """Cuts late shards, by counts that all collecting processes of a machine share.
+class SharedPreemption:
+    """Preempts late shards, by counts that all collecting processes of a machine share.
 
     No lock is needed: only one process writes each number, and numbers only grow.
     """
@@ -97,7 +97,7 @@ class Stragglers:
         """By shard: how many rollouts it has collected."""
         self._enough = scheme.enough(own)
 
-    def cut(self, rollout_id: RolloutId, t: int) -> bool:
+    def preempts(self, rollout_id: RolloutId, t: int) -> bool:
         return int(np.count_nonzero(self._collected > rollout_id.number)) >= self._enough
 
     def collected(self, rollout_id: RolloutId) -> None:
@@ -105,13 +105,13 @@ class Stragglers:
 
 
 @dataclass(frozen=True)
-class RecordedCuts:
-    """Cuts where a recorded run was cut."""
+class RecordedPreemption:
+    """Preempts where a recorded run did."""
 
     steps: Mapping[RolloutId, int]
-    """The steps of each rollout that was cut."""
+    """The steps of each rollout that was preempted."""
 
-    def cut(self, rollout_id: RolloutId, t: int) -> bool:
+    def preempts(self, rollout_id: RolloutId, t: int) -> bool:
         return self.steps.get(rollout_id) == t
 
     def collected(self, rollout_id: RolloutId) -> None:
@@ -121,7 +121,7 @@ class RecordedCuts:
 def preemption(
     scheme: Scheme, recorded: Recorded | None, counts: SharedMemory | DistantCounts | None, own: int
 ) -> Preemption | None:
-    """What decides the cuts of a process that collects; None if it cuts nothing.
+    """What preempts the rollouts of a process that collects; None if nothing does.
 
     Args:
         recorded: the record to repeat, if any.
@@ -132,9 +132,9 @@ def preemption(
     if scheme.preempt == 1:
         return None
     if recorded is not None:
-        return RecordedCuts(recorded.cut_after)
+        return RecordedPreemption(recorded.preempted_after)
     if counts is None or own == scheme.shards:
         return None
     if isinstance(counts, SharedMemory):
-        return Stragglers(counts, scheme, own)
-    return DistantStragglers(counts, scheme, own)
+        return SharedPreemption(counts, scheme, own)
+    return DistantPreemption(counts, scheme, own)

@@ -42,9 +42,9 @@ class ActingShard:
         self.offset = 0
         """The number of the rollout that lap 0 collects."""
         self.last = -1
-        """The row of the rollout's last observation: -1, the last row, unless the rollout was cut."""
+        """The row of the rollout's last observation: -1, the last row, unless the rollout was preempted."""
         self.core_state = torch.zeros(0)
-        """fp32 [B, K]: before the last observation of a rollout that was cut."""
+        """fp32 [B, K]: before the last observation of a rollout that was preempted."""
 
 
 class Stepped:
@@ -57,7 +57,7 @@ class Stepped:
 
     @property
     def going(self) -> bool:
-        """Whether the rollout was not cut. The rollouts of shards that one call steps never are."""
+        """Whether the rollout was not preempted. The rollouts of shards that one call steps never are."""
         return self.members[0].last < 0
 
     def of(self, sent: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -72,7 +72,7 @@ class Stepping:
     Args:
         threads: those that step a shard's environments (native adapters).
         pool: processes that step the environments (gymnasium); by default they are stepped in this one.
-        apart: whether each shard needs a call to itself, because its rollouts may be cut.
+        apart: whether each shard needs a call to itself, because its rollouts may be preempted.
         device: where the policy computes.
     """
 
@@ -113,7 +113,7 @@ class BatchEnvs:
 
     def on_device(self) -> list[tuple[slice, DeviceSteps]] | None:
         """What steps each call's environments on a GPU, with their rows of the acting batch; None if some are stepped
-        by the host, or rollouts may be cut."""
+        by the host, or rollouts may be preempted."""
         found = [(each.rows, steps) for each in self.stepped if (steps := each.env.on_device()) is not None]
         return found if len(found) == len(self.stepped) and not self._stepping.apart else None
 

@@ -36,7 +36,7 @@ class TorchActor(SteppingActor):
         batch, rollout = self.batch, self.batch.open.whole
         if batch.bootstraps and batch.going:
             rollout.value[-1] = inference.evaluate(batch.inputs(slice(-1, None)))[0].value[0]
-        if batch.cut:
+        if batch.preempted:
             batch.core_state = batch.core_state.clone()  # inference may have returned memory that it keeps
             batch.pad(self._policy)
         if self._knows_chances:

@@ -18,6 +18,19 @@ from lockstep.config.user_code import load_object
 REFERENCE = re.compile(r"(?P<name>[^:]*\.[^:]*:[^\W\d]\w*)(:(?P<processes>.*))?")
 """A user's launcher in a layout: `my_file.py:NAME` or `package.module:NAME`, and how many processes."""
 
+OPTIONAL = {
+    "device": "its processes compute on the CPU, so leave device= out. On the GPUs of one machine use a0-l1.",
+    "pin": "pin is for processes that lockstep starts on this machine, as in processes:2,pin=1. Elsewhere, taskset or "
+    "numactl pin a process to cores.",
+    "nice": "nice is for collectors that lockstep starts on this machine apart from learners, as in cpu:a2-l1,nice=10. "
+    "Elsewhere, start the whole run with the command nice, or leave nice= out.",
+    "restarts": "restarts is for {}, which replace lost processes: leave it out.",
+    "compress": "compress is for {}, which send rollouts over a network. Elsewhere they stay in memory: leave it out.",
+    "growing": "collectors may join a run only with {}. Leave out the +.",
+    "resources": "resources of processes, such as learner.gpus, are for {}. On one machine, a0-l1 names the GPUs.",
+}
+"""Options of layouts that only some launchers support, with advice for the others; {} are the layouts of the former."""
+
 
 @dataclass(frozen=True)
 class Launcher:
@@ -38,8 +51,7 @@ class Launcher:
     """Whether processes that share no memory decide by messages what depends on timing: free-running collectors,
     asynchronous gradients and preemption."""
     options: tuple[str, ...] = ("device",)
-    """Which of the layout's options `device`, `pin`, `nice`, `restarts`, `compress`, `growing` and `resources` it
-    supports."""
+    """Which of the layout's options in OPTIONAL it supports."""
     package: str = ""
     """An optional package that it needs. lockstep's extra for it has the same name."""
 
@@ -118,6 +130,12 @@ def layouts_with(able: Callable[[Launcher], bool], also: str = "", *, split: boo
             found += [] if split else [f"{name}:N"]
             found.append(f"{'cpu' if name == PROCESSES else name}:aC-lL")
     return " or ".join(filter(None, (", ".join(found[:-1]), *found[-1:])))
+
+
+def advice_without(option: str) -> str:
+    """What to do where the launcher does not support one of the layout's options."""
+    able = layouts_with(lambda launcher: option in launcher.options, split=option == "growing")
+    return OPTIONAL[option].format(able)
 
 
 def launcher_named(name: str) -> Launcher:

@@ -9,25 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.config.hidden_gpus import hidden_by_slurm
-from lockstep.config.launchers import PROCESSES, SPREAD, Launcher, launcher_named, layouts_with
-from lockstep.config.layout_text import AUTO, HELP, OPTIONS, fields_of
+from lockstep.config.launchers import OPTIONAL, PROCESSES, SPREAD, Launcher, advice_without, launcher_named
+from lockstep.config.layout_text import AUTO, HELP, fields_of, text_of
 from lockstep.config.resources import Resources, of_role, validate_resources
 from lockstep.config.settings import SettingsError, check_values, require
 
 LOCAL = "local"
 """The device of torchrun's processes if each computes on its own GPU."""
-_ONLY = {
-    "device": "its processes compute on the CPU, so leave device= out. On the GPUs of one machine use a0-l1.",
-    "pin": "pin is for processes that lockstep starts on this machine, as in processes:2,pin=1. Elsewhere, taskset or "
-    "numactl pin a process to cores.",
-    "nice": "nice is for collectors that lockstep starts on this machine apart from learners, as in cpu:a2-l1,nice=10. "
-    "Elsewhere, start the whole run with the command nice, or leave nice= out.",
-    "restarts": "restarts is for {}, which replace lost processes: leave it out.",
-    "compress": "compress is for {}, which send rollouts over a network. Elsewhere they stay in memory: leave it out.",
-    "growing": "collectors may join a run only with {}. Leave out the +.",
-    "resources": "resources of processes, such as learner.gpus, are for {}. On one machine, a0-l1 names the GPUs.",
-}
-"""Advice about options that only some launchers support; {} are their layouts."""
 _FIXED = ("device", "graphs", "ipc", "replay", "pin", "nice", "restarts", "compress", "resources")
 """Options of certain layouts alone, which auto cannot take."""
 
@@ -117,23 +105,7 @@ class Layout:
         return Layout.parse(given) if isinstance(given, str) else given
 
     def __str__(self) -> str:
-        text = self.launcher_name
-        collectors, learners = (named[: len(named) // self.copies] for named in (self.collectors, self.learners))
-        if self.split and set(self.collectors + self.learners) == {"cpu"}:
-            where = "cpu" if self.launcher_name == PROCESSES else self.launcher_name
-            text = f"{where}:a{len(collectors)}{'+' * self.growing}-l{len(learners)}"
-        elif self.split:
-            text = f"a{','.join(collectors)}{'+' * self.growing}-l{','.join(learners)}"
-        elif not self.is_auto and self.launcher.starts_processes:
-            text = f"{self.launcher_name}:{self.workers}"
-        if self.copies > 1:
-            text += f"-d{self.copies}"
-        default = Layout()
-        for name in OPTIONS:
-            value = getattr(self, name)
-            if value != getattr(default, name):
-                text += f",{name}={value}" if isinstance(value, str) else f",{name}={value:.15g}"
-        return text + "".join(f",{name}={amount:.15g}" for name, amount in self.resources)
+        return text_of(vars(self), vars(Layout()))
 
     @property
     def is_auto(self) -> bool:
@@ -336,11 +308,10 @@ class Layout:
             or (self.workers > 1 and launcher.one_process)
         ):
             raise SettingsError(f"Layout {self} does not state its processes correctly. {HELP}")
-        for option, reason in _ONLY.items():
+        for option in OPTIONAL:
             supported = option in launcher.options and (option != "nice" or self.split)
             if getattr(self, option) != getattr(Layout, option) and not supported:
-                able = layouts_with(lambda other, option=option: option in other.options, split=option == "growing")
-                raise SettingsError(f"Layout {self}: {reason.format(able)}")
+                raise SettingsError(f"Layout {self}: {advice_without(option)}")
         validate_resources(self.resources, ("collector", "learner") if self.split else ("worker",), str(self))
         if self.restarts < 0 or self.compress not in (0, 1):
             raise SettingsError(f"Layout {self}: restarts must be at least 0, and compress 0 or 1.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from lockstep.config.launchers import LAUNCHERS, PROCESSES, REFERENCE, launcher_named
@@ -66,6 +67,26 @@ def fields_of(text: str) -> dict[str, Any]:
             allowed += "; and on Ray, collector.gpus=N, learner.cpus=N and the like"
             raise SettingsError(f"Layout {text!r} has the option {option!r}. Allowed are {allowed}.") from None
     return _head(head, text) | settings | {"resources": resources}
+
+
+def text_of(fields: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """The text that fields_of reads these fields of Layout from."""
+    name, workers, copies, growing = (fields[each] for each in ("launcher_name", "workers", "copies", "growing"))
+    collectors, learners = (fields[role][: len(fields[role]) // copies] for role in ("collectors", "learners"))
+    text = name
+    if collectors and set(collectors + learners) == {"cpu"}:
+        text = f"{'cpu' if name == PROCESSES else name}:a{len(collectors)}{'+' * growing}-l{len(learners)}"
+    elif collectors:
+        text = f"a{','.join(collectors)}{'+' * growing}-l{','.join(learners)}"
+    elif name != AUTO and launcher_named(name).starts_processes:
+        text = f"{name}:{workers}"
+    if copies > 1:
+        text += f"-d{copies}"
+    for option in OPTIONS:
+        value = fields[option]
+        if value != defaults[option]:
+            text += f",{option}={value}" if isinstance(value, str) else f",{option}={value:.15g}"
+    return text + "".join(f",{resource}={amount:.15g}" for resource, amount in fields["resources"])
 
 
 def _head(head: str, text: str) -> dict[str, Any]:

@@ -18,9 +18,9 @@ class Rollout(ArrayTuple):
     If obs_t was the last observation of its episode, the environment spends step t on its reset: the action and reward
     of step t mean nothing, and valid_t is False.
 
-    A rollout that was cut (lockstep.collectors.preemption) is padded with copies of its last observation and action.
-    valid_t is False in the padding. truncated_t is True at the last step, so that the return is bootstrapped from the
-    last observation, although the episode continues in the next rollout.
+    A rollout that was preempted (lockstep.collectors.preemption) is padded with copies of its last observation and
+    action. valid_t is False in the padding. truncated_t is True at the last step, so that the return is bootstrapped
+    from the last observation, although the episode continues in the next rollout.
     """
 
     obs: Any
@@ -80,8 +80,8 @@ class RolloutInfo:
     """The digest of each field."""
     episodes: list[Episode]
     """The episodes that ended in it."""
-    cut: int | None = None
-    """The number of its steps if it was cut; None if it has all of them."""
+    preempted_after: int | None = None
+    """The number of its steps if it was preempted; None if it has all of them."""
     noise: int | None = None
     """The number that seeded the model's noise, unless it is this rollout's own. Shards that act together share their
     noise, and in a resumed free-running run their rollouts may have different numbers."""

@@ -61,7 +61,7 @@ class Schedule:
                 "rollouts with no older one, and no setting may let timing decide (lag or gradient_lag async, preempt)."
             )
 
-    def ticks(self, start: int, stop_after: int | None = None) -> range:
+    def iterations_from(self, start: int, stop_after: int | None = None) -> range:
         """The iterations from start to the end of the run, or to stop_after if that comes first."""
         end = self.iterations if stop_after is None else min(self.iterations, stop_after)
         return range(start, end)
@@ -106,13 +106,13 @@ class Recorded(Schedule):
     origin: str = ""
     """The run's folder."""
     cuts: Sequence[Sequence[Sequence[int]]] = ()
-    """By iteration: (shard, steps) of every rollout that was cut, as in the ledger."""
+    """By iteration: (shard, steps) of every rollout that was preempted, as in the ledger."""
     updates: Sequence[Sequence[tuple[int, int]]] = ()
     """By iteration, in order: (slot, behind) of all updates, as in the ledger; empty if gradients are synchronous."""
 
-    def ticks(self, start: int, stop_after: int | None = None) -> range:
+    def iterations_from(self, start: int, stop_after: int | None = None) -> range:
         recorded = max(len(self.events), len(self.cuts), len(self.updates))
-        return super().ticks(start, recorded if stop_after is None else min(recorded, stop_after))
+        return super().iterations_from(start, recorded if stop_after is None else min(recorded, stop_after))
 
     def acting(self, rollout_id: RolloutId) -> Acting:
         return self._acting[rollout_id] if self.events else super().acting(rollout_id)
@@ -129,8 +129,8 @@ class Recorded(Schedule):
         return [RolloutId(event["shard"], event["rollout"]) for event in self.events[iteration]]
 
     @functools.cached_property
-    def cut_after(self) -> dict[RolloutId, int]:
-        """The steps of every rollout that was cut."""
+    def preempted_after(self) -> dict[RolloutId, int]:
+        """The steps of every rollout that was preempted."""
         return {RolloutId(shard, i): steps for i, cuts in enumerate(self.cuts) for shard, steps in cuts}
 
     @functools.cached_property

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.algorithms.onpolicy import Batch
 from lockstep.buffers.batches import Batches
-from lockstep.buffers.on_policy import Cuts, FreshBatches
+from lockstep.buffers.on_policy import FreshBatches, Minibatches
 from lockstep.buffers.replay_batches import ReplayBatches, Taken
 from lockstep.buffers.slabs import laid_out
 from lockstep.core.arrays import named_leaves
@@ -101,7 +101,7 @@ def graphs_of(
         capture: makes the graphs.
         branches: runs the slots' slices side by side. None: one after the other, since they write the same memory.
     """
-    if isinstance(batches, FreshBatches) and _as_they_are(batches, FreshBatches, "slice", "cuts", "cut"):
+    if isinstance(batches, FreshBatches) and _as_they_are(batches, FreshBatches, "slice", "minibatches", "select"):
         return GraphedSlices(batches, differentiate, capture, branches)
     if isinstance(batches, ReplayBatches) and _as_they_are(batches, ReplayBatches, "slice", "taken", "read"):
         return GraphedReplay(batches, period, differentiate, capture, branches)
@@ -141,14 +141,14 @@ class GraphedSlices(GradientGraphs):
 
     def _load(self, slot: int) -> bool:
         """Copy a slot's iteration to where graphs read it. Returns whether they can."""
-        cuts = self._batches.cuts(slot)
-        if cuts is None:
+        minibatches = self._batches.minibatches(slot)
+        if minibatches is None:
             return False
         held = self._held.get(slot)
-        if held is None or not held.fits(cuts):
-            self._held[slot] = _Rollout(cuts, self._batches)
+        if held is None or not held.fits(minibatches):
+            self._held[slot] = _Rollout(minibatches, self._batches)
             self._graphs = {slots: graph for slots, graph in self._graphs.items() if slot not in slots}
-        self._held[slot].load(cuts)
+        self._held[slot].load(minibatches)
         self._loaded.add(slot)
         return True
 
@@ -226,27 +226,27 @@ class _Held(ABC):
 
 
 class _Rollout(_Held):
-    """A slot's rollout, with what cuts it."""
+    """A slot's rollout, with its minibatches."""
 
-    def __init__(self, cuts: Cuts, batches: FreshBatches) -> None:
-        super().__init__(cuts.steps, cuts.whole.reward.device)
+    def __init__(self, minibatches: Minibatches, batches: FreshBatches) -> None:
+        super().__init__(minibatches.steps, minibatches.whole.reward.device)
         self._batches = batches
-        self._cuts = cuts.map(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
+        self._minibatches = minibatches.map(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
 
-    def fits(self, cuts: Cuts) -> bool:
-        """Whether cuts have the shapes of those that this was made with."""
-        return _shapes(_leaves(self._cuts)) == _shapes(_leaves(cuts))
+    def fits(self, minibatches: Minibatches) -> bool:
+        """Whether minibatches have the shapes of those that this was made with."""
+        return _shapes(_leaves(self._minibatches)) == _shapes(_leaves(minibatches))
 
-    def load(self, cuts: Cuts) -> None:
+    def load(self, minibatches: Minibatches) -> None:
         """Take an iteration's rollout."""
-        for to, x in zip(_leaves(self._cuts), _leaves(cuts), strict=True):
+        for to, x in zip(_leaves(self._minibatches), _leaves(minibatches), strict=True):
             to.copy_(x, non_blocking=True)
 
     def slice(self) -> Batch:
-        cuts, index = self._cuts, self._index
-        items = None if cuts.items is None else cuts.items.index_select(0, index)[0]
-        moments = None if cuts.moments is None else cuts.moments.index_select(0, index)[0].unbind()
-        batch = self._batches.cut(cuts.whole, items, moments)
+        minibatches, index = self._minibatches, self._index
+        items = None if minibatches.items is None else minibatches.items.index_select(0, index)[0]
+        moments = None if minibatches.moments is None else minibatches.moments.index_select(0, index)[0].unbind()
+        batch = self._batches.select(minibatches.whole, items, moments)
         self._advance()
         return batch
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lockstep.agent import Agent
 from lockstep.distributed.tree import TreeSum, complete
-from lockstep.learners.learner import Computed, Learner
+from lockstep.learners.learner import Learner
 from lockstep.learners.optimizer import PortableOptimizer
 
 
@@ -62,31 +62,16 @@ class KernelLearner(Learner):
         kernel does not cover it."""
         if not self._fuses:
             return None
-        algorithm, groups = self._algorithm, self._algorithm.groups(number, hyper)
+        groups = self._algorithm.groups(number, hyper)
         if not self.optimizer.joins(groups):
             return None
-        numbers, size, added = total.numpy(), self._parameters.size, sums.numpy()
-        tail, count = numbers[size:], len(added)
-        divisor = max(float(tail[0]), 1.0) if algorithm.mean_loss else 1.0
-        if algorithm.weighted:  # as Learner._split
-            largest = tail[count:].max()
-            divisor *= float(largest)
-            for place, name in enumerate(algorithm.metric_names, start=1):
-                if name.startswith("loss/"):
-                    tail[place] /= largest
-        added += tail[:count]
+        numbers, added = total.numpy(), sums.numpy()
+        tail = numbers[self._parameters.size :]
+        divisor = self._divisor(tail)
+        added += tail[: len(added)]
         norm = self.optimizer.step_of_sum(numbers, groups, divisor)
         self._follow(number)
         return norm
-
-    def _apply(self, computed: Computed) -> float | Tensor:
-        norm = self.optimizer.step(computed.gradient, computed.groups)
-        self._follow(computed.step)
-        return norm
-
-    def _follow(self, step: int) -> None:
-        """Let the target network follow, if there is one, after so many gradient steps."""
-        self._agent.follow(step)
 
     @abstractmethod
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:

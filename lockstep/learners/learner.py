@@ -155,7 +155,7 @@ class Learner:
         """The hyperparameters of an iteration, annealed."""
         algorithm, experiment = self._algorithm, self._agent.experiment
         samples = iteration * experiment.samples_per_iteration
-        annealed = {name: course(samples) for name, course in algorithm.courses.items()}
+        annealed = {name: annealing(samples) for name, annealing in algorithm.annealings.items()}
         return algorithm.hyperparameters(iteration / experiment.iterations) | annealed
 
     def _begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
@@ -238,35 +238,54 @@ class Learner:
     def _apply(self, computed: Computed) -> float | Tensor:
         """Apply a gradient, and return its norm."""
         norm = self.optimizer.step(computed.gradient, computed.groups)
-        self._agent.follow(computed.step)
+        self._follow(computed.step)
         return norm
+
+    def _follow(self, step: int) -> None:
+        """Let the target network follow, if there is one, after so many gradient steps."""
+        self._agent.follow(step)
 
     def _split(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Split the sum over slices into the mean gradient, and the number of valid samples followed by the sum of
-        every metric. Nothing waits for a GPU. With prioritized replay the gradient and the sums of losses are divided
-        by the largest importance weight."""
-        algorithm = self._algorithm
-        size = self._flat.vector.numel()
+        every metric. Nothing waits for a GPU."""
+        algorithm, size = self._algorithm, self._flat.vector.numel()
         gradient, tail = total[:size], total[size:]
-        count = 1 + len(algorithm.metric_names)
-        scale = _at_least_one(tail[0]) if algorithm.mean_loss and not algorithm.counted else 1.0
         for prefix, name in algorithm.counted:
-            gradient[self._flat.span(prefix)] /= _at_least_one(tail[1 + algorithm.metric_names.index(name)])
+            gradient[self._flat.span(prefix)] /= self._at_least_one(tail[1 + algorithm.metric_names.index(name)])
+        divisor = self._divisor(tail)
+        if isinstance(divisor, Tensor):
+            gradient /= divisor
+        elif divisor != 1.0:
+            factor = inverse(divisor)
+            if factor is None:
+                gradient /= divisor
+            else:
+                gradient *= factor
+        return gradient, tail[: 1 + len(algorithm.metric_names)]
+
+    def _divisor(self, tail: Any) -> Any:
+        """What the sum over slices is divided by, for its mean. With prioritized replay, the largest importance
+        weight is a factor of it, and divides the sums of losses here.
+
+        Args:
+            tail: the numbers behind the gradient, as a tensor or an array. On a GPU, so is the divisor.
+        """
+        algorithm = self._algorithm
+        divisor = self._at_least_one(tail[0]) if algorithm.mean_loss and not algorithm.counted else 1.0
         if algorithm.weighted:
-            largest = _number(tail[count:].max())
-            scale = scale * largest
+            largest = self._number(tail[1 + len(algorithm.metric_names) :].max())
+            divisor = divisor * largest
             for place, name in enumerate(algorithm.metric_names, start=1):
                 if name.startswith("loss/"):
                     tail[place] /= largest
-        if isinstance(scale, Tensor):
-            gradient /= scale
-        elif scale != 1.0:
-            factor = inverse(scale)
-            if factor is None:
-                gradient /= scale
-            else:
-                gradient *= factor
-        return gradient, tail[:count]
+        return divisor
+
+    def _number(self, x: Any) -> Any:
+        """A number of Python's. On a GPU, for which nothing should wait, it stays a tensor."""
+        return float(x) if self._agent.device.type == "cpu" else x
+
+    def _at_least_one(self, x: Any) -> Any:
+        return max(float(x), 1.0) if self._agent.device.type == "cpu" else x.clamp(min=1.0)
 
     def _means(self, sums: Tensor) -> dict[str, float]:
         """The metrics of a step with these sums, by name."""
@@ -362,12 +381,3 @@ class Learner:
             largest, zero = batch.weight.max(), torch.zeros((), device=batch.weight.device)
             numbers += [largest if s == slot else zero for s in range(self._agent.experiment.scheme.shards)]
         return self._flat.gather_gradient(numbers), loss.priorities
-
-
-def _number(x: Tensor) -> Any:
-    """A number of Python's. On a GPU, for which nothing should wait, it stays a tensor."""
-    return float(x) if x.device.type == "cpu" else x
-
-
-def _at_least_one(x: Tensor) -> Any:
-    return max(float(x), 1.0) if x.device.type == "cpu" else x.clamp(min=1.0)

@@ -18,7 +18,7 @@ from lockstep.agent import Agent
 from lockstep.algorithms.kernel_table import LossKernels, ValueKernels
 from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig
 from lockstep.buffers.batches import CollectedRollout
-from lockstep.buffers.on_policy import Cuts, FreshBatches
+from lockstep.buffers.on_policy import FreshBatches, Minibatches
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.on_policy import gradients_of
 from lockstep.kernels.value_learning import value_gradients
@@ -101,12 +101,12 @@ class RolloutLearner(KernelLearner):
         every = np.arange(self._items.choices.shape[2])[None].repeat(steps, 0)
         plans = []
         for place, slot in enumerate(self._slots):
-            cuts = self._fresh.cuts(slot)
-            assert cuts is not None
+            of_slot = self._fresh.minibatches(slot)
+            assert of_slot is not None
             self._fresh.normalizers(slot).apply(self._model)
-            self._take(place, cuts)
-            plans.append(every if cuts.items is None else cuts.items.numpy())
-            self._moments = cuts.moments  # alike for all slots
+            self._take(place, of_slot)
+            plans.append(every if of_slot.items is None else of_slot.items.numpy())
+            self._moments = of_slot.moments  # alike for all slots
         self._index = np.ascontiguousarray(np.stack(plans, 1))
         return steps
 
@@ -114,23 +114,23 @@ class RolloutLearner(KernelLearner):
         """The previous actions and rewards of a slot's rollout as a core sees them."""
         return None
 
-    def _take(self, place: int, cuts: Cuts) -> None:
+    def _take(self, place: int, of_slot: Minibatches) -> None:
         """Write a slot's rollout into its items."""
         to, encoder = _Items(*(x[place, ...] for x in self._items)), self._encoder
-        to.observations[...] = observed(encoder, cuts.whole.obs, whole=True).reshape(to.observations.shape)
-        whole = cuts.items is None and not (encoder.layout.images or encoder.normalize)  # torch copies other slices
-        to.strided[...] = whole and not encoder.layout.vector(cuts.whole.obs).is_contiguous()
-        to.starts[...] = cuts.whole.start.numpy().reshape(to.starts.shape)
-        if (extra := self._extra(cuts.whole)) is not None:
+        to.observations[...] = observed(encoder, of_slot.whole.obs, whole=True).reshape(to.observations.shape)
+        whole = of_slot.items is None and not (encoder.layout.images or encoder.normalize)  # torch copies other slices
+        to.strided[...] = whole and not encoder.layout.vector(of_slot.whole.obs).is_contiguous()
+        to.starts[...] = of_slot.whole.start.numpy().reshape(to.starts.shape)
+        if (extra := self._extra(of_slot.whole)) is not None:
             to.extras[...] = extra.numpy()
         if self._model.state_size:
-            to.states[...] = cuts.whole.state.numpy()
+            to.states[...] = of_slot.whole.state.numpy()
         held = to.actions if self._model.distribution.action_shape else to.choices
-        held[...] = cuts.whole.action.numpy().reshape(held.shape)
+        held[...] = of_slot.whole.action.numpy().reshape(held.shape)
         for name, x in zip(self._numbers, to.numbers, strict=True):
-            x[...] = getattr(cuts.whole, name).numpy().reshape(x.shape)
+            x[...] = getattr(of_slot.whole, name).numpy().reshape(x.shape)
         for name, x in zip((*self._flags, "valid"), to.flags, strict=True):
-            x[...] = getattr(cuts.whole, name).numpy().reshape(x.shape)
+            x[...] = getattr(of_slot.whole, name).numpy().reshape(x.shape)
 
 
 class LossLearner(RolloutLearner):

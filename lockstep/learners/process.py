@@ -29,7 +29,7 @@ from lockstep.system.output import tell
 from lockstep.transport.rollouts import RolloutSource
 
 
-class Worker:
+class LearnerProcess:
     """The state of a learner process: its agent, its rollouts and its learner. It merges statistics with the other
     learners and writes its parts of checkpoints. What it computes does not depend on the layout."""
 

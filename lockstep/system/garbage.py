@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def sparing() -> Iterator[Callable[[], None]]:
-    """Gives a function that leaves all objects that exist out of later garbage collections, until the end.
+def objects_frozen() -> Iterator[None]:
+    """Leave all objects that exist now out of garbage collections, until the end.
 
     Torch and Numba have hundreds of thousands that live as long as the process. To look through them again and again
-    took a tenth of the time of small iterations. The function collects garbage first, which would otherwise stay. It
-    does nothing if the caller's program has spared objects itself.
+    took a tenth of the time of small iterations. Garbage, which would otherwise stay, is collected first. Nothing
+    happens if the caller's program has frozen objects itself.
     """
     own = gc.get_freeze_count() == 0
-
-    def spare() -> None:
-        if own:
-            gc.collect()
-            gc.freeze()
-
+    if own:
+        gc.collect()
+        gc.freeze()
     try:
-        yield spare
+        yield
     finally:
         if own:
             gc.unfreeze()

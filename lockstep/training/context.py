@@ -28,7 +28,7 @@ class WorkerContext:
     store: Store | None = None
     """Keeps the parameters of learners on several machines, if gradients are asynchronous."""
     counts: DistantCounts | None = None
-    """Says which collected rollouts are late, on several machines, if these are cut."""
+    """Says which collected rollouts are late, on several machines, if these are preempted."""
 
 
 class StopRequest:

@@ -11,6 +11,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.core.schedule import Recorded, Schedule
 from lockstep.experiment import Experiment
+from lockstep.run.checkpoint import Checkpoint, open_checkpoint
 from lockstep.run.folder import RunFolder
 from lockstep.training.callbacks import Given
 
@@ -56,6 +57,10 @@ class Job:
     def callback(self) -> Given | str | None:
         """What follows the run, if anything does."""
         return self.options.callback if self.on_iteration is None else self.on_iteration
+
+    def saved(self) -> Checkpoint | None:
+        """The checkpoint to continue from, if there is one. Its parts are not read yet."""
+        return None if self.checkpoint is None else open_checkpoint(self.checkpoint, only=())
 
     @property
     def environments_each(self) -> int:

@@ -47,7 +47,7 @@ class Lags:
     def _kept(self, acted: list[RolloutInfo]) -> dict[str, float]:
         if not self._preempts:
             return {}
-        steps = [self._steps if info.cut is None else info.cut for info in acted]
+        steps = [self._steps if info.preempted_after is None else info.preempted_after for info in acted]
         return {"kept": sum(steps) / (len(steps) * self._steps)}
 
     def _of_gradients(self, behind: list[int]) -> dict[str, float]:

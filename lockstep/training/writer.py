@@ -12,28 +12,27 @@ from torch import Tensor
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.collectors.collectors import RolloutInfo
 from lockstep.config.layout import Layout
-from lockstep.config.options import RunOptions
 from lockstep.core.digests import fast_digest
 from lockstep.envs.curriculum import unpack
 from lockstep.evaluation.scores import evaluate_policy
 from lockstep.experiment import Experiment
 from lockstep.learners.learner import Applied, LearningReport
-from lockstep.learners.process import Worker
+from lockstep.learners.process import LearnerProcess
 from lockstep.run import checkpoint
 from lockstep.run import metrics as rows
-from lockstep.run.folder import RunFolder
 from lockstep.run.ledger import Ledger, ledger_head
-from lockstep.training.callbacks import Callback, CallbackRunner
+from lockstep.training.callbacks import CallbackRunner, callback_of
 from lockstep.training.curriculum import Curriculum
 from lockstep.training.display import PARTS
 from lockstep.training.divergence import Divergence
+from lockstep.training.job import Job
 from lockstep.training.lags import Lags
 from lockstep.training.recorder import IterationReport, Recorder
 from lockstep.transport.free_running import Pace
 
 
 @dataclass(frozen=True)
-class WorkerReport:
+class LearnerReport:
     """A learner's report to learner 0 about an iteration."""
 
     infos: dict[int, list[RolloutInfo]]
@@ -48,18 +47,18 @@ class WorkerReport:
 
 
 def report_of(
-    worker: Worker, taken: dict[int, list[CollectedRollout]], learned: LearningReport, begin: float
-) -> WorkerReport:
+    process: LearnerProcess, taken: dict[int, list[CollectedRollout]], learned: LearningReport, begin: float
+) -> LearnerReport:
     """A learner's report about an iteration that began at `begin` (time.perf_counter)."""
-    rollouts = worker.rollouts
-    times = {**rollouts.own_times(), "learning": learned.seconds, "waiting": worker.group.waited + rollouts.waited}
+    rollouts = process.rollouts
+    times = {**rollouts.own_times(), "learning": learned.seconds, "waiting": process.group.waited + rollouts.waited}
     times["other"] = max(0.0, time.perf_counter() - begin - sum(times.values()))
     infos = {slot: [each.info for each in of_slot] for slot, of_slot in taken.items()}
     times_of_all = [times, *rollouts.collector_times()]
-    return WorkerReport(infos, learned.gradient_digests, learned.applied, times_of_all, rollouts.waited)
+    return LearnerReport(infos, learned.gradient_digests, learned.applied, times_of_all, rollouts.waited)
 
 
-def _waits(reports: list[WorkerReport], layout: Layout, shards: int) -> dict[str, float]:
+def _waits(reports: list[LearnerReport], layout: Layout, shards: int) -> dict[str, float]:
     """Seconds that the slowest learner waited for collectors, and that collectors waited on average for versions."""
     if not layout.split:
         return {}
@@ -97,26 +96,11 @@ class Resumed:
 class RunWriter:
     """Writes what learner 0 keeps: recorder, ledger, evaluations."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        experiment: Experiment,
-        layout: Layout,
-        options: RunOptions,
-        worker: Worker,
-        alive: Callable[[], None],
-        resumed: Resumed,
-        *,
-        stops: bool = True,
-        callback: Callback | None = None,
-    ) -> None:
-        """
-        Args:
-            stops: whether the run ends when numbers are not finite.
-            callback: what follows the run.
-        """
+    def __init__(self, job: Job, process: LearnerProcess, alive: Callable[[], None], resumed: Resumed) -> None:
+        callback = None if job.callback is None else callback_of(job.callback)
+        folder, experiment, layout, options = job.folder, job.experiment, job.layout, job.options
         self._folder, self._experiment, self._layout, self._options = folder, experiment, layout, options
-        self._worker, self._alive = worker, alive
+        self._process, self._alive, self._counts = process, alive, dict(resumed.counts)
         self._damage: str | None = None
         if resumed.recorder is None:
             self._ledger = Ledger.create(folder.ledger, ledger_head(experiment, layout))
@@ -124,7 +108,9 @@ class RunWriter:
             self._ledger = Ledger.reopen(folder.ledger, resumed.iteration)
             self._damage = rows.keep(folder, resumed.iteration, resumed.metrics)
         self._lags = Lags(experiment)
-        self._divergence, self._stops = Divergence(folder, stop=stops), stops
+        self._divergence, self._stops = Divergence(folder, stop=job.stops), job.stops
+        self._finite = True
+        """Whether the latest version's numbers are."""
         self._fault = ""
         """Which non-finite values environments returned."""
         self._recorder = Recorder(folder, experiment, layout, options, resumed.recorder)
@@ -133,12 +119,7 @@ class RunWriter:
         """The latest line of metrics."""
         self._callback = None
         if callback is not None:
-            self._callback = CallbackRunner(callback, folder.path, worker.agent, worker.rollouts.frames_per_step)
-
-    @property
-    def followed(self) -> bool:
-        """Whether a callback follows the run."""
-        return self._callback is not None
+            self._callback = CallbackRunner(callback, folder.path, process.agent, process.rollouts.frames_per_step)
 
     def asked_to_stop(self, iterations: int) -> bool:
         """Whether the callback has asked for the end of the run; iterations: how many are done."""
@@ -151,7 +132,7 @@ class RunWriter:
     def next_options(self) -> Tensor:
         """The options of training environments that the curriculum decides on after the latest iteration."""
         assert self._curriculum is not None
-        return self._curriculum.next(self._line, self._worker.agent.options)
+        return self._curriculum.next(self._line, self._process.agent.options)
 
     def score(self) -> float | None:
         """Mean raw score of the last 100 training episodes."""
@@ -160,21 +141,24 @@ class RunWriter:
     def record(
         self,
         iteration: int,
-        counts: dict[str, int],
+        count: int,
         learned: LearningReport,
-        reports: list[WorkerReport],
+        reports: list[LearnerReport],
         seconds: float,
-        lost: Sequence[str] = (),
+        not_finite: Sequence[str] = (),
     ) -> None:
         """Write one iteration's metrics and its line of the ledger.
 
         Args:
-            lost: names of parameters and statistics that are no longer finite.
+            count: how many rollouts it learned from.
+            not_finite: names of parameters and statistics that are NaN or infinite.
 
         Raises:
             NotFinite: learning has diverged, and stops is on.
         """
-        agent = self._worker.agent
+        agent, counts, self._finite = self._process.agent, self._counts, not not_finite
+        counts["samples"] += count * self._experiment.samples_per_rollout
+        counts["updates"] += learned.updates
         options = unpack(self._experiment.env, agent.options) if len(agent.options) else {}
         infos: dict[int, list[RolloutInfo]] = {}
         gradients: dict[int, str] = {}
@@ -192,7 +176,7 @@ class RunWriter:
         else:
             decided = {"collected_with": acted[0].first_version}
         if self._experiment.scheme.preempt < 1:
-            decided["cuts"] = [[info.shard, info.cut] for info in acted if info.cut is not None]
+            decided["cuts"] = [[info.shard, info.preempted_after] for info in acted if info.preempted_after is not None]
         if self._experiment.scheme.gradient_lag == "async":
             decided["updates"] = [[update.slot, update.behind] for update in updates]
         self._ledger.append(
@@ -214,7 +198,7 @@ class RunWriter:
             IterationReport(
                 iteration=iteration + 1,
                 samples=counts["samples"],
-                frames=counts["samples"] * self._worker.rollouts.frames_per_step,
+                frames=counts["samples"] * self._process.rollouts.frames_per_step,
                 updates=counts["updates"],
                 metrics={**learned.metrics, **_replay_ratio(self._experiment, counts), **curriculum},
                 episodes=[episode for info in acted for episode in info.episodes],
@@ -225,13 +209,13 @@ class RunWriter:
                 environment_fault=self._fault,
             )
         )
-        self._divergence.look(iteration + 1, learned.metrics, lost, self._fault)
+        self._divergence.look(iteration + 1, learned.metrics, not_finite, self._fault)
         if self._callback is not None:
             self._callback.iteration(iteration + 1, line)
 
     def evaluate(self, iterations: int) -> None:
         """If an evaluation is due, score the current version on separate environments."""
-        options, agent = self._options, self._worker.agent
+        options, agent = self._options, self._process.agent
         if options.eval_every and iterations % options.eval_every == 0:
             evaluation = evaluate_policy(
                 agent.model,
@@ -245,22 +229,19 @@ class RunWriter:
             if self._callback is not None:
                 self._callback.evaluation(evaluation)
 
-    def finish_checkpoint(
-        self, iterations: int, counts: dict[str, int], parts: list[list[dict[str, Any]]], *, finite: bool = True
-    ) -> None:
-        """Complete a checkpoint after all processes have written their parts; finite: whether its parameters are
-        finite."""
+    def finish_checkpoint(self, iterations: int, parts: list[dict[str, Any]]) -> None:
+        """Complete a checkpoint after all processes have written their parts."""
         self._ledger.sync()  # a checkpoint relies on the ledger up to its iteration
         metrics = {**self._recorder.seal(), **({"damage": self._damage} if self._damage else {})}
-        best = finite and self._recorder.mark_best()
+        best = self._finite and self._recorder.mark_best()
         checkpoint.finish(
             self._folder.checkpoints,
             iterations,
-            [part for of_process in parts for part in of_process],
-            {"counts": dict(counts), "recorder": self._recorder.state(), "metrics": metrics},
+            parts,
+            {"counts": dict(self._counts), "recorder": self._recorder.state(), "metrics": metrics},
             keep=self._options.keep_checkpoints,
             best=best,
-            finite=finite,
+            finite=self._finite,
         )
         self._folder.checkpointed.touch()
         self._recorder.message(f"checkpoint {iterations:08d}")

@@ -10,7 +10,7 @@ from sentences import says
 from tiny import EXPERIMENTS, options
 
 from lockstep import recipes
-from lockstep.algorithms.annealing import courses
+from lockstep.algorithms.annealing import annealings
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError
 from lockstep.export.hub import foreign_code
@@ -22,8 +22,8 @@ FIRST = {"learning_rate": 0.4, "discount": 0.9, "clip": 0.2}
 
 def values(form: str, samples: list[int], name: str = "learning_rate") -> list[float]:
     """Of a run of 1,000 samples in iterations of 100."""
-    course = courses({name: form}, FIRST, 1000, 100)[name]
-    return [course(each) for each in samples]
+    annealing = annealings({name: form}, FIRST, 1000, 100)[name]
+    return [annealing(each) for each in samples]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_user_s_function_takes_progress_or_samples(tmp_path: Path) -> None:
 )
 def test_wrong_forms_are_explained(name: str, form: str, words: tuple[str, ...]) -> None:
     with pytest.raises(SettingsError) as error:
-        courses({name: form}, FIRST, 1000, 100)
+        annealings({name: form}, FIRST, 1000, 100)
     assert says([str(error.value)], *words)
 
 
@@ -116,7 +116,7 @@ def test_learning_uses_them(tmp_path: Path) -> None:
 def test_exploration_uses_them() -> None:
     experiment = recipes.dqn_cartpole().replace(**{"algorithm.anneal": {"epsilon": "0:0.5,1000:0.25"}})
     algorithm = experiment.algorithm.build()
-    algorithm.courses = experiment.courses(algorithm)
+    algorithm.annealings = experiment.annealings(algorithm)
     numbers = [algorithm.exploration(0.0, samples, range(2), 2) for samples in (0, 500, 2000)]
     assert [each.numbers.flatten().tolist() for each in numbers if each] == [[0.5] * 2, [0.375] * 2, [0.25] * 2]
     assert algorithm.hyperparameters(0.0)["epsilon"] == 1.0, "without it"

@@ -112,7 +112,7 @@ def drawn() -> tuple[Past, list[tuple[np.ndarray, np.ndarray, Transitions, int]]
             memory = Replay(settings, each)
             hindsight = Hindsight(memory, Goals(settings.env), 4, GAMMA)
         memory.insert(each)
-        hindsight.follow()
+        hindsight.record_ends()
         times, environments, _ = memory.draw(64, draw)
         plain = memory.batch(times, environments, np.ones(64))
         taken.append(
@@ -159,7 +159,7 @@ def test_four_of_five_items_get_another_goal_and_all_later_ones_are_as_likely() 
         memory.insert(each)
     assert memory is not None
     hindsight = Hindsight(memory, Goals(settings.env), 4, GAMMA)
-    hindsight.follow()
+    hindsight.record_ends()
     firsts = [t for t in range(1, 50) if past.steps[t]["valid"][0] and not past.steps[t - 1]["valid"][0]]
     # An episode whose four later states differ from each other, and from what was wanted.
     for time in firsts:

@@ -18,7 +18,7 @@ from lockstep.agent import Agent
 from lockstep.collectors.collectors import Collector
 from lockstep.collectors.compiled_actor import CompiledActor
 from lockstep.collectors.compiled_rollout import CompiledRolloutActor
-from lockstep.collectors.preemption import RecordedCuts
+from lockstep.collectors.preemption import RecordedPreemption
 from lockstep.collectors.torch_actor import TorchActor
 from lockstep.config.settings import NotFinite
 from lockstep.core.arrays import named_leaves
@@ -147,7 +147,7 @@ def test_what_runs_in_python_at_every_step_is_not_skipped() -> None:
     assert chosen(base.replace(precision="fp32")) is TorchActor
     python = dataclasses.replace(base.env, adapter="gymnasium", options={}, decorrelate=0)
     assert chosen(base.replace(env=python)) is CompiledActor
-    assert chosen(base, preemption=RecordedCuts({})) is TorchActor
+    assert chosen(base, preemption=RecordedPreemption({})) is TorchActor
     free = dataclasses.replace(base.scheme, lag="async", refresh="step")
     assert chosen(base.replace(scheme=free)) is CompiledActor
 

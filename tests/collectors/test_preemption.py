@@ -19,7 +19,7 @@ from lockstep.agent import Agent
 from lockstep.algorithms import IMPALAConfig
 from lockstep.algorithms.returns import gae, n_step_returns, vtrace
 from lockstep.collectors.collectors import Collector, RolloutInfo
-from lockstep.collectors.preemption import Counts, DistantStragglers, RecordedCuts, Stragglers, preemption
+from lockstep.collectors.preemption import Counts, DistantPreemption, RecordedPreemption, SharedPreemption, preemption
 from lockstep.config.layout import Layout
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
@@ -67,7 +67,7 @@ def collector(of: Experiment, cuts: dict[RolloutId, int] | None = None) -> tuple
     resolved = prepare(of, Layout())
     agent = Agent(resolved)
     (buffers,) = buffers_of(agent, range(4), resolved.schedule(), PrivateArena(), ahead=False)
-    return agent, Collector(agent, buffers, preemption=None if cuts is None else RecordedCuts(cuts))
+    return agent, Collector(agent, buffers, preemption=None if cuts is None else RecordedPreemption(cuts))
 
 
 def copied(rollout: Rollout) -> Rollout:
@@ -112,7 +112,7 @@ def test_a_cut_rollout_is_a_shorter_one(acting_batch: int) -> None:
         expected, whole, state = only.info, only.rollout, shorter.state(0)
         info, rollout, after = cuts[number][0]
 
-        assert info.cut == (length if length < STEPS else None)
+        assert info.preempted_after == (length if length < STEPS else None)
         assert (info.number, info.episodes) == (number, expected.episodes)
         assert (info.moments == expected.moments).all()
         assert state.keys() == after.keys()
@@ -150,7 +150,7 @@ def test_shards_beside_it_do_not_notice() -> None:
     of = experiment(acting_batch=8)
     for cut_ones, whole_ones in zip(collected(of, 5, CUTS), collected(of, 5, {}), strict=True):
         for (info, _, _), (expected, _, _) in zip(cut_ones[1:], whole_ones[1:], strict=True):
-            assert (info.cut, info.digests) == (None, expected.digests)
+            assert (info.preempted_after, info.digests) == (None, expected.digests)
             assert (info.moments == expected.moments).all()
 
 
@@ -266,15 +266,15 @@ def test_cuts_that_cannot_have_been_decided_are_refused(cuts: list[list[int]]) -
 
 def test_a_shard_is_cut_once_enough_others_have_collected_as_many() -> None:
     memory, scheme = SharedMemory(), Scheme(shards=8, preempt=0.8)
-    one, other = Stragglers(memory, scheme, 1), Stragglers(memory, scheme, 1)
+    one, other = SharedPreemption(memory, scheme, 1), SharedPreemption(memory, scheme, 1)
     assert scheme.enough(1) == 6, "80% of 7"
     for shard in range(6):
-        assert not other.cut(RolloutId(7, 0), 1)
+        assert not other.preempts(RolloutId(7, 0), 1)
         one.collected(RolloutId(shard, 0))
-    assert other.cut(RolloutId(7, 0), 1) and one.cut(RolloutId(6, 0), 9)
-    assert not other.cut(RolloutId(7, 1), 1), "of the next rollout nobody has anything"
+    assert other.preempts(RolloutId(7, 0), 1) and one.preempts(RolloutId(6, 0), 9)
+    assert not other.preempts(RolloutId(7, 1), 1), "of the next rollout nobody has anything"
     other.collected(RolloutId(7, 3))
-    assert not one.cut(RolloutId(0, 2), 1)
+    assert not one.preempts(RolloutId(0, 2), 1)
     memory.close()
 
 
@@ -291,16 +291,16 @@ def test_another_process_says_who_is_late() -> None:
                 asked.append(threads.submit(counts.late, rollout_id, enough))
                 return asked[-1]
 
-        fast, slow = (DistantStragglers(Distant(), scheme, 2) for _ in range(2))
+        fast, slow = (DistantPreemption(Distant(), scheme, 2) for _ in range(2))
         assert scheme.enough(2) == 2
-        assert not slow.cut(RolloutId(2, 0), 1) and not slow.cut(RolloutId(3, 0), 1)
+        assert not slow.preempts(RolloutId(2, 0), 1) and not slow.preempts(RolloutId(3, 0), 1)
         fast.collected(RolloutId(0, 0))
-        assert not slow.cut(RolloutId(2, 0), 2)
+        assert not slow.preempts(RolloutId(2, 0), 2)
         fast.collected(RolloutId(1, 0))
         (answer,) = asked  # one for both shards and all steps
         answer.result(60)
-        assert slow.cut(RolloutId(2, 0), 3) and slow.cut(RolloutId(3, 0), 3)
-        assert not slow.cut(RolloutId(2, 1), 1), "of the next rollout nobody has anything"
+        assert slow.preempts(RolloutId(2, 0), 3) and slow.preempts(RolloutId(3, 0), 3)
+        assert not slow.preempts(RolloutId(2, 1), 1), "of the next rollout nobody has anything"
         slow.collected(RolloutId(2, 1))
         asked[1].result(60)  # a rollout that was not late ends the question, too
 
@@ -318,8 +318,8 @@ def test_who_decides() -> None:
     memory = SharedMemory()
     assert preemption(Scheme(), None, memory, 2) is None and preemption(scheme, None, None, 4) is None
     assert preemption(scheme, None, memory, 4) is None, "nobody is faster"
-    assert isinstance(preemption(scheme, None, memory, 2), Stragglers)
-    assert preemption(scheme, recorded(experiment(), BY_HAND), memory, 2) == RecordedCuts(
+    assert isinstance(preemption(scheme, None, memory, 2), SharedPreemption)
+    assert preemption(scheme, recorded(experiment(), BY_HAND), memory, 2) == RecordedPreemption(
         {RolloutId(0, 0): 5, RolloutId(1, 0): 9, RolloutId(1, 2): 1, RolloutId(3, 2): 15, RolloutId(2, 3): 7}
     )
     memory.close()

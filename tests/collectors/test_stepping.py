@@ -14,7 +14,7 @@ from tiny import cut
 from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.collectors.collectors import Collector
-from lockstep.collectors.preemption import RecordedCuts
+from lockstep.collectors.preemption import RecordedPreemption
 from lockstep.config.layout import Layout
 from lockstep.core.arrays import named_leaves
 from lockstep.distributed.shared_memory import PrivateArena
@@ -72,7 +72,7 @@ class Collecting:
         agent = Agent(resolved)
         (buffers,) = buffers_of(agent, shards, resolved.schedule(), PrivateArena(), ahead=False)
         self.shards, self._version = shards, agent.version(0)
-        self.collector = Collector(agent, buffers, preemption=RecordedCuts({}) if apart else None)
+        self.collector = Collector(agent, buffers, preemption=RecordedPreemption({}) if apart else None)
         self.found: dict[tuple[int, int], tuple[Any, dict[str, torch.Tensor]]] = {}
         """By shard and number: a rollout with its scores, and the shard's state behind it."""
         self.ends: dict[str, int] = dict.fromkeys(("terminated", "truncated"), 0)

@@ -31,14 +31,14 @@ def test_blocks_cover_every_shard_once_in_order(exponent: int, data: st.DataObje
 @pytest.mark.parametrize(("lag", "versions"), [(0, [0, 1, 2, 3, 4]), (1, [0, 0, 1, 2, 3]), (3, [0, 0, 0, 0, 1])])
 def test_rollout_i_is_collected_with_version_i_minus_lag(lag: int, versions: list[int]) -> None:
     schedule = Schedule(lag, iterations=5)
-    assert [schedule.collects_with(i) for i in schedule.ticks(0)] == versions
+    assert [schedule.collects_with(i) for i in schedule.iterations_from(0)] == versions
 
 
 def test_ticks_resume_and_stop() -> None:
     schedule = Schedule(0, iterations=5)
-    assert list(schedule.ticks(3)) == [3, 4]
-    assert list(schedule.ticks(1, stop_after=3)) == [1, 2]
-    assert list(schedule.ticks(1, stop_after=9)) == [1, 2, 3, 4]
+    assert list(schedule.iterations_from(3)) == [3, 4]
+    assert list(schedule.iterations_from(1, stop_after=3)) == [1, 2]
+    assert list(schedule.iterations_from(1, stop_after=9)) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2, 5])
@@ -46,7 +46,7 @@ def test_versions_keep_just_what_coming_rollouts_need(lag: int) -> None:
     schedule = Schedule(lag, iterations=20)
     versions, agent = Versions(schedule), Agent(ppo_cartpole())
     versions.publish(agent.version(0))
-    for i in schedule.ticks(0):
+    for i in schedule.iterations_from(0):
         assert versions[schedule.collects_with(i)].number == max(0, i - lag)
         versions.publish(agent.version(i + 1))
         assert len(versions.held()) <= lag + 1
@@ -72,9 +72,9 @@ def test_a_recorded_clock_repeats_what_was_decided() -> None:
 
 def test_a_recorded_clock_ends_where_the_record_ends() -> None:
     schedule = Recorded(2, iterations=10, shards=2, events=EVENTS)
-    assert list(schedule.ticks(0)) == list(schedule.ticks(0, stop_after=9)) == [0, 1, 2]
-    assert list(schedule.ticks(1, stop_after=2)) == [1]
-    assert list(Recorded(2, iterations=2, shards=2, events=EVENTS).ticks(0)) == [0, 1]
+    assert list(schedule.iterations_from(0)) == list(schedule.iterations_from(0, stop_after=9)) == [0, 1, 2]
+    assert list(schedule.iterations_from(1, stop_after=2)) == [1]
+    assert list(Recorded(2, iterations=2, shards=2, events=EVENTS).iterations_from(0)) == [0, 1]
 
 
 @pytest.mark.parametrize(("scheme", "lag"), [(Scheme(lag=1), 1), (Scheme(lag="async", max_lag=3), 3)])

@@ -74,7 +74,7 @@ class Pull:
 
     metric_names = ("error",)
     mean_loss, weighted, has_target, counted = True, False, False, ()
-    courses = MappingProxyType[str, Any]({})
+    annealings = MappingProxyType[str, Any]({})
 
     def __init__(self, steps: int, goals: list[float], stop_below: float = -1.0) -> None:
         self._steps, self._goals, self._stop_below = steps, goals, stop_below

@@ -128,8 +128,8 @@ def test_ppo_has_the_settings_of_the_pytorchrl_paper() -> None:
     assert (algorithm.clip, algorithm.discount, algorithm.gae_lambda) == (0.15, 0.99, 0.95)
     assert (algorithm.entropy_coef, algorithm.value_coef) == (0.01, 0.2)
     assert (tower.model.core, tower.model.core_size, tower.model.initialization) == ("gru", 256, "fixup")
-    course = tower.courses(algorithm.build())["learning_rate"]
-    rates = [course(int(share * tower.total_steps)) for share in (0, 0.19, 0.21, 0.79, 0.81, 1)]
+    annealing = tower.annealings(algorithm.build())["learning_rate"]
+    rates = [annealing(int(share * tower.total_steps)) for share in (0, 0.19, 0.21, 0.79, 0.81, 1)]
     assert rates == pytest.approx([4e-4, 4e-4, 1e-4, 1e-4, 2.5e-5, 2.5e-5])
 
 

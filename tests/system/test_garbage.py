@@ -10,7 +10,7 @@ from tiny import EXPERIMENTS, options
 
 from lockstep.config.layout import Layout
 from lockstep.launchers.launch import train
-from lockstep.system.garbage import sparing
+from lockstep.system.garbage import objects_frozen
 
 
 class Node:
@@ -27,27 +27,25 @@ def unfrozen() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_objects_are_spared_for_a_while_and_garbage_is_not() -> None:
+def test_objects_are_frozen_for_a_while_and_garbage_is_not() -> None:
     garbage = weakref.ref(Node())
-    with sparing() as spare:
-        spare()
+    with objects_frozen():
         assert gc.get_freeze_count() > 1000 and garbage() is None
     assert gc.get_freeze_count() == 0
 
 
-def test_what_a_program_spares_itself_is_left_to_it() -> None:
+def test_what_a_program_freezes_itself_is_left_to_it() -> None:
     gc.freeze()
     before, garbage = gc.get_freeze_count(), weakref.ref(Node())
-    with sparing() as spare:
-        spare()
+    with objects_frozen():
         assert gc.get_freeze_count() <= before
     assert gc.get_freeze_count() > 1000
     gc.collect()
     assert garbage() is None
 
 
-def test_a_run_spares_objects_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spared = []
-    monkeypatch.setattr("lockstep.training.writer.RunWriter.evaluate", lambda *_: spared.append(gc.get_freeze_count()))
+def test_a_run_freezes_objects_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = []
+    monkeypatch.setattr("lockstep.training.writer.RunWriter.evaluate", lambda *_: frozen.append(gc.get_freeze_count()))
     train(EXPERIMENTS["cartpole-8-shards"](), Layout.parse("inline"), options(tmp_path / "run"))
-    assert min(spared) > 1000 and gc.get_freeze_count() == 0
+    assert min(frozen) > 1000 and gc.get_freeze_count() == 0

@@ -125,7 +125,7 @@ def test_learning_has_the_same_bits(name: str, tmp_path: Path) -> None:
         return taped(function)
 
     with (
-        mock.patch("lockstep.training.loops.cuda_graph", capture),
+        mock.patch("lockstep.training.start.cuda_graph", capture),
         mock.patch("lockstep.collectors.collectors.cuda_graph", capture),
         mock.patch.object(Layout, "validate", lambda self: None),
     ):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from lockstep.config.layout import Layout
-from lockstep.training.writer import WorkerReport, _waits, report_of
+from lockstep.training.writer import LearnerReport, _waits, report_of
 
 
-def part(waited: float, *times: dict[str, float]) -> WorkerReport:
-    return WorkerReport({}, {}, {}, list(times), waited)
+def part(waited: float, *times: dict[str, float]) -> LearnerReport:
+    return LearnerReport({}, {}, {}, list(times), waited)
 
 
 def test_learners_wait_as_long_as_one_of_them_and_collectors_on_average() -> None:
@@ -34,10 +34,10 @@ def test_the_time_of_an_iteration_that_nobody_accounts_for_is_other() -> None:
     collector = {"env": 4.0}
     own_times = {"env": 1.0, "inference": 2.0}
     rollouts = SimpleNamespace(own_times=lambda: own_times, waited=1.5, collector_times=lambda: [collector])
-    worker: Any = SimpleNamespace(rollouts=rollouts, group=SimpleNamespace(waited=0.5))
+    process: Any = SimpleNamespace(rollouts=rollouts, group=SimpleNamespace(waited=0.5))
     learned: Any = SimpleNamespace(gradient_digests={0: "a"}, applied={}, seconds=3.0)
-    found = report_of(worker, {}, learned, time.perf_counter() - 10)
+    found = report_of(process, {}, learned, time.perf_counter() - 10)
     own = {"env": 1.0, "inference": 2.0, "learning": 3.0, "waiting": 2.0}
     assert found.times == [{**own, "other": pytest.approx(2.0, abs=0.5)}, collector]
     assert found.waited == 1.5 and found.gradient_digests == {0: "a"}
-    assert report_of(worker, {}, learned, time.perf_counter()).times[0]["other"] == 0
+    assert report_of(process, {}, learned, time.perf_counter()).times[0]["other"] == 0

@@ -28,8 +28,8 @@ from lockstep.launchers.launch import train
 from lockstep.models.versions import Version, Versions
 from lockstep.run.folder import RunFolder
 from lockstep.training.job import Job
-from lockstep.training.loops import collector_service
 from lockstep.training.prepare import prepare
+from lockstep.training.start import collector_service
 from lockstep.transport.free_running import Admission
 from lockstep.transport.inbox import Inbox
 from lockstep.transport.message_rollouts import MessageRollouts

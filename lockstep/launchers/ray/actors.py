@@ -28,7 +28,7 @@ from lockstep.run.folder import is_run
 from lockstep.system import children
 from lockstep.training.context import StopRequest, Work, WorkerContext
 from lockstep.training.job import Job, Result
-from lockstep.training.loops import collector_service
+from lockstep.training.start import collector_service
 from lockstep.transport.free_running import Admission
 from lockstep.transport.inbox import Inbox
 from lockstep.transport.messages import CollectorService, RolloutMessage, State, VersionMessage

@@ -71,7 +71,7 @@ class RayDriver:
         self._schedule, self._shards = schedule, job.experiment.scheme.shards
         self._free = job.collects_freely
         begin = 0 if self._free else iteration_of(job.checkpoint)
-        numbers = schedule.ticks(begin, job.stop_after)
+        numbers = schedule.iterations_from(begin, job.stop_after)
         self._requested, self._end = numbers.start, numbers.stop
         """The rollout that is requested next, and the first that is not needed, unless collectors run freely."""
         self._arrived = dict.fromkeys(range(self._shards), begin - 1)
@@ -326,7 +326,7 @@ class RayDriver:
             self._deliver(again) if isinstance(again, Delivery) else self._admit(again)
         else:  # a learner can be reached again by now: what it was to receive is lost, or what the collector needed
             name = what.collector.process.name
-            if self._timing_cuts():
+            if self._timing_preempts():
                 raise ProcessLost(f"A rollout of {name} was lost")
             self._lose(f"A rollout of {name} was lost", "It collects again what has not arrived")
             self._start_again(what.collector)
@@ -355,12 +355,12 @@ class RayDriver:
         if error is None:
             actor.steps, actor.answered = steps, time.monotonic()
         elif not isinstance(error, self._ray.exceptions.ActorUnavailableError):
-            if actor in self._processes and not self._timing_cuts():
+            if actor in self._processes and not self._timing_preempts():
                 self._replace(actor, short(error))
             elif actor in self._processes or self._learners.index(actor) not in self._results:
                 raise ProcessLost(f"{actor.name} was lost ({short(error)})")
 
-    def _timing_cuts(self) -> bool:
+    def _timing_preempts(self) -> bool:
         """Whether timing decides the ends of rollouts. Then a new collector would not collect the same ones again."""
         preempts = self._job.experiment.scheme.preempt < 1 and self._job.recorded is None
         return preempts and self._groups > 1
