@@ -26,6 +26,9 @@ from lockstep.kernels.patches import cut_pixels
 from lockstep.models.arithmetic import portable_operations
 
 ATOMS = {"returns": "categorical", "numbers": 11, "v_min": -4.0, "v_max": 5.0}
+QUANTILES = {"returns": "quantiles", "numbers": 11}
+IMPLICIT = {"returns": "implicit", "numbers": 5, "cosines": 9}
+STREAMS = {"dueling": True, "noisy": True, "stream_size": 8}
 RAINBOW = {"dueling": True, "noisy": True, "stream_size": 8, **ATOMS}
 PIXELS = ("Pong", {"encoder": "der"})
 OF_PIXELS: list[dict[str, Any]] = [{}, {"dense_size": 7}, RAINBOW, {"dense_size": 7, "layer_norm": True}]
@@ -38,6 +41,11 @@ CHANGES: list[dict[str, Any]] = [
     RAINBOW,
     {"layer_norm": True},
     {"layer_norm": True, **RAINBOW},
+    QUANTILES,
+    {**QUANTILES, **STREAMS},
+    IMPLICIT,
+    {**IMPLICIT, "dueling": True},
+    {**IMPLICIT, **STREAMS, "layer_norm": True},
 ]
 
 
@@ -143,7 +151,7 @@ def test_what_has_other_bits_is_left_to_torch() -> None:
     """ELU's slope, quantiles, cores, larger networks."""
     full = EXPERIMENTS["rainbow-lag-1"]().replace(precision="portable")
     assert Agent(full).kernels
-    for change in ({"activation": "elu"}, {"returns": "quantiles"}, {"core": "gru"}):
+    for change in ({"activation": "elu"}, {"core": "gru"}):
         assert not Agent(full.replace(model=replace(full.model, **change))).kernels
     der = EXPERIMENTS["der"]().replace(precision="portable")
     assert Agent(der).kernels
