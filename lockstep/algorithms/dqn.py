@@ -26,7 +26,7 @@ from lockstep.config.needs import Need
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
 from lockstep.models.base import Networks, PolicyModel
-from lockstep.models.q import QModel, QModelConfig
+from lockstep.models.q import QModel, QModelConfig, midpoints
 from lockstep.models.selection import numbers_of_action
 
 
@@ -236,8 +236,7 @@ def quantile_huber(quantiles: Tensor, target: Tensor, tau: Tensor | None = None)
         [...]
     """
     if tau is None:
-        count = quantiles.shape[-1]
-        tau = (torch.arange(count, device=quantiles.device) + 0.5) / count
+        tau = midpoints(quantiles.shape[-1], quantiles.device)
     error = target.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [..., quantile, sample]
     huber = F.smooth_l1_loss(error, torch.zeros_like(error), reduction="none")
     return ((tau.unsqueeze(-1) - (error.detach() < 0).float()).abs() * huber).mean(-1).sum(-1)

@@ -169,7 +169,7 @@ class ReturnsKernels(_QKernels):
     def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
         if model.layer_norm and min((model.dense_size or 2, *model.hidden_sizes), default=2) < 2:
             return False  # torch adds up the gradients by a single number's norm in parts
-        return model.returns in ("expected", "categorical") and _like_torch(model, layout)
+        return _like_torch(model, layout)
 
     def inference(self, model: Any) -> Inference:
         return QNetworkInference(model)

@@ -1,8 +1,9 @@
-"""Networks of action values with noisy layers, dueling streams and atoms (lockstep.models.q), with the bits of torch's
-replaced operations (lockstep.portable).
+"""Networks of action values with noisy layers, dueling streams, atoms and quantiles (lockstep.models.q), with the bits
+of torch's replaced operations (lockstep.portable).
 
 Shape legend: P parameters, L layers, N noisy layers, Z numbers of noise, n samples, D numbers of an observation, F
-features, A actions, K numbers by which a head describes an action's return: atoms, or one.
+features, A actions, K numbers by which a head describes an action's return: atoms, quantiles, or one. R rows that the
+streams take: n, or, with implicit quantiles, nK.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import numpy as np
 
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import BIAS, WEIGHT, activations, backward, evaluate, sizes
+from lockstep.kernels.fractions import cosines, embed, embed_back
 from lockstep.kernels.math import ndtri
 from lockstep.kernels.network import biases_in_parts, biases_last, divide_by_brightness
 from lockstep.kernels.policies import exponentiate, log_softmax, within
-from lockstep.kernels.sums import row_sums
+from lockstep.kernels.sums import middle_sums, row_sums
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -33,10 +35,37 @@ class QNetwork(NamedTuple):
     noisy: np.ndarray
     """int64 [N, 6]: where the weights, biases, and the sizes of their noise begin, and how many inputs and outputs a
     layer has."""
+    embedding: np.ndarray
+    """The table of the layer that embeds an implicit quantile's fraction. It has no rows for other returns."""
+    multiples: np.ndarray
+    """What a fraction is multiplied by, before the cosines that this layer takes: float32 [E]."""
     atoms: np.ndarray
-    """float32 [K]; [0] for expected returns."""
+    """float32 [K]; [0] unless returns are categorical."""
+    fractions: np.ndarray
+    """float32 [K]: those of quantiles, or those of the implicit ones whose mean chooses actions; [0] for other
+    returns."""
     brightest: np.float32
     """What convolutions of x divide their weights by."""
+
+
+class Computed(NamedTuple):
+    """What a network has computed of n samples, for differentiate. Outputs of layers are as
+    lockstep.kernels.dense.evaluate returns them."""
+
+    numbers: np.ndarray
+    """What describes every action's return, [n, A, K]."""
+    encoder: np.ndarray
+    """The outputs of the encoder's layers."""
+    cosines: np.ndarray
+    """Those of fractions, float32 [R, E]; no rows unless quantiles are implicit."""
+    embedding: np.ndarray
+    """The outputs of the layer that takes them."""
+    inputs: np.ndarray
+    """What the streams take, float32 [R, F]."""
+    advantage: np.ndarray
+    """The outputs of the layers of the stream of advantages."""
+    value: np.ndarray
+    """The same of the state's value."""
 
 
 @compiled
@@ -70,6 +99,7 @@ def disturb(network: QNetwork, parameters: np.ndarray, noise: np.ndarray, used: 
         noise: what scale_noise wrote, float32 [Z].
     """
     _copy_layers(network.encoder, parameters, used)
+    _copy_layers(network.embedding, parameters, used)
     if network.brightest != _ONE:
         divide_by_brightness(network.encoder, network.brightest, used)
     if len(network.noisy) == 0:
@@ -110,14 +140,9 @@ def _join_streams(value: np.ndarray, numbers: np.ndarray) -> None:
     """Turn advantages [n, A, K] into values of actions, given the values of states [n, K] (Wang et al. 2016,
     arXiv:1511.06581, equation 9)."""
     n, actions, kinds = numbers.shape
-    mean = np.zeros((n, kinds), np.float32)
-    if kinds == 1:
-        row_sums(numbers.reshape((n, actions)), mean.reshape(n))
+    mean = np.empty((n, kinds), np.float32)
+    middle_sums(numbers, mean)
     for i in range(n):
-        if kinds > 1:
-            for a in range(actions):
-                for k in range(kinds):
-                    mean[i, k] += numbers[i, a, k]
         for k in range(kinds):
             mean[i, k] /= np.float32(actions)
         for a in range(actions):
@@ -126,30 +151,63 @@ def _join_streams(value: np.ndarray, numbers: np.ndarray) -> None:
 
 
 @compiled
-def describe(
-    network: QNetwork, used: np.ndarray, x: np.ndarray, strided: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Describe every action's return by K numbers: observations [n, D] -> [n, A, K]. The other results are what the
-    encoder and the streams of advantages and of the value have computed.
+def encode(network: QNetwork, used: np.ndarray, x: np.ndarray, strided: bool) -> np.ndarray:
+    """Evaluate the encoder: observations [n, D] -> the outputs of its layers.
 
     Args:
         used: what disturb wrote.
         strided: whether dense layers of x add their bias last: see lockstep.kernels.network.biases_last.
     """
-    n, kinds = len(x), max(1, len(network.atoms))
     if strided:
-        of_encoder = evaluate(*biases_last(network.encoder, used, x))
-    else:
-        of_encoder = evaluate(network.encoder, used, x)
-    features = activations(of_encoder, network.encoder, n, len(network.encoder) - 1)
-    of_advantage = evaluate(network.advantage, used, features)
-    advantage = activations(of_advantage, network.advantage, n, len(network.advantage) - 1)
-    numbers = advantage.copy().reshape((n, advantage.shape[1] // kinds, kinds))
+        return evaluate(*biases_last(network.encoder, used, x))
+    return evaluate(network.encoder, used, x)
+
+
+@compiled
+def _by_action(rows: np.ndarray, n: int) -> np.ndarray:
+    """One number for each action and row [nK, A, 1] -> [n, A, K]"""
+    actions, kinds = rows.shape[1], len(rows) // n
+    out = np.empty((n, actions, kinds), np.float32)
+    for i in range(n):
+        for k in range(kinds):
+            for a in range(actions):
+                out[i, a, k] = rows[i * kinds + k, a, 0]
+    return out
+
+
+@compiled
+def describe_at(network: QNetwork, used: np.ndarray, of_encoder: np.ndarray, n: int, tau: np.ndarray) -> Computed:
+    """Describe every action's return by K numbers, given what encode returned of n observations.
+
+    Args:
+        used: what disturb wrote.
+        tau: fractions of implicit quantiles, float32 [n, K], or [1, K] for all observations. Other returns ignore them.
+    """
+    inputs, implicit = activations(of_encoder, network.encoder, n, len(network.encoder) - 1), len(network.embedding) > 0
+    of_fractions, of_embedding = np.empty((0, len(network.multiples)), np.float32), of_encoder[:0]
+    if implicit:
+        of_fractions = cosines(tau, network.multiples)
+        of_embedding = evaluate(network.embedding, used, of_fractions)
+        inputs = embed(inputs, of_embedding.reshape((len(of_fractions), inputs.shape[1])), tau.shape[1])
+    kinds = 1 if implicit else max(1, len(network.atoms), len(network.fractions))
+    of_advantage, rows = evaluate(network.advantage, used, inputs), len(inputs)
+    advantage = activations(of_advantage, network.advantage, rows, len(network.advantage) - 1)
+    numbers = advantage.copy().reshape((rows, advantage.shape[1] // kinds, kinds))
     of_value = of_encoder[:0]
     if len(network.value):
-        of_value = evaluate(network.value, used, features)
-        _join_streams(activations(of_value, network.value, n, len(network.value) - 1), numbers)
-    return numbers, of_encoder, of_advantage, of_value
+        of_value = evaluate(network.value, used, inputs)
+        _join_streams(activations(of_value, network.value, rows, len(network.value) - 1), numbers)
+    if implicit:
+        numbers = _by_action(numbers, n)
+    return Computed(numbers, of_encoder, of_fractions, of_embedding, inputs, of_advantage, of_value)
+
+
+@compiled
+def describe(network: QNetwork, used: np.ndarray, x: np.ndarray, strided: bool) -> Computed:
+    """As describe_at, for observations [n, D]; implicit quantiles are those at the network's fractions. Arguments are
+    those of encode."""
+    tau = network.fractions.reshape((1, len(network.fractions)))
+    return describe_at(network, used, encode(network, used, x, strided), len(x), tau)
 
 
 @compiled
@@ -163,25 +221,34 @@ def mean_returns(p: np.ndarray, atoms: np.ndarray, out: np.ndarray) -> None:
 
 
 @compiled
-def expected(atoms: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+def means(rows: np.ndarray, out: np.ndarray) -> None:
+    """Write the mean of each row: [n, K] -> [n]"""
+    row_sums(rows, out)
+    for i in range(len(out)):
+        out[i] /= np.float32(rows.shape[1])
+
+
+@compiled
+def expected(network: QNetwork, numbers: np.ndarray) -> np.ndarray:
     """The expected returns [n, A] of what describe returned [n, A, K]."""
     n, actions, kinds = numbers.shape
     rows, out = numbers.reshape((n * actions, kinds)), np.empty((n, actions), np.float32)
-    if len(atoms) == 0:
-        for i in range(n * actions):
-            out[i // actions, i % actions] = rows[i, 0]
-        return out
-    p = np.empty_like(rows)
-    log_softmax(rows, p)
-    exponentiate(p)
-    mean_returns(p, atoms, out.reshape(n * actions))
+    if len(network.atoms):
+        p = np.empty_like(rows)
+        log_softmax(rows, p)
+        exponentiate(p)
+        mean_returns(p, network.atoms, out.reshape(n * actions))
+    elif len(network.fractions):
+        means(rows, out.reshape(n * actions))
+    else:
+        out.reshape(n * actions)[:] = rows[:, 0]
     return out
 
 
 @compiled
 def act(network: QNetwork, used: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The expected returns of all actions, [n, D] -> [n, A]. used: what disturb wrote."""
-    return expected(network.atoms, describe(network, used, x, False)[0])
+    return expected(network, describe(network, used, x, False).numbers)
 
 
 @compiled
@@ -207,12 +274,50 @@ def _back_through(
 
 
 @compiled
+def _through_streams(
+    network: QNetwork,
+    used: np.ndarray,
+    computed: Computed,
+    action: np.ndarray,
+    by_numbers: np.ndarray,
+    gradient: np.ndarray,
+    joined: bool,
+) -> np.ndarray:
+    """Write each slice's gradients by the streams' parameters, and return those by what the streams take [R, F].
+    Arguments are those of differentiate."""
+    rows, actions = len(computed.inputs), computed.numbers.shape[1]
+    each, kinds = rows // len(action), by_numbers.size // rows
+    by_value, by_advantage = by_numbers.reshape((rows, kinds)), np.zeros((rows, actions * kinds), np.float32)
+    for r in range(rows):
+        begin = action[r // each] * kinds
+        for k in range(kinds):
+            by_advantage[r, begin + k] += by_value[r, k]
+    dueling = len(network.value) > 0
+    if dueling:
+        for r in range(rows):
+            for k in range(kinds):
+                by_mean = (_ZERO - by_value[r, k]) / np.float32(actions)
+                for a in range(actions):
+                    by_advantage[r, a * kinds + k] += by_mean
+    of_advantage, of_value, inputs = computed.advantage, computed.value, computed.inputs
+    by_inputs = np.empty(inputs.shape, np.float32)
+    _back_through(network.advantage, used, inputs, of_advantage, by_advantage, gradient, joined, by_inputs)
+    if dueling:
+        more = np.empty(inputs.shape, np.float32)
+        _back_through(network.value, used, inputs, of_value, by_value, gradient, joined, more)
+        for r in range(rows):
+            for j in range(inputs.shape[1]):
+                by_inputs[r, j] += more[r, j]
+    return by_inputs
+
+
+@compiled
 def differentiate(
     network: QNetwork,
     used: np.ndarray,
     noise: np.ndarray,
     x: np.ndarray,
-    computed: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    computed: Computed,
     action: np.ndarray,
     by_numbers: np.ndarray,
     gradient: np.ndarray,
@@ -223,37 +328,20 @@ def differentiate(
     Args:
         used, noise: see disturb.
         x: observations [n, D].
-        computed: what describe returned of them.
+        computed: what describe returned of them. Implicit quantiles are at fractions of each observation.
         action: int64 [n].
         by_numbers: the gradient by the chosen actions' numbers, float32 [n, K].
         gradient: float32 [S, P or more].
         joined: write the tree's sum over all slices to gradient[0]. It needs a brightness of 1 and no noise, and
             overwrites the other rows.
     """
-    numbers, of_encoder, of_advantage, of_value = computed
-    n, actions, kinds = numbers.shape
-    by_advantage = np.zeros((n, actions * kinds), np.float32)
-    for i in range(n):
-        begin = action[i] * kinds
-        for k in range(kinds):
-            by_advantage[i, begin + k] += by_numbers[i, k]
-    dueling = len(network.value) > 0
-    if dueling:
-        for i in range(n):
-            for k in range(kinds):
-                by_mean = (_ZERO - by_numbers[i, k]) / np.float32(actions)
-                for a in range(actions):
-                    by_advantage[i, a * kinds + k] += by_mean
-    features = activations(of_encoder, network.encoder, n, len(network.encoder) - 1)
-    by_features = np.empty(features.shape, np.float32)
-    _back_through(network.advantage, used, features, of_advantage, by_advantage, gradient, joined, by_features)
-    if dueling:
-        more = np.empty(features.shape, np.float32)
-        _back_through(network.value, used, features, of_value, by_numbers, gradient, joined, more)
-        for i in range(n):
-            for j in range(features.shape[1]):
-                by_features[i, j] += more[i, j]
-    _back_through(network.encoder, used, x, of_encoder, by_features, gradient, joined, x[:0])
+    by_features = _through_streams(network, used, computed, action, by_numbers, gradient, joined)
+    if len(network.embedding):
+        features = activations(computed.encoder, network.encoder, len(x), len(network.encoder) - 1)
+        given, embedded = computed.cosines, computed.embedding.reshape(by_features.shape)
+        by_features, by_embedded = embed_back(features, embedded, by_features)
+        _back_through(network.embedding, used, given, computed.embedding, by_embedded, gradient, joined, given[:0])
+    _back_through(network.encoder, used, x, computed.encoder, by_features, gradient, joined, x[:0])
     for s in range(len(gradient)):
         if network.brightest != _ONE:
             divide_by_brightness(network.encoder, network.brightest, gradient[s])

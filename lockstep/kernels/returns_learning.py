@@ -1,8 +1,8 @@
-"""Gradients of DQN's extensions in portable arithmetic: noisy layers, dueling streams and categorical returns, with the
-bits of torch's replaced operations. The loss is that of lockstep.algorithms.dqn.
+"""Gradients of DQN's extensions in portable arithmetic: noisy layers, dueling streams, categorical returns and
+quantiles, with the bits of torch's replaced operations. The loss is that of lockstep.algorithms.dqn.
 
 Shape legend: P parameters, S slices, N items of all slices, n of one slice, D numbers of an observation, A actions, K
-numbers that describe an action's return, Z numbers of a network's noise.
+numbers that describe an action's return, J those of a target, Z numbers of a slice's noise.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.kernels.cache import compiled
+from lockstep.kernels.instructions import select
 from lockstep.kernels.math import log
 from lockstep.kernels.policies import exponentials, exponentiate, log_softmax
 from lockstep.kernels.q_learning import DQN_SUMS, best, huber
 from lockstep.kernels.q_networks import (
     QNetwork,
     describe,
+    describe_at,
     differentiate,
     disturb,
+    encode,
     expected,
     mean_returns,
+    means,
     scale_noise,
 )
 from lockstep.kernels.sums import add_up, row_sums
@@ -28,16 +32,36 @@ _ZERO, _ONE = map(np.float32, (0, 1))
 
 
 @compiled
-def _log_probabilities(numbers: np.ndarray, action: np.ndarray) -> np.ndarray:
-    """The log-probabilities of the chosen actions' atoms: logits [n, A, K] and actions [n] -> [n, K]"""
+def _of_actions(numbers: np.ndarray, action: np.ndarray) -> np.ndarray:
+    """The numbers of the chosen actions: [n, A, K] and [n] -> [n, K]"""
     n, _, kinds = numbers.shape
     chosen = np.empty((n, kinds), np.float32)
     for i in range(n):
         for k in range(kinds):
             chosen[i, k] = numbers[i, action[i], k]
-    out = np.empty_like(chosen)
-    log_softmax(chosen, out)
-    return out
+    return chosen
+
+
+@compiled
+def _following(network: QNetwork, used: np.ndarray, double: bool, next_obs: np.ndarray, tau: np.ndarray) -> np.ndarray:
+    """What the target network says about the best next actions' returns, [n, J].
+
+    Args:
+        used: float32 [2, P], what disturb wrote of the model and of the target network.
+        tau: fractions of implicit quantiles, float32 [n, J].
+    """
+    n, midpoints = len(next_obs), network.fractions.reshape((1, len(network.fractions)))
+    of_encoder = encode(network, used[1], next_obs, False)
+    numbers = describe_at(network, used[1], of_encoder, n, tau).numbers
+    selecting = numbers
+    if double:
+        selecting = describe(network, used[0], next_obs, False).numbers
+    elif len(network.embedding):
+        selecting = describe_at(network, used[1], of_encoder, n, midpoints).numbers
+    q, action = expected(network, selecting), np.empty(n, np.int64)
+    for i in range(n):
+        action[i] = best(q[i])
+    return _of_actions(numbers, action)
 
 
 @compiled
@@ -61,7 +85,7 @@ def project(p: np.ndarray, reward: np.ndarray, discount: np.ndarray, atoms: np.n
 
 @compiled
 def _learn_distributions(
-    log_p: np.ndarray,
+    logits: np.ndarray,
     target: np.ndarray,
     weight: np.ndarray,
     atoms: np.ndarray,
@@ -69,8 +93,10 @@ def _learn_distributions(
     terms: np.ndarray,
     priority: np.ndarray,
 ) -> None:
-    """Learn by the cross-entropy minus the target's entropy: log-probabilities and the target's probabilities [n, K] ->
-    the gradient by logits [n, K], each item's part in the metrics [DQN_SUMS, n], and priorities [n]."""
+    """Learn by the cross-entropy minus the target's entropy: logits and the target's probabilities [n, K] -> the
+    gradient by logits [n, K], each item's part in the metrics [DQN_SUMS, n], and priorities [n]."""
+    log_p = np.empty_like(logits)
+    log_softmax(logits, log_p)
     n, kinds = log_p.shape
     p, terms_of_atoms, cross = np.empty_like(log_p), np.empty_like(log_p), np.empty(n, np.float32)
     exponentials(log_p, p)
@@ -106,14 +132,66 @@ def _learn_means(
     terms: np.ndarray,
     priority: np.ndarray,
 ) -> None:
-    """Learn by the Huber loss: values and targets [n] -> as for _learn_distributions, with one number per action."""
+    """Learn by the Huber loss: values and targets [n, 1] -> as for _learn_distributions, with one number per action."""
     for i in range(len(value)):
-        error = value[i] - target[i]
+        error = value[i, 0] - target[i, 0]
         loss, slope = huber(error)
         by_numbers[i, 0] = slope * weight[i]
         priority[i] = abs(error)
         terms[0, i] = weight[i] * loss
-        terms[1, i], terms[2, i], terms[3, i] = value[i], target[i], priority[i]
+        terms[1, i], terms[2, i], terms[3, i] = value[i, 0], target[i, 0], priority[i]
+
+
+@compiled
+def _regress(
+    value: np.float32, target: np.ndarray, tau: np.float32, by_loss: np.float32, loss: np.ndarray, by_value: np.ndarray
+) -> None:
+    """Compare a quantile with each sample of its target [J]: write losses, and the gradients by the quantile.
+
+    Args:
+        tau: the quantile's fraction.
+        by_loss: the gradient by each loss.
+    """
+    for j in range(len(target)):
+        error = target[j] - value
+        size, slope = huber(error)
+        share = abs(tau - select(error < _ZERO, _ONE, _ZERO))
+        loss[j] = share * size
+        by_value[j] = -(slope * (by_loss * share))
+
+
+@compiled
+def learn_quantiles(
+    value: np.ndarray,
+    target: np.ndarray,
+    tau: np.ndarray,
+    weight: np.ndarray,
+    by_numbers: np.ndarray,
+    terms: np.ndarray,
+    priority: np.ndarray,
+) -> None:
+    """Learn by quantile regression (lockstep.algorithms.dqn.quantile_huber): quantiles [n, K] and targets [n, J] -> as
+    for _learn_distributions.
+
+    Args:
+        tau: the quantiles' fractions, float32 [n, K], or [1, K] for all items.
+    """
+    (n, kinds), samples = value.shape, target.shape[1]
+    loss, by_value = np.empty((kinds, samples), np.float32), np.empty((kinds, samples), np.float32)
+    of_quantiles, total = np.empty((1, kinds), np.float32), np.empty(1, np.float32)
+    for i in range(n):
+        by_loss = weight[i] / np.float32(samples)
+        for k in range(kinds):
+            _regress(value[i, k], target[i], tau[i % len(tau), k], by_loss, loss[k], by_value[k])
+        means(loss, of_quantiles[0])
+        row_sums(of_quantiles, total)
+        row_sums(by_value, by_numbers[i])
+        terms[0, i] = weight[i] * total[0]
+    means(value, terms[1])
+    means(target, terms[2])
+    for i in range(n):
+        priority[i] = abs(terms[2, i] - terms[1, i])
+        terms[3, i] = priority[i]
 
 
 @compiled
@@ -122,6 +200,7 @@ def returns_gradients(
     parameters: np.ndarray,
     target: np.ndarray,
     double: bool,
+    samples: tuple[int, int],
     obs: np.ndarray,
     action: np.ndarray,
     reward: np.ndarray,
@@ -138,44 +217,48 @@ def returns_gradients(
 
     Args:
         network: where the model's parts lie.
-        noise: uniform numbers, float32 [2ZS]: by slice, those of the model and of the target network.
+        samples: how many implicit quantiles of each item move, and how many its target has; else 0.
+        noise: uniform numbers, float32 [SZ]: by slice, those of noisy layers of the model and of the target network,
+            then the fractions of implicit quantiles, and those of their targets.
         used: float32 [2, P], overwritten.
         parameters, target, double, obs, action, reward, discount, next_obs, weight, joined, out, priority: as for
             lockstep.kernels.q_learning.dqn_gradients.
     """
-    slices, size, atoms = len(out), len(parameters), network.atoms
+    slices, size = len(out), len(parameters)
     each, drawn = len(obs) // slices, len(noise) // slices
-    scaled = np.empty(drawn, np.float32)
+    disturbing, moved = drawn - each * (samples[0] + samples[1]), each * samples[0]
+    scaled, midpoints = np.empty(disturbing, np.float32), network.fractions.reshape((1, len(network.fractions)))
     terms, sums = np.empty((DQN_SUMS, each), np.float32), np.empty(DQN_SUMS, np.float32)
-    by_numbers = np.empty((each, max(1, len(atoms))), np.float32)
-    wanted = np.empty_like(by_numbers)
     for s in range(slices):
         begin, end = s * each, (s + 1) * each
-        x, then, chosen = obs[begin:end], next_obs[begin:end], action[begin:end]
-        scale_noise(noise[s * drawn : (s + 1) * drawn], scaled)
-        online_noise, target_noise = scaled[: drawn // 2], scaled[drawn // 2 :]
-        if s == 0 or drawn:
+        x, then, chosen, of_noise = obs[begin:end], next_obs[begin:end], action[begin:end], noise[s * drawn :]
+        scale_noise(of_noise[:disturbing], scaled)
+        online_noise, target_noise = scaled[: disturbing // 2], scaled[disturbing // 2 :]
+        if s == 0 or disturbing:
             disturb(network, parameters, online_noise, used[0])
             disturb(network, target, target_noise, used[1])
-        numbers_t, _, _, _ = describe(network, used[1], then, False)
-        selected = expected(atoms, describe(network, used[0], then, False)[0] if double else numbers_t)
-        following = np.empty(each, np.int64)
-        for i in range(each):
-            following[i] = best(selected[i])
-        computed = describe(network, used[0], x, False)
-        to_priority = priority[begin:end]
-        if len(atoms):
-            p_t = _log_probabilities(numbers_t, following)
+        tau = of_noise[disturbing : disturbing + moved].reshape((each, samples[0]))
+        following = _following(
+            network, used, double, then, of_noise[disturbing + moved : drawn].reshape((each, samples[1]))
+        )
+        computed = describe_at(network, used[0], encode(network, used[0], x, False), each, tau)
+        value, to_priority = _of_actions(computed.numbers, chosen), priority[begin:end]
+        by_numbers, wanted = np.empty_like(value), np.empty_like(following)
+        if len(network.atoms):
+            p_t = np.empty_like(following)
+            log_softmax(following, p_t)
             exponentiate(p_t)
-            project(p_t, reward[begin:end], discount[begin:end], atoms, wanted)
-            log_p = _log_probabilities(computed[0], chosen)
-            _learn_distributions(log_p, wanted, weight[begin:end], atoms, by_numbers, terms, to_priority)
+            project(p_t, reward[begin:end], discount[begin:end], network.atoms, wanted)
+            _learn_distributions(value, wanted, weight[begin:end], network.atoms, by_numbers, terms, to_priority)
         else:
-            value = np.empty(each, np.float32)
             for i in range(each):
-                value[i] = computed[0][i, chosen[i], 0]
-                wanted[i, 0] = reward[begin + i] + discount[begin + i] * numbers_t[i, following[i], 0]
-            _learn_means(value, wanted[:, 0], weight[begin:end], by_numbers, terms, to_priority)
+                for j in range(following.shape[1]):
+                    wanted[i, j] = reward[begin + i] + discount[begin + i] * following[i, j]
+            if len(network.fractions):
+                at = tau if len(network.embedding) else midpoints
+                learn_quantiles(value, wanted, at, weight[begin:end], by_numbers, terms, to_priority)
+            else:
+                _learn_means(value, wanted, weight[begin:end], by_numbers, terms, to_priority)
         differentiate(network, used[0], online_noise, x, computed, chosen, by_numbers, out[s : s + 1], False)
         row_sums(terms, sums)
         out[s, size] = np.float32(each)

@@ -78,3 +78,20 @@ def column_sums(x: np.ndarray, out: np.ndarray) -> None:
     for part in range(PARTS):
         for i in range(len(out)):
             out[i] += parts[part, i]
+
+
+@compiled
+def middle_sums(x: np.ndarray, out: np.ndarray) -> None:
+    """Write sums over the axis in the middle, float32 [outer, count, inner] -> [outer, inner]: one number after the
+    other, or in parts if the inner axis has one number."""
+    outer, count, inner = x.shape
+    if inner == 1:
+        row_sums(x.reshape((outer, count)), out.reshape(outer))
+        return
+    out[:] = _ZERO
+    for i in range(outer):
+        to = out[i]
+        for j in range(count):
+            of = x[i, j]
+            for k in range(inner):
+                to[k] += of[k]

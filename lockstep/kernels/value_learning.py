@@ -83,7 +83,7 @@ def value_gradients(
         computed = describe(network, used, x, strided[first])
         value, by_value = np.empty(n, np.float32), np.empty((n, 1), np.float32)
         for i in range(n):
-            value[i] = computed[0][i, action[i], 0]
+            value[i] = computed.numbers[i, action[i], 0]
         for shard in range(first, last):
             begin, end = (shard - first) * each, (shard - first + 1) * each
             _learn(value[begin:end], wanted[begin:end], counts[begin:end], by_value[begin:end, 0], terms)

@@ -145,13 +145,14 @@ class ReturnsLearner(ReplayLearner):
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
         super().__init__(agent, slots, tree, alive, DQN_SUMS)
         self._network, self._double = q_network(model, agent.flat), config.double
+        self._samples = (config.samples, config.target_samples) if model.implicit else (0, 0)
         self._used = np.zeros((2, self._parameters.size), np.float32)
 
     def _call(
         self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
     ) -> None:
-        vectors = self._parameters, self._target, self._double
-        returns_gradients(self._network, *vectors, *items, joined, self._used, out, priority)
+        vectors, switches = (self._parameters, self._target), (self._double, self._samples)
+        returns_gradients(self._network, *vectors, *switches, *items, joined, self._used, out, priority)
 
 
 class ActorCriticLearner(ReplayLearner):

@@ -27,7 +27,7 @@ from lockstep.models.mlps import MLPs
 from lockstep.models.observations import entry
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel
-from lockstep.models.q import NoisyLinear, QModel
+from lockstep.models.q import ImplicitQHead, NoisyLinear, QModel, midpoints
 
 ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
 """Numbers of activations, by name."""
@@ -141,7 +141,11 @@ def q_layers(model: QModel, flat: FlatParameters) -> np.ndarray:
 
 def q_network(model: QModel, flat: FlatParameters) -> QNetwork:
     """Where the parts of a Q-network lie among its parameters."""
-    modules = dict(model.named_modules())
+    modules, head = dict(model.named_modules()), model.head
+    implicit = isinstance(head, ImplicitQHead)
+    path, fractions = "head.head" if implicit else "head", np.zeros(0, np.float32)
+    if model.quantiles:
+        fractions = head.midpoints.numpy() if implicit else midpoints(head.numbers).numpy()
 
     def stream(name: str) -> list[tuple[str, int]]:
         if not isinstance(modules.get(name), nn.Sequential):
@@ -155,10 +159,13 @@ def q_network(model: QModel, flat: FlatParameters) -> QNetwork:
             noisy.append([*places, module.weight.shape[1], module.weight.shape[0]])
     return QNetwork(
         _rows(model, encoder_layers(model, "trunk.encoder"), flat),
-        _rows(model, stream("head.advantage"), flat),
-        _rows(model, stream("head.value"), flat).reshape(-1, COLUMNS),
+        _rows(model, stream(f"{path}.advantage"), flat),
+        _rows(model, stream(f"{path}.value"), flat).reshape(-1, COLUMNS),
         np.array(noisy, np.int64).reshape(-1, 6),
+        _rows(model, [("head.embedding", RELU)] if implicit else [], flat).reshape(-1, COLUMNS),
+        head.multiples.numpy() if implicit else np.zeros(0, np.float32),
         np.zeros(0, np.float32) if model.atoms is None else model.atoms.numpy(),
+        fractions,
         np.float32(brightness(encoder_of(model))),
     )
 

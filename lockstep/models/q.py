@@ -28,6 +28,11 @@ from lockstep.models.observations import ObservationLayout, allowed_actions
 from lockstep.models.trunk import PRECISIONS, TrunkConfig, acting_copy, previous_features
 
 
+def midpoints(count: int, device: torch.device | None = None) -> Tensor:
+    """The midpoints of K equal parts of 0 to 1, [K]: the fractions of as many quantiles."""
+    return (torch.arange(count, device=device) + 0.5) / count
+
+
 class NoisyLinear(nn.Module):
     """A linear layer with noise of learned size on its weights (Fortunato et al. 2018, factorised noise). Without noise
     it is an ordinary linear layer.
@@ -114,7 +119,7 @@ class ImplicitQHead(nn.Module):
         super().__init__()
         self.embedding, self.head = nn.Linear(cosines, in_features), head
         self.midpoints: Tensor
-        self.register_buffer("midpoints", (torch.arange(fractions) + 0.5) / fractions, persistent=False)
+        self.register_buffer("midpoints", midpoints(fractions), persistent=False)
         self.multiples: Tensor
         self.register_buffer("multiples", math.pi * torch.arange(cosines), persistent=False)
 

@@ -150,12 +150,6 @@ def lerp_in_place(x: int, end: int, weight: np.float32, count: int) -> None:
 
 
 @compiled
-def row_sums(x: int, out: int, rows: int, count: int) -> None:
-    """[rows, count] -> [rows]"""
-    sums.row_sums(_floats(x, rows * count).reshape((rows, count)), _floats(out, rows))
-
-
-@compiled
 def ordered_sums(x: np.ndarray, out: np.ndarray) -> None:
     """float64 [rows, count] -> [rows], one number after the other."""
     for row in range(len(x)):
@@ -166,17 +160,10 @@ def ordered_sums(x: np.ndarray, out: np.ndarray) -> None:
 
 
 @compiled
-def inner_sums(x: int, out: int, outer: int, count: int, inner: int) -> None:
+def middle_sums(x: int, out: int, outer: int, count: int, inner: int) -> None:
     """[outer, count, inner] -> [outer, inner]"""
     a, b = _floats(x, outer * count * inner), _floats(out, outer * inner)
-    for i in range(outer):
-        to = b[i * inner : (i + 1) * inner]
-        to[:] = _ZERO
-        for j in range(count):
-            begin = (i * count + j) * inner
-            of = a[begin : begin + inner]
-            for k in range(inner):
-                to[k] += of[k]
+    sums.middle_sums(a.reshape((outer, count, inner)), b.reshape((outer, inner)))
 
 
 @compiled

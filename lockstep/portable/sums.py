@@ -36,10 +36,7 @@ def total(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dty
     if not out.numel():
         return out
     count = x.numel() // (outer * inner)
-    if inner == 1:
-        loops.row_sums(x.data_ptr(), out.data_ptr(), outer, count)
-    else:
-        loops.inner_sums(x.data_ptr(), out.data_ptr(), outer, count, inner)
+    loops.middle_sums(x.data_ptr(), out.data_ptr(), outer, count, inner)
     return out
 
 

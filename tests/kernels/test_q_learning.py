@@ -22,12 +22,19 @@ ITEMS = 21
 CARTPOLE, MINATAR = ("CartPole-v1", {"hidden_sizes": (24, 17)}), ("MinAtar/Breakout-v1", {"encoder": "minatar"})
 
 
-def agent_of(task: tuple[str, dict[str, Any]], *, prioritized: bool = False, double: bool = False) -> Agent:
-    """An agent whose networks are no longer what they began as."""
+def agent_of(
+    task: tuple[str, dict[str, Any]],
+    *,
+    prioritized: bool = False,
+    double: bool = False,
+    samples: tuple[int, int] = (3, 4),
+) -> Agent:
+    """An agent whose networks are no longer what they began as. samples: implicit quantiles of items and targets."""
     full, (name, settings) = recipes.dqn_minatar(), task
     algorithm = full.algorithm
     assert isinstance(algorithm, DQNConfig)
     algorithm = replace(algorithm, double=double, replay=replace(algorithm.replay, prioritized=prioritized))
+    algorithm = replace(algorithm, samples=samples[0], target_samples=samples[1])
     env = EnvConfig(id=name, adapter="auto" if name == "Pong" else "compiled", num_envs=4)
     agent = Agent(full.replace(precision="portable", env=env, algorithm=algorithm, model=QModelConfig(**settings)))
     draw = torch.Generator().manual_seed(1)

@@ -15,10 +15,11 @@ from test_q_learning import CARTPOLE, ITEMS, MINATAR, agent_of, items
 from tiny import EXPERIMENTS, options
 from torch.nn import functional as F
 
-from lockstep import train
+from lockstep import resume, train
 from lockstep.agent import Agent
 from lockstep.algorithms.dqn import project
 from lockstep.algorithms.kernel_table import ReturnsKernels
+from lockstep.core.transitions import Transitions
 from lockstep.experiment import Experiment
 from lockstep.kernels import returns_learning
 from lockstep.kernels.dense import RELU, activations, backward, evaluate
@@ -26,9 +27,19 @@ from lockstep.kernels.patches import cut_pixels
 from lockstep.models.arithmetic import portable_operations
 
 ATOMS = {"returns": "categorical", "numbers": 11, "v_min": -4.0, "v_max": 5.0}
-RAINBOW = {"dueling": True, "noisy": True, "stream_size": 8, **ATOMS}
+QUANTILES = {"returns": "quantiles", "numbers": 11}
+IMPLICIT = {"returns": "implicit", "numbers": 5, "cosines": 9}
+STREAMS = {"dueling": True, "noisy": True, "stream_size": 8}
+RAINBOW = {**STREAMS, **ATOMS}
 PIXELS = ("Pong", {"encoder": "der"})
-OF_PIXELS: list[dict[str, Any]] = [{}, {"dense_size": 7}, RAINBOW, {"dense_size": 7, "layer_norm": True}]
+OF_PIXELS: list[dict[str, Any]] = [
+    {},
+    {"dense_size": 7},
+    RAINBOW,
+    {"dense_size": 7, "layer_norm": True},
+    {"dense_size": 7, **QUANTILES, **STREAMS},
+    {"dense_size": 7, **IMPLICIT, "dueling": True},
+]
 CHANGES: list[dict[str, Any]] = [
     {"dueling": True},
     {"stream_size": 9},
@@ -38,6 +49,11 @@ CHANGES: list[dict[str, Any]] = [
     RAINBOW,
     {"layer_norm": True},
     {"layer_norm": True, **RAINBOW},
+    QUANTILES,
+    {**QUANTILES, **STREAMS},
+    IMPLICIT,
+    {**IMPLICIT, "dueling": True},
+    {**IMPLICIT, **STREAMS, "layer_norm": True},
 ]
 
 
@@ -46,13 +62,17 @@ def same(a: Any, b: Any) -> bool:
     return np.array_equal(np.asarray(a).view(np.int32), np.asarray(b).view(np.int32))
 
 
+def drawn_for(agent: Agent) -> Transitions:
+    """A slice of a minibatch, with the noise that the loss consumes."""
+    batch, numbers = items(agent), agent.algorithm.noise_numbers(agent.model, ITEMS)  # type: ignore[attr-defined]
+    noise = torch.rand(numbers, generator=torch.Generator().manual_seed(3))
+    return batch.replace(noise=noise) if numbers else batch
+
+
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize(
     ("task", "change"),
-    [
-        *itertools.product([CARTPOLE, MINATAR], CHANGES),
-        *itertools.product([PIXELS], [{}, {"dense_size": 7}, RAINBOW, {"dense_size": 7, "layer_norm": True}]),
-    ],
+    [*itertools.product([CARTPOLE, MINATAR], CHANGES), *itertools.product([PIXELS], OF_PIXELS)],
 )
 def test_gradients_are_those_of_torch_bit_by_bit(
     task: tuple[str, dict[str, Any]], change: dict[str, Any], double: bool
@@ -60,10 +80,7 @@ def test_gradients_are_those_of_torch_bit_by_bit(
     name, settings = task
     agent = agent_of((name, {**settings, **change}), prioritized=double, double=double)
     assert isinstance(agent.kernels, ReturnsKernels)
-    batch, hyper = items(agent), {**agent.algorithm.hyperparameters(0.0), "update": 1}
-    numbers = agent.algorithm.noise_numbers(agent.model, ITEMS)  # type: ignore[attr-defined]
-    if numbers:
-        batch = batch.replace(noise=torch.rand(numbers, generator=torch.Generator().manual_seed(3)))
+    batch, hyper = drawn_for(agent), {**agent.algorithm.hyperparameters(0.0), "update": 1}
     found = by_autograd(agent, batch, hyper), by_kernel(agent, batch, hyper)
     for expected, computed in zip(*found, strict=True):
         assert same(expected, computed)
@@ -72,7 +89,7 @@ def test_gradients_are_those_of_torch_bit_by_bit(
 
 
 @pytest.mark.parametrize("task", [CARTPOLE, MINATAR, PIXELS])
-@pytest.mark.parametrize("change", [{"dueling": True}, RAINBOW])
+@pytest.mark.parametrize("change", [{"dueling": True}, RAINBOW, QUANTILES, {**IMPLICIT, **STREAMS}])
 def test_a_kernel_acts_with_the_bits_of_torch(task: tuple[str, dict[str, Any]], change: dict[str, Any]) -> None:
     name, settings = task
     agent = agent_of((name, {**settings, **change}))
@@ -114,7 +131,15 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Experiment, "kernels", lambda *_: None)
 
 
-@pytest.mark.parametrize("change", [{"model.dueling": True}, {"model.noisy": True, "algorithm.double": True}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model.dueling": True},
+        {"model.noisy": True, "algorithm.double": True},
+        {"model.returns": "quantiles", "model.dueling": True, "algorithm.replay.prioritized": True},
+        {"model.returns": "implicit", "model.noisy": True, "algorithm.double": True},
+    ],
+)
 def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
     change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,14 +165,54 @@ def compare(experiment: Experiment, folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_has_other_bits_is_left_to_torch() -> None:
-    """ELU's slope, quantiles, cores, larger networks."""
+    """ELU's slope, cores, larger networks."""
     full = EXPERIMENTS["rainbow-lag-1"]().replace(precision="portable")
     assert Agent(full).kernels
-    for change in ({"activation": "elu"}, {"returns": "quantiles"}, {"core": "gru"}):
+    for change in ({"activation": "elu"}, {"core": "gru"}):
         assert not Agent(full.replace(model=replace(full.model, **change))).kernels
     der = EXPERIMENTS["der"]().replace(precision="portable")
     assert Agent(der).kernels
     assert not Agent(der.replace(**{"model.encoder": "nature"})).kernels
+
+
+@pytest.mark.parametrize("change", [QUANTILES, {**IMPLICIT, "noisy": True}])
+def test_quantiles_are_the_same_on_every_layout_and_resumed(change: dict[str, Any], tmp_path: Path) -> None:
+    full = EXPERIMENTS["portable-minatar-dqn"]()
+    full = full.replace(model=replace(full.model, **change), **{"algorithm.replay.prioritized": True})
+    assert isinstance(Agent(full).kernels, ReturnsKernels)
+    expected = train(full, options=options(tmp_path / "inline")).digest
+    for layout in ("processes:2", "cpu:a1-l1"):
+        assert train(full, layout, options(tmp_path / layout)).digest == expected
+    stopped = train(full, options=options(tmp_path / "stopped"), stop_after=2)
+    assert stopped.digest != expected
+    assert resume(tmp_path / "stopped").digest == expected
+
+
+@pytest.mark.parametrize(("sizes", "samples"), [((5, 1), (11, 9)), ((5, 1), (1, 1)), ((5, 6), (1, 9))])
+@pytest.mark.parametrize("numbers", [1, 11])
+def test_sums_of_single_numbers_are_those_of_torch_bit_by_bit(
+    sizes: tuple[int, ...], samples: tuple[int, int], numbers: int
+) -> None:
+    """Torch adds up what lies together in parts, and other numbers one by one."""
+    network = {"hidden_sizes": sizes, "returns": "implicit", "numbers": numbers, "cosines": 1, "dueling": True}
+    agent = agent_of((CARTPOLE[0], {**network, "stream_size": 1}), samples=samples)
+    batch, hyper = drawn_for(agent), {**agent.algorithm.hyperparameters(0.0), "update": 1}
+    found = by_autograd(agent, batch, hyper), by_kernel(agent, batch, hyper)
+    for expected, computed in zip(*found, strict=True):
+        assert same(expected, computed)
+    parts = "trunk", "head.embedding", "head.head.value", "head.head.advantage"
+    assert all(bool(found[0][0][agent.flat.span(f"{part}.")].any()) for part in parts)
+
+
+def test_quantile_regression_by_hand() -> None:
+    """One quantile, 0, of the fraction 1/4, and two samples. That at 2 is far above it: |1/4| (2 - 1/2) = 3/8, with the
+    gradient -1/4. That at -1/2 is below: |1/4 - 1| / 8 = 3/32, with the gradient 3/4 * 1/2 = 3/8."""
+    value, target, tau = (np.array([x], np.float32) for x in ([0.0], [2.0, -0.5], [0.25]))
+    by_numbers, terms, priority = np.empty((1, 1), np.float32), np.empty((4, 1), np.float32), np.empty(1, np.float32)
+    returns_learning.learn_quantiles(value, target, tau, np.array([2.0], np.float32), by_numbers, terms, priority)
+    assert by_numbers.tolist() == [[2 * (3 / 8 - 1 / 4) / 2]]
+    assert terms[:, 0].tolist() == [2 * (3 / 8 + 3 / 32) / 2, 0.0, 0.75, 0.75]
+    assert priority.tolist() == [0.75]
 
 
 def test_projections_are_those_of_torch_bit_by_bit() -> None:
