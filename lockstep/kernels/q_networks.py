@@ -126,6 +126,22 @@ def _join_streams(value: np.ndarray, numbers: np.ndarray) -> None:
 
 
 @compiled
+def describe_features(
+    network: QNetwork, used: np.ndarray, features: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As describe, given what the streams take, [n, F]: without the encoder."""
+    n, kinds = len(features), max(1, len(network.atoms))
+    of_advantage = evaluate(network.advantage, used, features)
+    advantage = activations(of_advantage, network.advantage, n, len(network.advantage) - 1)
+    numbers = advantage.copy().reshape((n, advantage.shape[1] // kinds, kinds))
+    of_value = of_advantage[:0]
+    if len(network.value):
+        of_value = evaluate(network.value, used, features)
+        _join_streams(activations(of_value, network.value, n, len(network.value) - 1), numbers)
+    return numbers, of_advantage, of_value
+
+
+@compiled
 def describe(
     network: QNetwork, used: np.ndarray, x: np.ndarray, strided: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -136,19 +152,12 @@ def describe(
         used: what disturb wrote.
         strided: whether dense layers of x add their bias last: see lockstep.kernels.network.biases_last.
     """
-    n, kinds = len(x), max(1, len(network.atoms))
     if strided:
         of_encoder = evaluate(*biases_last(network.encoder, used, x))
     else:
         of_encoder = evaluate(network.encoder, used, x)
-    features = activations(of_encoder, network.encoder, n, len(network.encoder) - 1)
-    of_advantage = evaluate(network.advantage, used, features)
-    advantage = activations(of_advantage, network.advantage, n, len(network.advantage) - 1)
-    numbers = advantage.copy().reshape((n, advantage.shape[1] // kinds, kinds))
-    of_value = of_encoder[:0]
-    if len(network.value):
-        of_value = evaluate(network.value, used, features)
-        _join_streams(activations(of_value, network.value, n, len(network.value) - 1), numbers)
+    features = activations(of_encoder, network.encoder, len(x), len(network.encoder) - 1)
+    numbers, of_advantage, of_value = describe_features(network, used, features)
     return numbers, of_encoder, of_advantage, of_value
 
 
@@ -207,6 +216,68 @@ def _back_through(
 
 
 @compiled
+def differentiate_streams(
+    network: QNetwork,
+    used: np.ndarray,
+    features: np.ndarray,
+    computed: tuple[np.ndarray, np.ndarray, np.ndarray],
+    action: np.ndarray,
+    by_numbers: np.ndarray,
+    gradient: np.ndarray,
+    joined: bool,
+) -> np.ndarray:
+    """Write each slice's gradients by the streams' weights and biases, and return that by features [n, F].
+
+    Args:
+        computed: what describe_features returned of them.
+        used, action, by_numbers, gradient, joined: as for differentiate.
+    """
+    numbers, of_advantage, of_value = computed
+    n, actions, kinds = numbers.shape
+    by_advantage = np.zeros((n, actions * kinds), np.float32)
+    for i in range(n):
+        begin = action[i] * kinds
+        for k in range(kinds):
+            by_advantage[i, begin + k] += by_numbers[i, k]
+    dueling = len(network.value) > 0
+    if dueling:
+        for i in range(n):
+            for k in range(kinds):
+                by_mean = (_ZERO - by_numbers[i, k]) / np.float32(actions)
+                for a in range(actions):
+                    by_advantage[i, a * kinds + k] += by_mean
+    by_features = np.empty(features.shape, np.float32)
+    _back_through(network.advantage, used, features, of_advantage, by_advantage, gradient, joined, by_features)
+    if dueling:
+        more = np.empty(features.shape, np.float32)
+        _back_through(network.value, used, features, of_value, by_numbers, gradient, joined, more)
+        for i in range(n):
+            for j in range(features.shape[1]):
+                by_features[i, j] += more[i, j]
+    return by_features
+
+
+@compiled
+def differentiate_encoder(
+    network: QNetwork,
+    used: np.ndarray,
+    noise: np.ndarray,
+    x: np.ndarray,
+    of_encoder: np.ndarray,
+    by_features: np.ndarray,
+    gradient: np.ndarray,
+    joined: bool,
+) -> None:
+    """Write each slice's gradients by the encoder's parameters, given that by its features [n, F]; and, last of all,
+    those by the sizes of noise. Other arguments are those of differentiate."""
+    _back_through(network.encoder, used, x, of_encoder, by_features, gradient, joined, x[:0])
+    for s in range(len(gradient)):
+        if network.brightest != _ONE:
+            divide_by_brightness(network.encoder, network.brightest, gradient[s])
+        _by_sigmas(network, noise, gradient[s])
+
+
+@compiled
 def differentiate(
     network: QNetwork,
     used: np.ndarray,
@@ -231,30 +302,7 @@ def differentiate(
             overwrites the other rows.
     """
     numbers, of_encoder, of_advantage, of_value = computed
-    n, actions, kinds = numbers.shape
-    by_advantage = np.zeros((n, actions * kinds), np.float32)
-    for i in range(n):
-        begin = action[i] * kinds
-        for k in range(kinds):
-            by_advantage[i, begin + k] += by_numbers[i, k]
-    dueling = len(network.value) > 0
-    if dueling:
-        for i in range(n):
-            for k in range(kinds):
-                by_mean = (_ZERO - by_numbers[i, k]) / np.float32(actions)
-                for a in range(actions):
-                    by_advantage[i, a * kinds + k] += by_mean
-    features = activations(of_encoder, network.encoder, n, len(network.encoder) - 1)
-    by_features = np.empty(features.shape, np.float32)
-    _back_through(network.advantage, used, features, of_advantage, by_advantage, gradient, joined, by_features)
-    if dueling:
-        more = np.empty(features.shape, np.float32)
-        _back_through(network.value, used, features, of_value, by_numbers, gradient, joined, more)
-        for i in range(n):
-            for j in range(features.shape[1]):
-                by_features[i, j] += more[i, j]
-    _back_through(network.encoder, used, x, of_encoder, by_features, gradient, joined, x[:0])
-    for s in range(len(gradient)):
-        if network.brightest != _ONE:
-            divide_by_brightness(network.encoder, network.brightest, gradient[s])
-        _by_sigmas(network, noise, gradient[s])
+    features = activations(of_encoder, network.encoder, len(x), len(network.encoder) - 1)
+    of_streams = numbers, of_advantage, of_value
+    by_features = differentiate_streams(network, used, features, of_streams, action, by_numbers, gradient, joined)
+    differentiate_encoder(network, used, noise, x, of_encoder, by_features, gradient, joined)
