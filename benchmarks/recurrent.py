@@ -1,10 +1,12 @@
-"""Recurrent PPO on Pendulum: lockstep's kernels, its other arithmetic, and sb3-contrib's RecurrentPPO.
+"""Recurrent PPO on Pendulum: lockstep's kernels, its other arithmetic, and sb3-contrib's RecurrentPPO; and R2D2.
 
     python benchmarks/recurrent.py [--cores lstm gru] [--sizes 64 256] [--rounds 3] [--peer]
+    python benchmarks/recurrent.py --r2d2
 
-8 environments of gymnasium × 128 steps, 10 epochs of two minibatches, one recurrent network for policy and value with
-64 × 64 units of tanh, four shards in one process. Every figure is processor time, so that other programs on the machine
-count little. Each run has a separate process. Its first iteration, which compiles kernels, is left out.
+PPO has 8 environments of gymnasium × 128 steps, 10 epochs of two minibatches, one recurrent network for policy and
+value with 64 × 64 units of tanh, four shards in one process. R2D2 is the recipe r2d2-memory and the row minatar-r2d2 of
+proof.py. Every figure is processor time, so that other programs on the machine count little. Each run has a separate
+process. Iterations that compile kernels or only collect are left out, and so is the last, which ends with a checkpoint.
 The peer's network has its core before the 64 × 64 units, and lockstep's behind them. It is installed on first use.
 """
 
@@ -22,9 +24,11 @@ from pathlib import Path
 
 import torch
 from other_systems.installed import python_of
+from proof import PARTS
 
-from lockstep import RunOptions, train
+from lockstep import RunOptions, recipes, train
 from lockstep.algorithms import PPOConfig
+from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.collectors.collectors import Collector
 from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
@@ -33,25 +37,31 @@ from lockstep.scheme import Scheme
 
 ENVIRONMENTS, STEPS, EPOCHS, MINIBATCHES = 8, 128, 10, 2
 WAYS = {"kernels": 6, "fp32": 6, "replaced": 3}
-"""Ways to compute: kernels, torch's replaced operations in portable arithmetic, and fp32; with how many iterations."""
+"""Ways to compute: kernels, torch's replaced operations in portable arithmetic, and fp32; with how many iterations
+are measured."""
+R2D2 = {"minatar-r2d2": PARTS["minatar"]["minatar-r2d2"].experiment, "r2d2-memory": recipes.r2d2_memory()}
+"""Experiments by name."""
 PEER = Path(__file__).parent / "other_systems" / "_recurrent.py"
 REQUIREMENTS = ("sb3-contrib==2.9.2", "stable-baselines3==2.9.2", "gymnasium==1.4.0", "torch==2.13.0")
 
 
-def experiment_of(way: str, core: str, size: int) -> Experiment:
-    """What lockstep trains."""
+def ppo_of(core: str, size: int) -> Experiment:
+    """PPO with a core."""
     return Experiment(
         env=EnvConfig(id="Pendulum-v1", num_envs=ENVIRONMENTS, adapter="gymnasium"),
         model=StandardModelConfig(encoder="mlp", core=core, core_size=size),  # type: ignore[arg-type]
         algorithm=PPOConfig(rollout=STEPS, epochs=EPOCHS, minibatches=MINIBATCHES),
         scheme=Scheme(shards=4, acting_batch=ENVIRONMENTS),
-        total_steps=WAYS[way] * ENVIRONMENTS * STEPS,
-        precision="fp32" if way == "fp32" else "portable",
     )
 
 
-def measure(way: str, core: str, size: int) -> list[float]:
-    """Seconds of processor time of each iteration but the first."""
+def measure(way: str, experiment: Experiment) -> list[float]:
+    """Seconds of processor time of some iterations that learn."""
+    algorithm, samples = experiment.algorithm, experiment.setup.samples_per_iteration
+    before = algorithm.build().warm_iterations(samples) if isinstance(algorithm, OffPolicyConfig) else 0
+    experiment = experiment.replace(
+        total_steps=(before + WAYS[way] + 2) * samples, precision="fp32" if way == "fp32" else "portable"
+    )
     torch.set_num_threads(1)
     begins: list[float] = []
     collect = Collector.collect
@@ -65,9 +75,8 @@ def measure(way: str, core: str, size: int) -> list[float]:
         Experiment.kernels = lambda *_: None  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         options = RunOptions(run=f"{folder}/run", display="none", tensorboard=False, check_env=False)
-        train(experiment_of(way, core, size), "inline", options)
-    begins.append(time.process_time())
-    return [b - a for a, b in itertools.pairwise(begins[1:])]
+        train(experiment, "inline", options)
+    return [b - a for a, b in itertools.pairwise(begins[before + 1 :])]
 
 
 def row(command: list[str]) -> float:
@@ -84,16 +93,17 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", action="store_true", help="also measure RecurrentPPO, which has an LSTM alone")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--r2d2", action="store_true", help="measure R2D2 instead")
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        way, core, size = given.one
-        print(json.dumps(measure(way, core, int(size))))
+        way, name, *size = given.one
+        print(json.dumps(measure(way, ppo_of(name, int(size[0])) if size else R2D2[name])))
         return
+    cores = [(core, str(size)) for size in given.sizes for core in given.cores]
     rows = {
-        f"{way}, {core} {size}": [sys.executable, __file__, "--one", way, core, str(size)]
-        for size in given.sizes
-        for core in given.cores
+        f"{way}, {' '.join(kind)}": [sys.executable, __file__, "--one", way, *kind]
+        for kind in ([(name,) for name in R2D2] if given.r2d2 else cores)
         for way in given.ways
     }
     if given.peer:

@@ -9,7 +9,7 @@ from torch import Tensor
 from lockstep.agent import Agent
 from lockstep.buffers.batches import Slice
 from lockstep.buffers.replay_batches import Taken
-from lockstep.core.transitions import Transitions
+from lockstep.core.transitions import Sequences, Transitions
 from lockstep.distributed.groups import Group
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.learner import Learner
@@ -20,7 +20,7 @@ from lockstep.models.arithmetic import arithmetic
 _SLOTS, _SLOT = 4, 2
 
 
-def by_autograd(agent: Agent, batch: Transitions, hyper: dict[str, float]) -> tuple[Tensor, Tensor]:
+def by_autograd(agent: Agent, batch: Transitions | Sequences, hyper: dict[str, float]) -> tuple[Tensor, Tensor]:
     """The gradient of the algorithm's loss, followed by counts and metrics, and the priorities."""
     learner, priorities = Learner(agent, range(_SLOTS), TreeSum(_SLOTS, Group())), list[Tensor]()
     learner.batches.learned = lambda slot, x: priorities.append(x)  # type: ignore[method-assign]
@@ -31,7 +31,7 @@ def by_autograd(agent: Agent, batch: Transitions, hyper: dict[str, float]) -> tu
     return gradient, only
 
 
-def by_kernel(agent: Agent, batch: Transitions, hyper: dict[str, float]) -> tuple[Tensor, Tensor]:
+def by_kernel(agent: Agent, batch: Transitions | Sequences, hyper: dict[str, float]) -> tuple[Tensor, Tensor]:
     """The same by the learner that has kernels, whose slots all have this batch."""
     learner = learner_of(agent, range(_SLOTS), TreeSum(_SLOTS, Group()))
     given, computed = dict[int, Tensor](), list[Tensor]()

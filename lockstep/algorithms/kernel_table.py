@@ -26,6 +26,7 @@ from lockstep.algorithms.onpolicy import OnPolicyConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.pqn import PQNConfig
 from lockstep.algorithms.qpg import QPGConfig
+from lockstep.algorithms.r2d2 import R2D2Config
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.kernels.losses import a2c_loss, appo_loss, impala_loss, ppo_loss
@@ -34,7 +35,7 @@ from lockstep.models.actor_critic import ActorCriticConfig
 from lockstep.models.base import ModelConfig, PolicyModel
 from lockstep.models.capture import Inference
 from lockstep.models.encoders import IMAGE_ENCODERS
-from lockstep.models.kernel_inference import QNetworkInference, TableInference
+from lockstep.models.kernel_inference import QNetworkInference, RecurrentQInference, TableInference
 from lockstep.models.kernel_policy import with_kernels
 from lockstep.models.observations import ObservationLayout
 from lockstep.models.policy import StandardModelConfig
@@ -128,10 +129,12 @@ class LossKernels(_OnPolicyKernels):
 
 
 class _QKernels(Kernels):
-    """Of a Q-network without a core, on vectors or one image."""
+    """Of a Q-network on vectors or one image."""
 
     cuts: ClassVar[bool] = False
     """Whether they know convolutions for which images are cut into patches."""
+    cores: ClassVar[tuple[str, ...]] = ("none",)
+    """Cores that they know."""
 
     def covers(self, case: Case) -> bool:
         _, model, observations, _ = case
@@ -139,7 +142,8 @@ class _QKernels(Kernels):
             return False
         layout = ObservationLayout.of(observations)
         return (
-            not (model.recurrent or model.previous_action_reward)
+            model.core in self.cores
+            and not (model.core == "none" and model.previous_action_reward)
             and self._knows(model, layout)
             and _encodes(model, layout, cuts=self.cuts)
         )
@@ -181,6 +185,15 @@ class ValueKernels(ReturnsKernels):
     numbers: ClassVar[tuple[str, ...]] = ("value_target",)
     """As for LossKernels."""
     flags: ClassVar[tuple[str, ...]] = ()
+
+
+class SequenceKernels(ReturnsKernels):
+    """R2D2: the same networks with a core, which learn from sequences."""
+
+    cores = ("gru", "lstm")
+
+    def inference(self, model: Any) -> Inference:
+        return RecurrentQInference(model)
 
 
 class _ActorCriticKernels(Kernels):
@@ -243,6 +256,7 @@ TABLE: Mapping[type[AlgorithmConfig], tuple[Kernels, ...]] = {
     APPOConfig: (LossKernels(appo_loss, ("reward", "log_prob", "value"), _ENDS, _of_appo),),
     PQNConfig: (ValueKernels(),),
     DQNConfig: (DQNKernels(), ReturnsKernels()),
+    R2D2Config: (SequenceKernels(),),
     SACConfig: (SACKernels(),),
     TD3Config: (TD3Kernels(),),
     DDPGConfig: (TD3Kernels(),),

@@ -176,6 +176,23 @@ def _by_action(rows: np.ndarray, n: int) -> np.ndarray:
 
 
 @compiled
+def describe_features(
+    network: QNetwork, used: np.ndarray, features: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Evaluate the streams: what they take [R, F] -> numbers that describe each action's return [R, A, K], or [R, A, 1]
+    of a quantile for each row; and what the streams of advantages and of the value have computed."""
+    kinds = 1 if len(network.embedding) else max(1, len(network.atoms), len(network.fractions))
+    of_advantage, rows = evaluate(network.advantage, used, features), len(features)
+    advantage = activations(of_advantage, network.advantage, rows, len(network.advantage) - 1)
+    numbers = advantage.copy().reshape((rows, advantage.shape[1] // kinds, kinds))
+    of_value = of_advantage[:0]
+    if len(network.value):
+        of_value = evaluate(network.value, used, features)
+        _join_streams(activations(of_value, network.value, rows, len(network.value) - 1), numbers)
+    return numbers, of_advantage, of_value
+
+
+@compiled
 def describe_at(network: QNetwork, used: np.ndarray, of_encoder: np.ndarray, n: int, tau: np.ndarray) -> Computed:
     """Describe every action's return by K numbers, given what encode returned of n observations.
 
@@ -189,14 +206,7 @@ def describe_at(network: QNetwork, used: np.ndarray, of_encoder: np.ndarray, n: 
         of_fractions = cosines(tau, network.multiples)
         of_embedding = evaluate(network.embedding, used, of_fractions)
         inputs = embed(inputs, of_embedding.reshape((len(of_fractions), inputs.shape[1])), tau.shape[1])
-    kinds = 1 if implicit else max(1, len(network.atoms), len(network.fractions))
-    of_advantage, rows = evaluate(network.advantage, used, inputs), len(inputs)
-    advantage = activations(of_advantage, network.advantage, rows, len(network.advantage) - 1)
-    numbers = advantage.copy().reshape((rows, advantage.shape[1] // kinds, kinds))
-    of_value = of_encoder[:0]
-    if len(network.value):
-        of_value = evaluate(network.value, used, inputs)
-        _join_streams(activations(of_value, network.value, rows, len(network.value) - 1), numbers)
+    numbers, of_advantage, of_value = describe_features(network, used, inputs)
     if implicit:
         numbers = _by_action(numbers, n)
     return Computed(numbers, of_encoder, of_fractions, of_embedding, inputs, of_advantage, of_value)
@@ -274,18 +284,24 @@ def _back_through(
 
 
 @compiled
-def _through_streams(
+def differentiate_streams(
     network: QNetwork,
     used: np.ndarray,
-    computed: Computed,
+    features: np.ndarray,
+    computed: tuple[np.ndarray, np.ndarray, np.ndarray],
     action: np.ndarray,
     by_numbers: np.ndarray,
     gradient: np.ndarray,
     joined: bool,
 ) -> np.ndarray:
     """Write each slice's gradients by the streams' parameters, and return those by what the streams take [R, F].
-    Arguments are those of differentiate."""
-    rows, actions = len(computed.inputs), computed.numbers.shape[1]
+
+    Args:
+        computed: what describe_features returned of it; implicit quantiles may be grouped by action.
+        used, action, by_numbers, gradient, joined: as for differentiate.
+    """
+    numbers, of_advantage, of_value = computed
+    rows, actions = len(features), numbers.shape[1]
     each, kinds = rows // len(action), by_numbers.size // rows
     by_value, by_advantage = by_numbers.reshape((rows, kinds)), np.zeros((rows, actions * kinds), np.float32)
     for r in range(rows):
@@ -299,16 +315,35 @@ def _through_streams(
                 by_mean = (_ZERO - by_value[r, k]) / np.float32(actions)
                 for a in range(actions):
                     by_advantage[r, a * kinds + k] += by_mean
-    of_advantage, of_value, inputs = computed.advantage, computed.value, computed.inputs
-    by_inputs = np.empty(inputs.shape, np.float32)
-    _back_through(network.advantage, used, inputs, of_advantage, by_advantage, gradient, joined, by_inputs)
+    by_features = np.empty(features.shape, np.float32)
+    _back_through(network.advantage, used, features, of_advantage, by_advantage, gradient, joined, by_features)
     if dueling:
-        more = np.empty(inputs.shape, np.float32)
-        _back_through(network.value, used, inputs, of_value, by_value, gradient, joined, more)
+        more = np.empty(features.shape, np.float32)
+        _back_through(network.value, used, features, of_value, by_value, gradient, joined, more)
         for r in range(rows):
-            for j in range(inputs.shape[1]):
-                by_inputs[r, j] += more[r, j]
-    return by_inputs
+            for j in range(features.shape[1]):
+                by_features[r, j] += more[r, j]
+    return by_features
+
+
+@compiled
+def differentiate_encoder(
+    network: QNetwork,
+    used: np.ndarray,
+    noise: np.ndarray,
+    x: np.ndarray,
+    of_encoder: np.ndarray,
+    by_features: np.ndarray,
+    gradient: np.ndarray,
+    joined: bool,
+) -> None:
+    """Write each slice's gradients by the encoder's parameters, given that by its features [n, F]; and, last of all,
+    those by the sizes of noise. Other arguments are those of differentiate."""
+    _back_through(network.encoder, used, x, of_encoder, by_features, gradient, joined, x[:0])
+    for s in range(len(gradient)):
+        if network.brightest != _ONE:
+            divide_by_brightness(network.encoder, network.brightest, gradient[s])
+        _by_sigmas(network, noise, gradient[s])
 
 
 @compiled
@@ -335,14 +370,13 @@ def differentiate(
         joined: write the tree's sum over all slices to gradient[0]. It needs a brightness of 1 and no noise, and
             overwrites the other rows.
     """
-    by_features = _through_streams(network, used, computed, action, by_numbers, gradient, joined)
+    of_streams = computed.numbers, computed.advantage, computed.value
+    by_features = differentiate_streams(
+        network, used, computed.inputs, of_streams, action, by_numbers, gradient, joined
+    )
     if len(network.embedding):
         features = activations(computed.encoder, network.encoder, len(x), len(network.encoder) - 1)
         given, embedded = computed.cosines, computed.embedding.reshape(by_features.shape)
         by_features, by_embedded = embed_back(features, embedded, by_features)
         _back_through(network.embedding, used, given, computed.embedding, by_embedded, gradient, joined, given[:0])
-    _back_through(network.encoder, used, x, computed.encoder, by_features, gradient, joined, x[:0])
-    for s in range(len(gradient)):
-        if network.brightest != _ONE:
-            divide_by_brightness(network.encoder, network.brightest, gradient[s])
-        _by_sigmas(network, noise, gradient[s])
+    differentiate_encoder(network, used, noise, x, computed.encoder, by_features, gradient, joined)

@@ -11,8 +11,9 @@ import numpy as np
 from numba import boolean, float32, int64
 
 from lockstep.kernels.cache import apart, compiled
+from lockstep.kernels.dense import ACTIVATION, BIAS, NONE, OUTPUTS, SOURCE, WEIGHT, backward
 from lockstep.kernels.math import sigmoid
-from lockstep.kernels.products import panel_product
+from lockstep.kernels.products import panel_product, panels_of
 from lockstep.kernels.tiles import address
 
 LSTM, GRU = 4, 5
@@ -246,3 +247,67 @@ def gru_back(
                 hidden[j] = out[j]
         if t:
             panel_product(address(now), 3 * size, panels, address(zeros), 0, address(back), size, rows, size)
+
+
+@compiled
+def core_panels(row: np.ndarray, wide: int, parameters: np.ndarray) -> np.ndarray:
+    """The hidden weights of a core as [H, G * H]: see lstm.
+
+    Args:
+        row: of the core, int64 [12]: see lockstep.kernels.recurrent_network.
+        wide: G * H.
+        parameters: float32 [P].
+    """
+    return panels_of(address(parameters) + 4 * row[WEIGHT], 1, row[OUTPUTS], row[OUTPUTS], wide)
+
+
+@compiled
+def core_forward(
+    row: np.ndarray,
+    parameters: np.ndarray,
+    panels: np.ndarray,
+    columns: int,
+    start: np.ndarray,
+    state: np.ndarray,
+    gates: np.ndarray,
+    h: np.ndarray,
+    kept: np.ndarray,
+) -> None:
+    """Run a core. row and parameters are those of core_panels, the rest those of lstm."""
+    steps, begin = len(h) // len(state), row[BIAS]
+    bias = parameters[begin : begin + gates.shape[1]]
+    if row[ACTIVATION] == LSTM:
+        lstm(panels, bias, steps, columns, start, state, gates, h, kept)
+    else:
+        gru(panels, bias, steps, columns, start, state, gates, h, kept)
+
+
+@compiled
+def core_back(
+    row: np.ndarray,
+    parameters: np.ndarray,
+    steps: int,
+    columns: int,
+    start: np.ndarray,
+    gates: np.ndarray,
+    kept: np.ndarray,
+    by_h: np.ndarray,
+    by_projected: np.ndarray,
+    gradient: np.ndarray,
+    joined: bool,
+) -> None:
+    """Write each slice's gradient by a core's hidden weights and biases, and to by_projected [N, G * H] the gradient by
+    the projected input, given that by the core's outputs. Arguments are those of core_forward, lstm_back and
+    lockstep.kernels.dense.backward."""
+    size, wide = by_h.shape[1], by_projected.shape[1]
+    panels = panels_of(address(parameters) + 4 * row[WEIGHT], size, 1, wide, size)
+    delta = by_projected
+    if row[ACTIVATION] == LSTM:
+        lstm_back(panels, steps, columns, start, gates, kept, by_h, by_projected)
+    else:
+        delta = np.empty_like(by_projected)
+        gru_back(panels, steps, columns, start, gates, kept, by_h, by_projected, delta)
+    hidden = row.copy().reshape((1, len(row)))
+    hidden[0, OUTPUTS], hidden[0, ACTIVATION], hidden[0, SOURCE] = wide, NONE, -1
+    h_tm1, flat = kept[0], gates.reshape(gates.size)
+    backward(parameters, hidden, h_tm1, flat, delta.reshape(delta.size), gradient, True, joined, h_tm1[:0])

@@ -14,21 +14,10 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.kernels.cache import compiled
-from lockstep.kernels.dense import (
-    ACTIVATION,
-    BIAS,
-    INPUTS,
-    NONE,
-    OUTPUTS,
-    SOURCE,
-    WEIGHT,
-    activations,
-    backward,
-    forward,
-)
+from lockstep.kernels.dense import ACTIVATION, INPUTS, OUTPUTS, SOURCE, WEIGHT, activations, backward, forward
 from lockstep.kernels.network import biases_in_parts, biases_last, by_free_std, heads_as_torch, outputs
-from lockstep.kernels.products import panels_of, product
-from lockstep.kernels.recurrent import KEPT, LSTM, gru, gru_back, lstm, lstm_back
+from lockstep.kernels.products import product
+from lockstep.kernels.recurrent import KEPT, LSTM, core_back, core_forward, core_panels
 from lockstep.kernels.tiles import address
 
 
@@ -46,14 +35,13 @@ def hidden_panels(layers: np.ndarray, parameters: np.ndarray) -> np.ndarray:
     """The hidden weights of each core as [H, G * H], in the order of lockstep.kernels.products.panels_of: float32
     [C, panels, H, columns of a tile]. All cores have the same kind and size."""
     core = first_core(layers)
-    size, wide = layers[core, OUTPUTS], layers[layers[core, SOURCE], OUTPUTS]
-    begin = address(parameters)
-    first = panels_of(begin + 4 * layers[core, WEIGHT], 1, size, size, wide)
-    count, _, width = first.shape
+    wide = layers[layers[core, SOURCE], OUTPUTS]
+    first = core_panels(layers[core], wide, parameters)
+    count, size, width = first.shape
     panels = np.empty((len(layers) - 2 - core, count, size, width), np.float32)
     panels[0] = first
     for place in range(1, len(panels)):
-        panels[place] = panels_of(begin + 4 * layers[core + place, WEIGHT], 1, size, size, wide)
+        panels[place] = core_panels(layers[core + place], wide, parameters)
     return panels
 
 
@@ -96,21 +84,16 @@ def evaluate(
     """
     samples, heads, core = len(x), len(layers) - 2, first_core(layers)
     size = layers[core, OUTPUTS]
-    steps = samples // len(state)
     scratch = np.empty(samples * layers[:, OUTPUTS].sum(), np.float32)
     kept = np.empty((heads - core, KEPT, samples, size), np.float32)
     forward(parameters, layers[:core], x, scratch, 0)
     numbers = state.shape[1] // (heads - core)
     for row in range(core, heads):
         place, source = row - core, layers[row, SOURCE]
-        wide, begin = layers[source, OUTPUTS], layers[row, BIAS]
-        bias, own = parameters[begin : begin + wide], state[:, place * numbers : (place + 1) * numbers]
+        own = state[:, place * numbers : (place + 1) * numbers]
         gates, h = activations(scratch, layers, samples, source), activations(scratch, layers, samples, row)
         _add_extra(layers, source, parameters, extra, gates)
-        if layers[row, ACTIVATION] == LSTM:
-            lstm(panels[place], bias, steps, columns, start, own, gates, h, kept[place])
-        else:
-            gru(panels[place], bias, steps, columns, start, own, gates, h, kept[place])
+        core_forward(layers[row], parameters, panels[place], columns, start, own, gates, h, kept[place])
     forward(parameters, layers, x, scratch, heads)
     policy, value = outputs(layers, free_std, log_stds, parameters, samples, scratch)
     return policy, value, scratch, kept
@@ -134,39 +117,6 @@ def evaluate_as_torch(
         layers, parameters, x = biases_last(layers, parameters, x)
     panels = hidden_panels(layers, parameters)
     return evaluate(layers, free_std, log_stds, parameters, panels, x, extra, columns, start, state)
-
-
-@compiled
-def _differentiate_core(
-    layers: np.ndarray,
-    row: int,
-    parameters: np.ndarray,
-    steps: int,
-    columns: int,
-    start: np.ndarray,
-    scratch: np.ndarray,
-    kept: np.ndarray,
-    gradients: np.ndarray,
-    gradient: np.ndarray,
-    joined: bool,
-) -> None:
-    """Write each slice's gradient by a core's hidden weights and biases. Of gradients, take the gradient by the core's
-    outputs, and write that by its projection."""
-    source, size, samples = layers[row, SOURCE], layers[row, OUTPUTS], len(start)
-    wide = layers[source, OUTPUTS]
-    gates, by_h = activations(scratch, layers, samples, source), activations(gradients, layers, samples, row)
-    by_projected = activations(gradients, layers, samples, source)
-    panels = panels_of(address(parameters) + 4 * layers[row, WEIGHT], size, 1, wide, size)
-    delta = by_projected
-    if layers[row, ACTIVATION] == LSTM:
-        lstm_back(panels, steps, columns, start, gates, kept, by_h, by_projected)
-    else:
-        delta = np.empty_like(by_projected)
-        gru_back(panels, steps, columns, start, gates, kept, by_h, by_projected, delta)
-    hidden = layers[row : row + 1].copy()
-    hidden[0, OUTPUTS], hidden[0, ACTIVATION], hidden[0, SOURCE] = wide, NONE, -1
-    h_tm1, flat = kept[0], gates.reshape(gates.size)
-    backward(parameters, hidden, h_tm1, flat, delta.reshape(delta.size), gradient, True, joined, h_tm1[:0])
 
 
 @compiled
@@ -226,9 +176,12 @@ def differentiate_as_torch(
     steps = samples // (columns * len(gradient))
     heads_as_torch(layers, parameters, samples, scratch, by_policy, by_value, gradients, gradient, joined)
     for row in range(core, heads):
-        of_core = row, parameters, steps, columns, start, scratch, kept[row - core]
-        _differentiate_core(layers, *of_core, gradients, gradient, joined)
-        _differentiate_projection(layers, layers[row, SOURCE], parameters, extra, scratch, gradients, gradient, joined)
+        source = layers[row, SOURCE]
+        gates = activations(scratch, layers, samples, source)
+        by_h, by_gates = activations(gradients, layers, samples, row), activations(gradients, layers, samples, source)
+        of_core = columns, start, gates, kept[row - core], by_h, by_gates
+        core_back(layers[row], parameters, steps, *of_core, gradient, joined)
+        _differentiate_projection(layers, source, parameters, extra, scratch, gradients, gradient, joined)
     first = 2 * core - heads  # each core has a projection
     size = samples * layers[:first, OUTPUTS].sum()
     backward(parameters, layers[:first], x, scratch[:size], gradients[:size], gradient, True, joined, x[:0])

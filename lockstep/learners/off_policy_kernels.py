@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ def _by_step(parts: Sequence[np.ndarray], steps: int) -> np.ndarray:
 
 
 class ReplayLearner(KernelLearner):
-    """Learns from replayed transitions.
+    """Learns from replayed transitions, or from what a subclass reads.
 
     Args:
         sums: how many metrics the kernel adds up.
@@ -97,8 +97,8 @@ class ReplayLearner(KernelLearner):
         if weight := self._following(step):
             follow(self._target, self._parameters, np.float32(weight))
 
-    def _items(self, step: int) -> Arrays:
-        """All slots' slices of one gradient step's minibatch."""
+    def _items(self, step: int) -> Any:
+        """All slots' slices of one gradient step's minibatch: Arrays, or something else with a weight."""
         assert isinstance(self.batches, ReplayBatches)
         (first, index), *others = (self.batches.taken(slot, step) for slot in self._slots)
         if self._seen is None or self._seen[0] is not first:
@@ -113,9 +113,7 @@ class ReplayLearner(KernelLearner):
         return Arrays(obs, action, reward, discount, next_obs, np.ascontiguousarray(batch.weight), noise)
 
     @abstractmethod
-    def _call(
-        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
-    ) -> None:
+    def _call(self, items: Any, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
         """Call the kernel with the items of all slots. It writes out, float32 [S, P + 1 + sums or more], or the sum of
         all slots to out[0] if joined, and priority, float32 [N]."""
 

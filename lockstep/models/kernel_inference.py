@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.kernels import recurrent_q
 from lockstep.kernels.dense import ACTIVATION, TANH, activations, evaluate
 from lockstep.kernels.q_networks import act, disturb, scale_noise
 from lockstep.models.actor_critic import ActorCritic
@@ -19,7 +20,7 @@ from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.capture import Inference, Inputs
 from lockstep.models.continuous import Deterministic
 from lockstep.models.distributions import Distribution
-from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers, q_network
+from lockstep.models.layer_tables import core_of_q, encoder_of, mlp_layers, observed, q_layers, q_network, rows_of
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
@@ -94,7 +95,37 @@ class QNetworkInference(_KernelInference):
     def evaluate(self, inputs: Inputs) -> tuple[ModelOutput, Tensor]:
         if self._stale:
             self._stale = False
-            disturb(self._network, self._parameters, self._noise, self._used)
-        q = act(self._network, self._used, observed(self._encoder, inputs.obs, whole=True))
+            self._renew()
+        q, state = self._values(observed(self._encoder, inputs.obs, whole=True), inputs)
         numbers = torch.from_numpy(q).view(*inputs.start.shape[:2], -1)
-        return ModelOutput(numbers, numbers.amax(-1)), inputs.state
+        return ModelOutput(numbers, numbers.amax(-1)), state
+
+    def _renew(self) -> None:
+        """Compute what depends on parameters and noise alone."""
+        disturb(self._network, self._parameters, self._noise, self._used)
+
+    def _values(self, x: np.ndarray, inputs: Inputs) -> tuple[np.ndarray, Tensor]:
+        """The expected returns of all actions [T * B, A], given what the encoder sees, and the core's next state."""
+        return act(self._network, self._used, x), inputs.state
+
+
+class RecurrentQInference(QNetworkInference):
+    """The same of a network with a core."""
+
+    def __init__(self, model: QModel) -> None:
+        super().__init__(model)
+        self._of_model, self._core = model, core_of_q(model, self._flat)
+        self._panels = np.zeros((0, 0, 0), np.float32)
+        """The core's hidden weights: see lockstep.kernels.recurrent_q."""
+
+    def _renew(self) -> None:
+        super()._renew()
+        self._panels = recurrent_q.panels_of_core(self._core, self._parameters)
+
+    def _values(self, x: np.ndarray, inputs: Inputs) -> tuple[np.ndarray, Tensor]:
+        given = self._of_model.extra(inputs.start, inputs.prev_action, inputs.prev_reward)
+        extra = np.zeros((len(x), 0), np.float32) if given is None else rows_of(given)
+        start, state = inputs.start.reshape(-1).numpy(), inputs.state.numpy().copy()
+        weights = self._used, self._parameters, self._panels
+        q = recurrent_q.act(self._network, self._core, *weights, x, extra, start, state)
+        return q, torch.from_numpy(state)

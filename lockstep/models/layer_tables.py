@@ -120,18 +120,21 @@ def core_layers(modules: Mapping[str, nn.Module], ends: list[int], first: int, f
         ends: the rows of the encoders' last layers.
         first: the number of rows before.
     """
-    projections, cores = list[list[int]](), list[list[int]]()
-    for trunk, end in enumerate(ends):
-        name = f"trunks.{trunk}.core"
-        core = modules[name]
-        assert isinstance(core, recurrent.RecurrentCore)
-        outputs, inputs = core.weight_input.shape
-        size, kind = core.out_features, LSTM if isinstance(core, recurrent.LSTM) else GRU
-        into = [flat.offset(f"{name}.weight_input"), flat.offset(f"{name}.bias_input")]
-        hidden = [flat.offset(f"{name}.weight_hidden"), flat.offset(f"{name}.bias_hidden")]
-        projections.append([*into, inputs, outputs, NONE, end, 0, *NO_IMAGE])
-        cores.append([*hidden, size, size, kind, first + trunk, 0, *NO_IMAGE])
-    return projections + cores
+    found = [_rows_of_core(modules, f"trunks.{trunk}.core", end, first + trunk, flat) for trunk, end in enumerate(ends)]
+    return [projection for projection, _ in found] + [core for _, core in found]
+
+
+def _rows_of_core(
+    modules: Mapping[str, nn.Module], name: str, end: int, projection: int, flat: FlatParameters
+) -> tuple[list[int], list[int]]:
+    """The rows of a core's projection, behind row `end`, and of the core, behind row `projection`."""
+    core = modules[name]
+    assert isinstance(core, recurrent.RecurrentCore)
+    outputs, inputs = core.weight_input.shape
+    size, kind = core.out_features, LSTM if isinstance(core, recurrent.LSTM) else GRU
+    into = [flat.offset(f"{name}.weight_input"), flat.offset(f"{name}.bias_input")]
+    hidden = [flat.offset(f"{name}.weight_hidden"), flat.offset(f"{name}.bias_hidden")]
+    return [*into, inputs, outputs, NONE, end, 0, *NO_IMAGE], [*hidden, size, size, kind, projection, 0, *NO_IMAGE]
 
 
 def q_layers(model: QModel, flat: FlatParameters) -> np.ndarray:
@@ -168,6 +171,11 @@ def q_network(model: QModel, flat: FlatParameters) -> QNetwork:
         fractions,
         np.float32(brightness(encoder_of(model))),
     )
+
+
+def core_of_q(model: QModel, flat: FlatParameters) -> np.ndarray:
+    """The table of a Q-network's core, int64 [2, 12]: its projection and itself (lockstep.kernels.recurrent_q)."""
+    return np.array(_rows_of_core(dict(model.named_modules()), "trunk.core", -1, 0, flat), np.int64)
 
 
 def mlp_layers(layers: nn.Module, name: str, flat: FlatParameters) -> np.ndarray:

@@ -196,8 +196,11 @@ class QModel(PolicyModel):
         prev_reward: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Like forward, but returns the input of the head, [T, B, F]."""
-        extra = previous_features(self._encode, prev_action, prev_reward, start) if self.uses_previous else None
-        return self.trunk(obs, start, state, extra)
+        return self.trunk(obs, start, state, self.extra(start, prev_action, prev_reward))
+
+    def extra(self, start: Tensor, prev_action: Tensor | None, prev_reward: Tensor | None) -> Tensor | None:
+        """Further inputs of the trunk, [T, B, E], if it takes the previous action and reward."""
+        return previous_features(self._encode, prev_action, prev_reward, start) if self.uses_previous else None
 
     def expected(self, numbers: Tensor) -> Tensor:
         """[..., A, K] -> [..., A]"""

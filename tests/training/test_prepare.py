@@ -72,6 +72,9 @@ CHOICES, ARMS = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
         ("dqn-cartpole", {"model.returns": "implicit", "model.activation": "elu"}, VECTOR, CHOICES, False),
         ("qrdqn-atari", {}, PICTURE, CHOICES, False),
         ("qrdqn-atari", {"model.encoder": "der"}, PICTURE, CHOICES, True),
+        ("r2d2-memory", {}, VECTOR, CHOICES, True),
+        ("r2d2-memory", {"model.core": "none"}, VECTOR, CHOICES, False),
+        ("r2d2-memory", {"model.core": "mingru"}, VECTOR, CHOICES, False),
         ("sac-mujoco", {}, VECTOR, ARMS, True),
         ("sac-mujoco", {}, ENTRIES, ARMS, False),
         ("sac-mujoco", {}, VECTOR, CHOICES, False),
@@ -94,7 +97,9 @@ def test_portable_arithmetic_without_kernels_is_warned_about(
     assert NO_KERNELS not in Agent(experiment.replace(precision="fp32"), like=like).warnings()
 
 
-@pytest.mark.parametrize("name", ["portable-pendulum", "hindsight", "sac-discrete", "iqn", "rainbow-lag-1"])
+@pytest.mark.parametrize(
+    "name", ["portable-pendulum", "hindsight", "sac-discrete", "iqn", "rainbow-lag-1", "r2d2-uniform-lag-1"]
+)
 def test_who_is_warned_learns_without_kernels(name: str) -> None:
     experiment = EXPERIMENTS[name]().replace(precision="portable")
     agent, shards = Agent(experiment), experiment.scheme.shards

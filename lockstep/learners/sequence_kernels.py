@@ -1,0 +1,78 @@
+"""R2D2 in portable arithmetic: one kernel computes the gradients of all slots' sequences.
+
+Shape legend: as lockstep.kernels.sequence_learning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lockstep.agent import Agent
+from lockstep.algorithms.r2d2 import R2D2Config
+from lockstep.buffers.replay_batches import ReplayBatches
+from lockstep.core import transitions
+from lockstep.distributed.tree import TreeSum
+from lockstep.kernels.q_learning import DQN_SUMS
+from lockstep.kernels.sequence_learning import Sequences, sequence_gradients
+from lockstep.learners.off_policy_kernels import ReplayLearner
+from lockstep.models.layer_tables import core_of_q, observed, q_network, rows_of
+from lockstep.models.q import QModel
+
+
+class SequenceLearner(ReplayLearner):
+    """Learns the values of sequences' actions."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        model, config = agent.model, agent.experiment.algorithm
+        assert isinstance(model, QModel) and isinstance(config, R2D2Config)
+        super().__init__(agent, slots, tree, alive, DQN_SUMS)
+        self._model, self._settings = model, (config.burn_in, config.rescaling, config.priority_max)
+        self._network, self._double = q_network(model, agent.flat), config.double
+        self._core = core_of_q(model, agent.flat)
+        self._used = np.zeros((2, self._parameters.size), np.float32)
+
+    def _items(self, step: int) -> Sequences:
+        batches = self.batches
+        assert isinstance(batches, ReplayBatches)
+        parts = [self._read(batches.taken(slot, step)[0].batch) for slot in self._slots]
+        obs, extra, start, state, action, reward, discount, ahead, valid, weight, noise = zip(*parts, strict=True)
+        return Sequences(
+            obs=np.stack(obs),
+            extra=np.stack(extra),
+            start=np.stack(start),
+            state=np.stack(state),
+            action=np.stack(action),
+            reward=np.stack(reward),
+            discount=np.stack(discount),
+            ahead=np.stack(ahead),
+            valid=np.stack(valid),
+            weight=np.concatenate(weight),
+            noise=np.concatenate(noise),
+        )
+
+    def _read(self, batch: transitions.Sequences) -> Sequences:
+        """A slot's part of Sequences, without their first axis."""
+        extra = self._model.extra(batch.start, batch.prev_action, batch.prev_reward)
+        return Sequences(
+            obs=observed(self._encoder, batch.obs, whole=True),
+            extra=np.zeros((batch.start.numel(), 0), np.float32) if extra is None else rows_of(extra),
+            start=batch.start.reshape(-1).numpy(),
+            state=batch.state.numpy(),
+            action=batch.action.reshape(-1).numpy(),
+            reward=batch.reward.reshape(-1).numpy(),
+            discount=batch.discount.reshape(-1).numpy(),
+            ahead=batch.ahead.reshape(-1).numpy(),
+            valid=batch.valid.reshape(-1).numpy(),
+            weight=batch.weight.numpy(),
+            noise=np.zeros(0, np.float32) if batch.noise is None else batch.noise.numpy(),
+        )
+
+    def _call(
+        self, items: Sequences, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
+    ) -> None:
+        vectors = self._parameters, self._target, self._double
+        sequence_gradients(
+            self._network, self._core, *vectors, *self._settings, items, joined, self._used, out, priority
+        )
