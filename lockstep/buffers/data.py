@@ -10,7 +10,8 @@ Shape legend: N transitions, M steps of the stream, S steps of a piece, B enviro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from lockstep import envs
 from lockstep.algorithms.offpolicy import OffPolicyConfig, off_policy
+from lockstep.buffers.mapped import read_arrays
 from lockstep.buffers.replay import Replay, ring_steps
 from lockstep.config.extras import install_command
 from lockstep.config.settings import SettingsError
@@ -36,6 +38,8 @@ _MINARI = "minari:"
 _AT_ONCE = 1024
 """About how many steps of every environment are inserted at once."""
 _NEXT = "next_observations"
+_NUMBERS = 4 + 2
+"""Bytes of a transition's reward and its two flags."""
 
 
 class Data(ArrayTuple):
@@ -108,6 +112,31 @@ def load(experiment: Experiment, observation_space: gymnasium.Space[Any], action
             "with the present data: leave the digest out."
         )
     return data
+
+
+def data_bytes(experiment: Experiment) -> int:
+    """Bytes of the data that fills replay, as a learner holds it until its memory is filled; 0 if there is none, or if
+    it is no longer there, since a resumed run does not need it."""
+    config = experiment.algorithm
+    source = config.replay.data if isinstance(config, OffPolicyConfig) else ""
+    if not source:
+        return 0
+    try:
+        if source.startswith(_MINARI):
+            count = int(_dataset(source.removeprefix(_MINARI)).total_steps)
+        else:
+            count = len(np.atleast_1d(_of_file(source, ("rewards",)).get("rewards", [])))
+    except SettingsError:
+        return 0
+    seen, acted = envs.spaces(experiment.env)
+    observed = seen.spaces.values() if isinstance(seen, spaces.Dict) else [seen]
+    observation = sum(_bytes(space, space.dtype) for space in observed)
+    action = _bytes(acted, np.int64 if isinstance(acted, spaces.Discrete) else acted.dtype)
+    return count * (2 * observation + action + _NUMBERS)
+
+
+def _bytes(space: spaces.Space[Any], dtype: Any) -> int:
+    return math.prod(space.shape or ()) * np.dtype(dtype).itemsize
 
 
 def fill(memory: Replay, experiment: Experiment, shard: int, data: Data, example: Rollout, distribution: Any) -> None:
@@ -202,7 +231,7 @@ def _require_capacity(experiment: Experiment, data: Data) -> None:
         )
 
 
-def _of_file(source: str) -> dict[str, np.ndarray]:
+def _of_file(source: str, only: Collection[str] | None = None) -> dict[str, np.ndarray]:
     path = Path(source)
     if not path.is_file():
         raise SettingsError(
@@ -210,8 +239,7 @@ def _of_file(source: str) -> dict[str, np.ndarray]:
             "minari:ID."
         )
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        return read_arrays(path, only)
     except (OSError, ValueError, AttributeError, TypeError, BadZipFile) as error:
         raise SettingsError(
             f"algorithm.replay.data={source} cannot be read as an .npz file of numbers ({error}). Write it with "
@@ -219,7 +247,8 @@ def _of_file(source: str) -> dict[str, np.ndarray]:
         ) from error
 
 
-def _of_minari(name: str) -> dict[str, np.ndarray]:
+def _dataset(name: str) -> Any:
+    """A Minari dataset on this machine."""
     try:
         import minari  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -227,11 +256,15 @@ def _of_minari(name: str) -> dict[str, np.ndarray]:
             f"algorithm.replay.data={_MINARI}{name} needs Minari: {install_command('minari')}"
         ) from error
     try:
-        dataset = minari.load_dataset(name)
+        return minari.load_dataset(name)
     except (FileNotFoundError, ValueError) as error:
         raise SettingsError(
             f"algorithm.replay.data={_MINARI}{name} is not on this machine. Download it: minari download {name}"
         ) from error
+
+
+def _of_minari(name: str) -> dict[str, np.ndarray]:
+    dataset = _dataset(name)
     parts: dict[str, list[np.ndarray]] = {}
     for episode in dataset.iterate_episodes():
         observed = _by_name("observations", episode.observations)
@@ -292,7 +325,7 @@ def _checked(
             row = int(np.flatnonzero(~np.isfinite(x).reshape(count, -1).all(1))[0])
             raise SettingsError(f"{who}: {name} has NaN or an infinity in row {row}. Leave such rows out.")
         with np.errstate(over="ignore", invalid="ignore"):
-            kept = np.ascontiguousarray(x.astype(dtype))
+            kept = np.ascontiguousarray(x.astype(dtype, copy=False))
         lost = kept != x if kept.dtype.kind in "biu" else ~np.isfinite(kept)
         if lost.any():
             row = int(np.flatnonzero(lost.reshape(count, -1).any(1))[0])

@@ -12,6 +12,7 @@ import torch
 
 from lockstep import envs
 from lockstep.algorithms.offpolicy import off_policy
+from lockstep.buffers.data import data_bytes
 from lockstep.buffers.replay import Replay
 from lockstep.buffers.rollout_buffers import allocate
 from lockstep.buffers.storage import reads_on_gpu, storage_for
@@ -152,10 +153,11 @@ def require_rollouts(experiment: Experiment, shards: int, held: int) -> None:
 def require(experiment: Experiment, shards: int, rollout: Rollout | None = None) -> None:
     """Raise SettingsError if the replay of this many shards does not fit into memory."""
     needed, available = shards * replay_bytes(experiment, rollout), available_bytes()
-    if available is None or needed <= available:
+    filling = data_bytes(experiment)  # at least one copy
+    if available is None or needed + filling <= available:
         return
     replay = off_policy(experiment.algorithm).replay
-    fitting = math.floor(0.8 * replay.capacity * available / needed)
+    fitting = math.floor(max(0.0, 0.8 * replay.capacity * (available - filling) / needed))
     frames = "" if replay.store_frames else " --algorithm.replay.store-frames keeps each frame of a stack once."
     raise SettingsError(
         f"Replay of algorithm.replay.capacity={replay.capacity:,} steps takes {needed / 1e9:.1f} GB for "

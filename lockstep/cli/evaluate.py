@@ -9,7 +9,8 @@ from typing import Literal
 import tyro
 
 from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json
-from lockstep.config.options import EvaluationSettings, Levels
+from lockstep.config.options import EvaluationSettings
+from lockstep.config.settings import SettingsError
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,13 @@ class EvalArguments(EvaluationSettings):
     run: tyro.conf.Positional[str]
     """The run's folder."""
     checkpoint: str | None = None
-    """latest, best, or an iteration. Default: latest."""
-    levels: Levels = field(default="train", kw_only=True)
-    """Levels to play if the run was trained on some of them (env.num_levels): the same, or all others."""
+    """latest, best, an iteration, or all, which evaluates all checkpoints that the run has kept (train with
+    --keep-checkpoints). Default: latest."""
+    levels: str = field(default="train", kw_only=True)
+    """Levels to play if the run was trained on some of them (env.num_levels): train, the same, or test, all others.
+    FIRST..LAST, as in 1001..1005: these, once in each attempt."""
+    plot: str | None = None
+    """With --checkpoint all: the image to write (.png, .svg or .pdf), with the training score beside the others."""
     json: bool = False
     """Print JSON."""
 
@@ -69,15 +74,21 @@ class PlotArguments:
 def evaluate(arguments: list[str]) -> int:
     """Run `lockstep eval`."""
     given = parse(EvalArguments, "eval", arguments)
+    if given.checkpoint == "all":
+        return _evaluate_all(given)
+    if given.plot:
+        raise SettingsError(f"--plot {given.plot} draws the scores of all checkpoints: add --checkpoint all.")
     from lockstep.envs.adapters import OF_TASK
-    from lockstep.evaluation.scores import evaluate_run
+    from lockstep.evaluation.attempts import evaluate_either
+    from lockstep.evaluation.scores import Evaluation
     from lockstep.evaluation.statistics import readable
     from lockstep.reports.scales import capped_mean
     from lockstep.run.folder import RunFolder
 
     with progress_to_stderr(given.json), clean_end():
-        result = evaluate_run(RunFolder.open(given.run).path, given, given.checkpoint)
-    scores = {name.removeprefix(OF_TASK): x for name, x in result.metrics.items() if name.startswith(OF_TASK)}
+        result = evaluate_either(RunFolder.open(given.run).path, given, given.checkpoint)
+    metrics = result.metrics if isinstance(result, Evaluation) else {}
+    scores = {name.removeprefix(OF_TASK): x for name, x in metrics.items() if name.startswith(OF_TASK)}
     every = all(x.known for x in scores.values())
     capped = capped_mean({task: x.mean for task, x in scores.items()}) if every else None
     if given.json:
@@ -89,6 +100,28 @@ def evaluate(arguments: list[str]) -> int:
             say(f"The mean of {len(scores)} tasks is {readable(capped[1])} ({capped[0]}, each at most 1).")
         if result.acting not in ("greedy", "deterministic"):
             say(f"These actions were {result.acting}; --greedy takes the most likely ones, as an exported policy does.")
+    return 0
+
+
+def _evaluate_all(given: EvalArguments) -> int:
+    """Run `lockstep eval` for all checkpoints."""
+    from lockstep.evaluation.attempts import evaluate_checkpoints, table
+    from lockstep.reports.plots import check_suffix, plot_checkpoints
+    from lockstep.run.folder import RunFolder
+
+    run = RunFolder.open(given.run).path
+    with progress_to_stderr(given.json), clean_end():
+        if given.plot:
+            check_suffix(Path(given.plot))
+        points = evaluate_checkpoints(run, given)
+        if given.plot:
+            plot_checkpoints(run, points, given.plot)
+    if given.json:
+        say_json({"run": given.run, "checkpoints": [point.to_json() for point in points]})
+        return 0
+    say(f"{table(points)}\n\nThe last line: {points[-1].result}")
+    if given.plot:
+        say(f"wrote {given.plot}")
     return 0
 
 

@@ -237,6 +237,7 @@ def derived_facts(experiment: Experiment) -> dict[str, Any]:
 
 def _replay_facts(experiment: Experiment) -> dict[str, Any]:
     """The memory that replay needs and the memory available, if the experiment replays."""
+    from lockstep.buffers.data import data_bytes
     from lockstep.buffers.replay_placement import replay_bytes
     from lockstep.system.memory import available_bytes
 
@@ -244,7 +245,9 @@ def _replay_facts(experiment: Experiment) -> dict[str, Any]:
     if not needed:
         return {}
     known = {} if available is None else {"available_megabytes": round(available / 1e6, 1)}
-    return {"replay_megabytes": round(needed / 1e6, 1), **known}
+    filling = data_bytes(experiment)
+    data = {"data_megabytes": round(filling / 1e6, 1)} if filling else {}
+    return {"replay_megabytes": round(needed / 1e6, 1), **data, **known}
 
 
 def _rollout_bytes(experiment: Experiment) -> int:

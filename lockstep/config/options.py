@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from lockstep.config.settings import Names, SettingsError, check_values, require
 
@@ -28,9 +29,13 @@ class EvaluationSettings:
     """Seed of environments and action noise. Default: the experiment's."""
     num_envs: int | None = None
     """Environments that run at once. Default: up to 16."""
-    levels: Levels | None = "train"
-    """Levels to play if the run was trained on some of them (env.num_levels): the same, or all others. None: all
-    others, since training scores cover the same."""
+    levels: str | None = "train"
+    """Levels to play if the run was trained on some of them (env.num_levels): train, the same, or test, all others.
+    None: all others, since training scores cover the same. FIRST..LAST, as in 1001..1005: these, once in each
+    attempt."""
+    attempts: int = 1
+    """How often each of the levels FIRST..LAST is played. The result is the best attempt, beside the mean of all, so
+    that more attempts give a higher result by luck alone."""
     max_steps: int | None = None
     """The maximum number of environment steps of an episode with gymnasium, whose tasks may never end. Default:
     27,000."""
@@ -42,9 +47,41 @@ class EvaluationSettings:
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
         check_episodes(self.episodes, "--episodes")
-        for flag, value in (("--num-envs", self.num_envs), ("--max-steps", self.max_steps)):
+        if self.fixed_levels is None and self.attempts != 1:
+            raise SettingsError(
+                f"--attempts {self.attempts} repeats the same levels: name them, as in --levels 1001..1005, or leave "
+                "it out."
+            )
+        if self.fixed_levels is not None and self.episodes != EvaluationSettings.episodes:
+            raise SettingsError(
+                f"--episodes {self.episodes} with --levels {self.levels}: every attempt plays each of these levels "
+                "once. Use --attempts for more episodes."
+            )
+        for flag, value in (
+            ("--attempts", self.attempts),
+            ("--num-envs", self.num_envs),
+            ("--max-steps", self.max_steps),
+        ):
             if value is not None and value < 1:
                 raise SettingsError(f"{flag} {value} is out of range: it must be at least 1.")
+
+    @property
+    def fixed_levels(self) -> range | None:
+        """The levels FIRST..LAST; None if episodes draw their levels.
+
+        Raises:
+            SettingsError: the levels have no known form.
+        """
+        if self.levels is None or self.levels in get_args(Levels):
+            return None
+        found = re.fullmatch(r"(\d{1,10})\.\.(\d{1,10})", self.levels)
+        levels = range(int(found[1]), int(found[2]) + 1) if found else range(0)
+        if not levels:
+            raise SettingsError(
+                f"--levels {self.levels} must be train, test, or the first and the last level, as in --levels "
+                "1001..1005."
+            )
+        return levels
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lockstep.envs.episodes import Seeds
 from lockstep.envs.pool.pool import SteppingPool
 from lockstep.envs.pool.shard import PooledShard
 from lockstep.envs.random_actions import RandomActions
-from lockstep.envs.settings import SHARED, EnvConfig
+from lockstep.envs.settings import RANDOM, SHARED, EnvConfig
 
 
 def make(
@@ -120,7 +120,9 @@ def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
 
 
 def _spaces_of(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    config = dataclasses.replace(config, opponents=())  # which may have been trained on this very environment
+    # Opponents may have been trained on this very environment.
+    played = tuple(f"{name}={RANDOM}" for name in config.players()) if config.several_policies else ()
+    config = dataclasses.replace(config, opponents=played)
     env = make(config, seed=0, first_index=0, num_envs=whole_matches(config, 1))
     try:
         return env.observation_space, env.action_space

@@ -19,6 +19,9 @@ MAX_LEVELS = 2**31 - 1
 SHARED, SEPARATE = "shared", "separate"
 """Values of EnvConfig.policies: one policy plays all agents, or each agent has its own."""
 
+RANDOM = "random"
+"""The opponent that draws each action from the allowed ones, uniformly if the action space has bounds."""
+
 AdapterName = Annotated[
     str,
     tyro.constructors.PrimitiveConstructorSpec(
@@ -77,7 +80,8 @@ class EnvConfig:
     opponents: tuple[str, ...] = ()
     """Who plays the other agents of a match: random, another run (RUN or RUN@ITERATION), or your own function
     (file.py:play). By default the policy plays all agents. With several opponents, each match draws one of them, which
-    makes them harder to exploit."""
+    makes them harder to exploit. If env.policies makes several policies, NAME=WHO names who plays the agents of the
+    policy NAME, which then does not learn."""
     policies: str = SHARED
     """Which policy plays which agent of a match: shared (one policy plays all), separate (each agent has its own), or a
     function of yours (file.py:NAME) from an agent's name to the name of its policy. More policies suit agents with
@@ -128,20 +132,37 @@ class EnvConfig:
                 f"env.start_level={self.start_level} is the first of a set of levels, but env.num_levels=0 sets no "
                 "limit. Give their number, as in --env.num-levels 200."
             )
-        self.check_opponents(self.opponents)
+        self.players()
         labels(self.metrics)
         for kind in ("options", "curriculum"):
             for name, value in getattr(self, kind).items():
                 check_free(value, f"env.{kind}.{name}")
 
-    def check_opponents(self, names: tuple[str, ...]) -> None:
-        """Raise SettingsError if opponents cannot play some of the agents."""
-        for setting, default in (("policies", SHARED), ("central_state", "none")):
-            if names and getattr(self, setting) != default:
-                raise SettingsError(
-                    f"env.{setting}={getattr(self, setting)} is for policies that play all agents of a match, but "
-                    f"opponents ({', '.join(names)}) would play some of them. Leave one of the two out."
-                )
+    def player(self, opponent: str) -> tuple[str, str]:
+        """Whose agents an opponent plays, and who that is: ("adversary", "runs/a") for adversary=runs/a.
+
+        With one policy, an opponent plays all agents except the policy's, and the first text is empty.
+
+        Raises:
+            SettingsError: there are several policies, and it does not say whose agents it plays.
+        """
+        if not self.several_policies:
+            return "", opponent
+        policy, _, name = opponent.partition("=")
+        if not (policy and name):
+            raise SettingsError(
+                f"env.policies={self.policies} makes several policies, so the opponent {opponent!r} must say whose "
+                f"agents it plays: use NAME={name or opponent}, where NAME is that policy."
+            )
+        return policy, name
+
+    def players(self) -> dict[str, tuple[str, ...]]:
+        """The opponents by the policy whose agents they play; see player."""
+        found: dict[str, tuple[str, ...]] = {}
+        for opponent in self.opponents:
+            policy, name = self.player(opponent)
+            found[policy] = (*found.get(policy, ()), name)
+        return found
 
     def training(self) -> EnvConfig:
         """The settings of training environments, with the curriculum applied."""

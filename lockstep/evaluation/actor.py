@@ -13,11 +13,49 @@ from lockstep import envs
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
+from lockstep.envs.base import Observation
 from lockstep.envs.convert import ObservationWriter, single_action
 from lockstep.evaluation.policy import Policy
 from lockstep.models.action_spaces import action_parts, composite
+from lockstep.models.base import ModelConfig
 from lockstep.models.capture import Inference
 from lockstep.models.policies import PoliciesSpace
+
+Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+"""What is observed, and how to act."""
+
+
+class Reader:
+    """Writes observations of an environment in the form in which a policy observes them.
+
+    Args:
+        model: settings of the policy's model.
+        trained: what environments returned in training, and how the policy acts.
+        given: the environment's observation and action space.
+    """
+
+    def __init__(self, model: ModelConfig, trained: Spaces, given: Spaces) -> None:
+        (whole, actions), (observed, acted) = trained, given
+        self.space = model.policy_space(whole)
+        """What the policy observes: not what only a critic observed (model.critic_only)."""
+        keys = _keys(self.space)
+        self._key = next(iter(keys)) if len(keys) == 1 and not isinstance(observed, spaces.Dict) else ""
+        """The only entry that the policy observes, if environments return it without the Dict around it."""
+        observed = spaces.Dict({self._key: observed}) if self._key else observed
+        self._writer = ObservationWriter(observed, without=_keys(whole) - keys)
+        here = self._writer.space
+        fits = _form(here) == _form(self.space) and _form(acted) == _form(actions)
+        self.misfit = ""
+        """How the environment's spaces differ from those of training; empty if they do not."""
+        if not fits or not np.allclose(_bounds(acted), _bounds(actions)):
+            self.misfit = (
+                f"observes {self.space} and acts in {actions}, but in this environment it would observe {here} and act "
+                f"in {acted}"
+            )
+
+    def write(self, observations: list[Any], out: Observation) -> None:
+        """Write a batch of observations."""
+        self._writer.write_list([{self._key: obs} for obs in observations] if self._key else observations, out)
 
 
 class Actor:
@@ -50,25 +88,15 @@ class Actor:
                 f"An Actor plays one policy, but env.policies={experiment.env.policies} made several: {names}. Choose "
                 f'one with Policy.of, as in load_policy(run).of("{next(iter(whole.parts))}").'
             )
-        seen = experiment.model.policy_space(whole)
-        given = env.observation_space
-        self._key = next(iter(_keys(seen)), "") if len(_keys(seen)) == 1 and not isinstance(given, spaces.Dict) else ""
-        """The only entry that the policy observes, if environments return it without the Dict around it."""
-        given = spaces.Dict({self._key: given}) if self._key else given
-        self._writer = ObservationWriter(given, without=_keys(whole) - _keys(seen))
-        theirs, ours = env.action_space, actions
-        fits = _form(self._writer.space) == _form(seen) and _form(theirs) == _form(ours)
-        if not fits or not np.allclose(_bounds(theirs), _bounds(ours)):
-            raise SettingsError(
-                f"The policy observes {seen} and acts in {actions}, but in this environment it would observe "
-                f"{self._writer.space} and act in {env.action_space}. Use an environment like "
-                f"env.id={experiment.env.id}."
-            )
+        self._reader = Reader(experiment.model, (whole, actions), (env.observation_space, env.action_space))
+        if self._reader.misfit:
+            like = f"Use an environment like env.id={experiment.env.id}."
+            raise SettingsError(f"The policy {self._reader.misfit}. {like}")
         self._space, self._distribution, self._greedy = env.action_space, model.distribution, greedy
         playing = model.for_playing().cpu()
         self._actor = Inference(playing)
         self._noise = stream(experiment.seed if seed is None else seed, "action-actor")
-        self._obs = envs.allocate_observation(seen, (1, 1))
+        self._obs = envs.allocate_observation(self._reader.space, (1, 1))
         self._rows = map_structure(lambda leaf: leaf[0].numpy(), self._obs)
         self._start = torch.ones(1, 1, dtype=torch.bool)
         self._state = torch.zeros(1, playing.state_size)
@@ -89,7 +117,7 @@ class Actor:
         Args:
             reward: of the previous action, for models that see it (model.uses_previous).
         """
-        self._writer.write_list([{self._key: observation} if self._key else observation], self._rows)
+        self._reader.write([observation], self._rows)
         if self._reward is not None:
             self._reward[:] = float(np.clip(reward, -1.0, 1.0) if self._clip else reward)
         out, self._state = self._actor(self._obs, self._start, self._state, self._action, self._reward)

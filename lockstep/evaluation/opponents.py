@@ -1,6 +1,6 @@
 """Trained runs as opponents: resolves their names, and plays them in a match.
 
-Shape legend: M opponents of a match, K core state.
+Shape legend: M agents of a match that one policy plays, K core state.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 
 from lockstep import envs
 from lockstep.config.settings import SettingsError
@@ -22,12 +22,15 @@ from lockstep.core.arrays import map_structure
 from lockstep.core.digests import state_digest
 from lockstep.envs.base import allocate_observation
 from lockstep.envs.construct import is_callable
-from lockstep.envs.convert import ObservationWriter
-from lockstep.envs.multiagent.opponents import RANDOM, single_actions
-from lockstep.envs.multiagent.pettingzoo import agents_of
-from lockstep.envs.settings import EnvConfig
+from lockstep.envs.multiagent.opponents import AgentSpaces, single_actions
+from lockstep.envs.multiagent.pettingzoo import names_of, spaces_of
+from lockstep.envs.multiagent.policies import policies_of, sides_of
+from lockstep.envs.settings import RANDOM, SHARED, EnvConfig
+from lockstep.evaluation.actor import Reader, Spaces
 from lockstep.evaluation.policy import Policy, find_checkpoint, load_policy
+from lockstep.models.base import ActionDistribution, PolicyModel
 from lockstep.models.capture import Inference
+from lockstep.models.policies import Policies, PoliciesSpace
 from lockstep.run.checkpoint import Checkpoint
 
 
@@ -38,16 +41,22 @@ def resolved(config: EnvConfig, names: tuple[str, ...]) -> tuple[str, ...]:
         SettingsError: a run, checkpoint or function does not exist or does not fit, or these environments have no
             agents for opponents to play.
     """
-    config.check_opponents(names)
-    if names and agents_of(dataclasses.replace(config, opponents=())) < 2:
+    if not names:
+        return ()
+    config = dataclasses.replace(config, opponents=names)
+    players = [config.player(name) for name in names]
+    agents = names_of(config)
+    if len(agents) < 2:
         raise SettingsError(
             f"Opponents ({', '.join(names)}) play the other agents of a match, but env.id={config.id} has no other "
             "agents. Leave the opponents out, or use a PettingZoo environment for two or more."
         )
-    return tuple(_resolved(config, name) for name in names)
+    sides = sides_of(config, agents) or {"": agents}
+    return tuple(f"{side}{'=' * bool(side)}{_resolved(config, player, sides[side])}" for side, player in players)
 
 
-def _resolved(config: EnvConfig, name: str) -> str:
+def _resolved(config: EnvConfig, name: str, agents: list[Any]) -> str:
+    """One opponent, which plays these agents."""
     if name == RANDOM:
         return name
     if is_callable(name):
@@ -60,12 +69,14 @@ def _resolved(config: EnvConfig, name: str) -> str:
     if not digest:
         found = _found(name)
         name = f"{run}@{found.iteration}#{_digest(found)}"
-    played, trained = _loaded(name)[2:], envs.spaces(config)
-    if played != trained:
-        raise SettingsError(
-            f"The opponent {name} observes {played[0]} and acts in {played[1]}, but in env.id={config.id} agents "
-            f"observe {trained[0]} and act in {trained[1]}. Name a run on the same environment."
-        )
+    spaces = spaces_of(config)
+    for policy, played in _policies(name, agents).items():
+        for agent in played:
+            if misfit := _reader(name, policy, spaces[agent]).misfit:
+                raise SettingsError(
+                    f"The opponent {name} {misfit}, as {agent} of env.id={config.id}. Name a run on the same "
+                    "environment."
+                )
     return name
 
 
@@ -83,7 +94,7 @@ def _found(name: str) -> Checkpoint:
     except SettingsError as error:
         raise SettingsError(
             f"The opponent {name.partition('#')[0]}, looked for from {Path.cwd()}: {error} Opponents are {RANDOM}, "
-            "RUN, RUN@ITERATION or file.py:play."
+            "RUN, RUN@ITERATION or file.py:play. NAME=WHO, who plays the policy NAME, needs several --env.policies."
         ) from error
 
 
@@ -93,37 +104,71 @@ def _digest(checkpoint: Checkpoint) -> str:
 
 
 class TrainedPlayer:
-    """A run's policy, which samples its actions. The shape of its batch depends on its own match alone, so its bits do
-    not depend on which other matches a process plays."""
+    """The policies of a run, which sample their actions and play the agents that they play in that run. The shapes of
+    their batches depend on their own match alone, so their bits do not depend on which other matches a process plays.
 
-    def __init__(self, name: str, seen: spaces.Space[Any], action_space: spaces.Space[Any], count: int) -> None:
-        policy, self._actor, *_ = _loaded(name)
-        self._writer = ObservationWriter(seen)
-        self._distribution = policy.model.distribution
-        self._action_space = action_space
-        self._obs = allocate_observation(self._writer.space, (1, count))
+    Args:
+        name: the run, resolved.
+        agents: the spaces of all agents of the match.
+    """
+
+    def __init__(self, name: str, agents: AgentSpaces) -> None:
+        self._name, self._agents = name, agents
+        self._seats: dict[tuple[Any, ...], list[_Seats]] = {}
+        """By the agents that it plays."""
+        self._taken: list[_Seats] = []
+
+    def begin(self, agents: Sequence[Any]) -> None:
+        key = tuple(agents)
+        if key not in self._seats:
+            policies = _policies(self._name, list(agents)).items()
+            self._seats[key] = [_Seats(self._name, policy, played, self._agents) for policy, played in policies]
+        self._taken = self._seats[key]
+        for seats in self._taken:
+            seats.begin()
+
+    def act(self, seen: Mapping[Any, Any], asked: Sequence[Any], draw: np.random.Generator) -> dict[Any, Any]:
+        actions = {}
+        for seats in self._taken:
+            if own := [agent for agent in asked if agent in seats.agents]:
+                actions |= seats.act(seen, own, draw)
+        return actions
+
+
+class _Seats:
+    """The agents of a match that one policy of a run plays: M of them."""
+
+    def __init__(self, name: str, policy: str, agents: list[Any], all_agents: AgentSpaces) -> None:
+        self.agents = agents
+        self._actor, self._distribution, state_size = _playing(name, policy, len(agents))
+        self._reader = _reader(name, policy, all_agents[agents[0]])
+        assert not self._reader.misfit, "resolved has compared the spaces"
+        self._action_space = all_agents[agents[0]][1]
+        self._obs = allocate_observation(self._reader.space, (1, len(agents)))
         self._rows = map_structure(lambda leaf: leaf[0].numpy(), self._obs)
-        self._start = torch.ones(1, count, dtype=torch.bool)
-        self._state = torch.zeros(count, policy.model.state_size)
+        self._start = torch.ones(1, len(agents), dtype=torch.bool)
+        self._state = torch.zeros(len(agents), state_size)
 
     def begin(self) -> None:
         self._start[:] = True
 
     @torch.inference_mode()
-    def act(self, observations: list[Any], asked: list[int], draw: np.random.Generator) -> list[Any]:
-        self._writer.write_list(observations, self._rows)
-        out, state = self._actor(self._obs, self._start, self._state, None, None)
+    def act(self, seen: Mapping[Any, Any], asked: list[Any], draw: np.random.Generator) -> dict[Any, Any]:
+        self._reader.write([seen[agent] for agent in self.agents], self._rows)
+        rows = [self.agents.index(agent) for agent in asked]
+        noise = torch.from_numpy(draw.random((len(self.agents), self._distribution.noise_size), np.float32))
+        with self._actor.arithmetic():
+            out, state = self._actor(self._obs, self._start, self._state, None, None)
+            action = self._distribution.sample(out.policy[0], noise)
         if self._state.shape[1]:
-            self._state[asked] = state[asked]
-            self._start[0, asked] = False
-        noise = torch.from_numpy(draw.random((len(observations), self._distribution.noise_size), np.float32))
-        action = self._distribution.sample(out.policy[0], noise)
-        return single_actions(self._distribution, self._action_space, action, asked)
+            self._state[rows] = state[rows]
+            self._start[0, rows] = False
+        return dict(zip(asked, single_actions(self._distribution, self._action_space, action, rows), strict=True))
 
 
 @functools.lru_cache
-def _loaded(name: str) -> tuple[Policy, Inference, spaces.Space[Any], spaces.Space[Any]]:
-    """A run's policy, the function that calls it, and its spaces; loaded once for all matches of a process."""
+def _loaded(name: str) -> tuple[Policy, dict[str, tuple[PolicyModel, Spaces]]]:
+    """A run, and by policy its model and spaces; loaded once for all matches of a process."""
     run, iteration, digest = _parts(name)
     place = name.partition("#")[0]
     if _digest(_found(name)) != digest:
@@ -137,4 +182,40 @@ def _loaded(name: str) -> tuple[Policy, Inference, spaces.Space[Any], spaces.Spa
             f"The opponent {place} has model.uses_previous on, but opponents do not receive their previous action and "
             "reward. Name a run with model.uses_previous off."
         )
-    return policy, Inference(policy.model.for_acting().cpu()), *envs.spaces(policy.experiment.env)
+    spaces = envs.spaces(policy.experiment.env)
+    if not isinstance(policy.model, Policies):
+        return policy, {SHARED: (policy.model, spaces)}
+    assert isinstance(spaces[0], PoliciesSpace)
+    return policy, {each: (policy.model[each], part) for each, part in spaces[0].parts.items()}
+
+
+def _policies(name: str, agents: list[Any]) -> dict[str, list[Any]]:
+    """The agents that each policy of a run plays, of those that the run is to play."""
+    policy, parts = _loaded(name)
+    env = policy.experiment.env
+    found: dict[str, list[Any]] = {}
+    for agent, chosen in policies_of(env, agents).items():
+        if chosen not in parts:
+            against = f" env.opponents={' '.join(env.opponents)}" * bool(env.opponents)
+            raise SettingsError(
+                f"The opponent {name.partition('#')[0]} has no policy for {agent!r}: it trained "
+                f"{', '.join(parts)} (env.policies={env.policies}{against}). Name another run."
+            )
+        found.setdefault(chosen, []).append(agent)
+    return found
+
+
+@functools.lru_cache
+def _playing(name: str, policy: str, count: int) -> tuple[Inference, ActionDistribution, int]:
+    """What computes a policy of a run for `count` agents, its distribution and the size of its state; the same for all
+    matches of a process."""
+    whole, parts = _loaded(name)
+    playing = parts[policy][0].for_playing().cpu()
+    playing.portable_operations = whole.model.portable_operations
+    return Inference(playing), playing.distribution, playing.state_size
+
+
+def _reader(name: str, policy: str, agent: Spaces) -> Reader:
+    """What writes observations of an agent with these spaces for a policy of a run."""
+    run, parts = _loaded(name)
+    return Reader(run.experiment.model, parts[policy][1], agent)

@@ -124,10 +124,11 @@ def load_policy(run: Path | str, checkpoint: str | int | None = None, *, precisi
 
 def _played(env: EnvConfig, settings: EvaluationSettings) -> EnvConfig:
     """The environments of an evaluation, given those of training."""
-    env = envs.resolve(dataclasses.replace(env, metrics=settings.metrics or env.metrics))
+    # Other opponents may leave other policies, whose scores are metrics.
+    metrics, opponents = (env.metrics, env.opponents) if not settings.opponents else ((), settings.opponents)
+    env = envs.resolve(dataclasses.replace(env, metrics=settings.metrics or metrics, opponents=opponents))
     if settings.levels == "test" or (settings.levels is None and env.num_levels):
         env = env.held_out()
-    env = dataclasses.replace(env, opponents=settings.opponents or env.opponents)
     num_envs, longest = envs.whole_matches(env, settings.num_envs or 1), settings.max_steps or sys.maxsize
     return dataclasses.replace(env, num_envs=num_envs, decorrelate=0, reseed_every=longest)
 
@@ -172,9 +173,12 @@ class Player:
         actor = model.for_playing().cpu()
         if normalizers is not None:
             normalizers.apply(actor)
+        if isinstance(actor, Policies):
+            assert isinstance(self.env.observation_space, PoliciesSpace)
+            actor = actor.playing(self.env.observation_space, self.env.action_space)
         self._actor = Inference(actor)
         self._arithmetic = functools.partial(arithmetic, actor)
-        self._distribution = model.distribution
+        self._distribution = actor.distribution
         self._greedy = settings.greedy
         self._reward_clip = config.reward_clip
         self._noise = stream(seed, f"action-{purpose}")

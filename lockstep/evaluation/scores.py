@@ -18,7 +18,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs.info import labels
 from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.opponents import resolved
-from lockstep.evaluation.policy import Player, acting_of, load_policy
+from lockstep.evaluation.policy import Player, Policy, acting_of, load_policy
 from lockstep.evaluation.statistics import Interval, bootstrap_interval, readable
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
@@ -175,23 +175,31 @@ def evaluate(
 
 def evaluate_run(run: Path | str, settings: EvaluationSettings, checkpoint: str | int | None = None) -> Evaluation:
     """The same with the settings in one object."""
+    policy, settings, stop = prepared(run, settings, checkpoint)
+    with settled(policy.experiment.torch_threads):
+        result = evaluate_policy(
+            policy.model, policy.experiment, settings, seed_purpose="test", threads=cores(), stop=stop
+        )
+    return replace(result, protocol=f"{result.protocol}, {training_of(policy)}")
+
+
+def prepared(
+    run: Path | str, settings: EvaluationSettings, checkpoint: str | int | None
+) -> tuple[Policy, EvaluationSettings, bool]:
+    """A run's policy, the settings of its evaluation with resolved opponents, and whether non-finite numbers are an
+    error. Raises SettingsError like evaluate."""
+    settings.validate()
     policy = load_policy(run, checkpoint)
     if not all(parameter.isfinite().all() for parameter in policy.model.parameters()):
         tell(f"warning: {run} had diverged by then: its model has parameters that are not numbers.", sys.stderr)
-    experiment = policy.experiment
-    with settled(experiment.torch_threads):
-        result = evaluate_policy(
-            policy.model,
-            experiment,
-            replace(settings, opponents=resolved(experiment.env, settings.opponents)),
-            seed_purpose="test",
-            threads=cores(),
-            stop=RunFolder.open(run).options().on_nonfinite == "stop",
-        )
+    settings = replace(settings, opponents=resolved(policy.experiment.env, settings.opponents))
+    return policy, settings, RunFolder.open(run).options().on_nonfinite == "stop"
+
+
+def training_of(policy: Policy) -> str:
+    """How long a policy was trained, for a protocol."""
     frames = f", {policy.frames:,} frames" * (policy.frames != policy.samples)
-    trained = f"checkpoint of iteration {policy.iteration}, after {policy.samples:,} samples{frames}"
-    protocol = f"{result.protocol}, {trained}"
-    return replace(result, protocol=protocol)
+    return f"checkpoint of iteration {policy.iteration}, after {policy.samples:,} samples{frames}"
 
 
 def evaluate_policy(
@@ -263,7 +271,7 @@ def evaluate_policy(
     limited = f"{cut} ended at the limit of {longest:,} steps, " if cut else ""
     protocol = (
         f"{episodes} {'whole ' * (not cut)}episode{'s' if episodes > 1 else ''} of "
-        f"{_environment(config, player.env.emulator)}, {limited}"
+        f"{described(config, player.env.emulator)}, {limited}"
         f"{acting} actions, raw scores, {count} environment{'s' * (count != 1)}, "
         f"seed {player.seed}/{seed_purpose}"
     )
@@ -278,7 +286,8 @@ def _has_own_limit(config: EnvConfig, max_steps: int) -> SettingsError:
     )
 
 
-def _environment(env: EnvConfig, emulator: str) -> str:
+def described(env: EnvConfig, emulator: str) -> str:
+    """The environments of an evaluation, for a protocol."""
     notes = [f"{env.protocol} protocol"] if env.protocol != "none" else []
     notes += [emulator] if emulator else []
     notes += [f"{name}={value}" for name, value in env.options.items()]

@@ -19,7 +19,7 @@ from lockstep.algorithms.annealing import is_function
 from lockstep.config.names import is_registered
 from lockstep.config.options import check_episodes
 from lockstep.config.settings import SettingsError, require
-from lockstep.envs.multiagent.opponents import RANDOM
+from lockstep.envs.settings import RANDOM
 from lockstep.evaluation.policy import find_checkpoint
 from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.video import record_video
@@ -270,9 +270,10 @@ def _files(
     if Path(begun_with).is_absolute():
         notes.append(f"experiment.json names {begun_with}, which the run began with")
     env = folder.experiment().env
-    runs = [name.partition("#")[0] for name in env.opponents if name != RANDOM and ":" not in name]
+    opponents = [env.player(name)[1] for name in env.opponents]
+    runs = [name.partition("#")[0] for name in opponents if name != RANDOM and ":" not in name]
     notes += [f"no {name}, against which it plays: others cannot evaluate or verify it" for name in runs]
-    named = [name for name in (env.id, env.policies, *env.opponents) if Path(name).is_absolute()]
+    named = [name for name in (env.id, env.policies, *opponents) if Path(name).is_absolute()]
     notes += [f"experiment.json names {name}" for name in named]
     for each in checkpoints:
         files |= {f"checkpoints/{each.path.name}/{path.name}": path for path in sorted(each.path.iterdir())}

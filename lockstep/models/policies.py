@@ -15,6 +15,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.models.action_spaces import make_distribution
 from lockstep.models.base import ActionDistribution, ModelOutput, PolicyModel
@@ -123,6 +124,23 @@ class Policies(PolicyModel):
     def weights_changed(self) -> None:
         for name in self._space.parts:
             self[name].weights_changed()
+
+    def playing(self, space: PoliciesSpace, action_space: gymnasium.Space[Any]) -> Policies:
+        """Those of these policies that play in environments with these spaces.
+
+        Raises:
+            SettingsError: there is no such policy.
+        """
+        if missing := [name for name in space.parts if name not in self.policies]:
+            raise SettingsError(
+                f"The run has the policies {', '.join(self._space.parts)}, but here agents of {', '.join(missing)} are "
+                f"left to play. Name opponents for them: {' '.join(f'{name}=random' for name in missing)}, for example."
+            )
+        if list(space.parts) == list(self._space.parts):
+            return self
+        playing = Policies(space, {name: self[name] for name in space.parts}, action_space)
+        playing.portable_operations = self.portable_operations
+        return playing
 
     def for_acting(self) -> Policies:
         return self._copied({name: self[name].for_acting() for name in self._space.parts})

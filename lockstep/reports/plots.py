@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from lockstep.config.settings import SettingsError
+from lockstep.evaluation.attempts import Attempts, Point
 from lockstep.evaluation.statistics import ENOUGH, Curve, align, smooth
 from lockstep.reports.runs import (
     SCORES,
@@ -88,8 +91,7 @@ def plot(
     out = Path(out)
     if x not in X_LABELS:
         raise SettingsError(f"Unknown x axis {x!r}. Choose one of {', '.join(X_LABELS)}.")
-    if out.suffix.lower() not in _SUFFIXES:
-        raise SettingsError(f"Cannot write an image to {out}. End its name in one of {', '.join(_SUFFIXES)}.")
+    check_suffix(out)
     runs = listed(runs)
     if not runs:
         raise SettingsError("No run was given. Name at least one run folder, for example runs/breakout.")
@@ -110,9 +112,7 @@ def plot(
         scale, name = time_unit(max(each[0][-1] for group in curves for each in group))
         curves = [[(seconds / scale, y) for seconds, y in group] for group in curves]
         unit = f" [{name}]"
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8.5, 4.8), dpi=150, layout="constrained")
-        axes = figure.add_subplot()
+    with _figure(out) as axes:
         _draw(axes, groups, curves)
         axes.set_xlabel(X_LABELS[x] + unit)
         axes.set_ylabel(f"Episode return, raw ({metric})" if metric in SCORES else metric)
@@ -125,11 +125,56 @@ def plot(
                 axes.legend(loc="upper left", bbox_to_anchor=(1, 1), labelcolor="#333333")
             else:
                 axes.legend(loc="best", labelcolor="#333333")
+    return out
+
+
+def plot_checkpoints(run: Path | str, points: Sequence[Point], out: Path | str) -> Path:
+    """Draw the training score of a run beside the evaluations of its checkpoints: their mean with its interval, and the
+    best attempt if there are several.
+
+    Raises:
+        SettingsError: the suffix is unknown.
+    """
+    out = Path(out)
+    read = Run.read(Path(run))
+    x = [point.samples for point in points]
+    with _figure(out) as axes:
+        if read.has("score/mean"):
+            samples, score = read.curve("samples", "score/mean")
+            axes.plot(samples, smooth(score, len(score) // 30), color=COLORS[0], label="training")
+        axes.plot(x, [point.result.mean for point in points], color=COLORS[1], marker="o", label="evaluation, mean")
+        known = np.array([(point.samples, *point.result.interval) for point in points if point.result.interval])
+        if len(known):
+            axes.fill_between(known[:, 0], known[:, 1], known[:, 2], color=COLORS[1], alpha=0.18, linewidth=0)
+        best = [point.result.best for point in points if isinstance(point.result, Attempts)]
+        if best:
+            axes.plot(x, best, color=COLORS[2], linestyle="--", marker=".", label="evaluation, best attempt")
+        axes.set_xlabel(X_LABELS["samples"])
+        axes.set_ylabel("Episode return, raw")
+        axes.set_title(title([read.settings]))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.legend(loc="best", labelcolor="#333333")
+    return out
+
+
+def check_suffix(out: Path) -> None:
+    """Raise SettingsError for a name of another kind of file."""
+    if out.suffix.lower() not in _SUFFIXES:
+        raise SettingsError(f"Cannot write an image to {out}. End its name in one of {', '.join(_SUFFIXES)}.")
+
+
+@contextlib.contextmanager
+def _figure(out: Path) -> Iterator[Axes]:
+    """Axes in the common style, written to a file at the end."""
+    check_suffix(out)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8.5, 4.8), dpi=150, layout="constrained")
+        axes = figure.add_subplot()
+        yield axes
         dated = {"Date": None} if out.suffix.lower() == ".svg" else {}
         with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(out, metadata=dated or None)
-    return out
 
 
 def _labelled(runs: Sequence[Run], labels: Sequence[str]) -> list[Method]:

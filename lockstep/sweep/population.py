@@ -96,8 +96,11 @@ class Population:
                 f"--rivals lets members play against each other, but env.id={experiment.env.id} is not a PettingZoo "
                 "environment and has no opponents. Leave it out."
             )
-        if self.rivals:
-            experiment.env.check_opponents(("rivals",))
+        if self.rivals and experiment.env.several_policies:
+            raise SettingsError(
+                f"--rivals lets one policy play against others, but env.policies={experiment.env.policies} makes "
+                "several. Use --env.policies shared, or leave out --rivals."
+            )
         if experiment.algorithm.replays:
             raise SettingsError(
                 f"{experiment.algorithm.name} learns from a replay memory, which would be empty at the start of each "

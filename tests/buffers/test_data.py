@@ -12,9 +12,12 @@ from gymnasium import spaces
 from tiny import EXPERIMENTS, options
 
 from lockstep import recipes, resume, train
-from lockstep.buffers.data import fill, load, rollouts
+from lockstep.buffers import replay_placement
+from lockstep.buffers.data import data_bytes, fill, load, rollouts
+from lockstep.buffers.mapped import read_arrays
 from lockstep.buffers.replay import Replay
 from lockstep.buffers.sequences import SequenceReplay
+from lockstep.cli.train import _replay_facts
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
@@ -68,6 +71,44 @@ def test_a_stream_is_cut_into_equal_pieces(tmp_path: Path) -> None:
     fill(other, experiment, 1, data, second, EpsilonGreedy(TWO))
     batch = other.batch(np.array([0, 1]), np.zeros(2, np.int64), np.ones(2))
     assert batch.reward.tolist() == [[8 + 16 / 2, 16]] and batch.discount.tolist() == [[0, 0]]
+
+
+def test_processes_share_what_they_read_of_uncompressed_files(tmp_path: Path) -> None:
+    """However the file is written, the data is the same."""
+    arrays = {**two_episodes(), "observations": np.arange(5, dtype=np.float32)[:, None]}
+    paths = {name: tmp_path / f"{name}.npz" for name in ("stored", "packed")}
+    np.savez(paths["stored"], allow_pickle=False, **arrays)
+    np.savez_compressed(paths["packed"], allow_pickle=False, **arrays)
+    columns = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    np.savez(tmp_path / "columns.npz", allow_pickle=False, columns=columns)
+    assert np.array_equal(read_arrays(tmp_path / "columns.npz")["columns"], columns)
+    assert all(isinstance(x, np.memmap) for x in read_arrays(paths["stored"]).values())
+    assert not any(isinstance(x, np.memmap) for x in read_arrays(paths["packed"]).values())
+    assert list(read_arrays(paths["stored"], ("rewards",))) == ["rewards"]
+    loaded = {name: load(small(path), BOX, TWO) for name, path in paths.items()}
+    assert len({data.digest for data in loaded.values()}) == 1
+    assert loaded["stored"].obs.tolist() == loaded["packed"].obs.tolist() == [[0], [1], [2], [3], [4]]
+    before = paths["stored"].read_bytes()
+    loaded["stored"].obs.zero_()
+    assert paths["stored"].read_bytes() == before, "a map is private"
+
+
+def test_the_size_of_data_is_known_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CartPole observes four float32 numbers."""
+    count = 7
+    arrays = {"observations": np.zeros((count, 4)), "rewards": np.zeros(count), "actions": np.zeros(count, int)}
+    np.savez(tmp_path / "data.npz", allow_pickle=False, **arrays)
+    experiment = small(tmp_path / "data.npz")
+    assert data_bytes(experiment) == count * (2 * 4 * 4 + 8 + 4 + 1 + 1)
+    assert _replay_facts(experiment)["data_megabytes"] == round(count * 46 / 1e6, 1)
+    needed = 2 * replay_placement.replay_bytes(experiment) + count * 46
+    monkeypatch.setattr(replay_placement, "available_bytes", lambda: needed)
+    replay_placement.require(experiment, 2)
+    monkeypatch.setattr(replay_placement, "available_bytes", lambda: needed - 1)
+    with pytest.raises(SettingsError, match=r"algorithm\.replay\.capacity"):
+        replay_placement.require(experiment, 2)
+    (tmp_path / "data.npz").unlink()
+    assert data_bytes(experiment) == data_bytes(recipes.dqn_cartpole()) == data_bytes(recipes.ppo_cartpole()) == 0
 
 
 def test_rows_in_any_order_are_single_steps(tmp_path: Path) -> None:

@@ -87,3 +87,18 @@ def equal(a: list[Moment], b: list[Moment]) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def play_legally(env: ShardEnv, steps: int, first: int = 0) -> tuple[list[Any], list[Moment]]:
+    """Random actions that the masks allow, and what they lead to; environment j's depend on its global index."""
+    out = buffers(env)
+    env.reset(out)
+    draws = [np.random.default_rng(first + j) for j in range(env.num_envs)]
+    actions, moments = [], []
+    for _ in range(steps):
+        allowed = out["action_mask"] if isinstance(out, dict) else np.ones((env.num_envs, env.action_space.n))  # type: ignore[attr-defined]
+        actions.append(np.array([draw.choice(np.flatnonzero(row)) for draw, row in zip(draws, allowed)]))
+        env.send(actions[-1])
+        step = env.recv(out)
+        moments.append(Moment(snapshot(out), type(step)(*(part.copy() for part in step[:5]))))
+    return actions, moments

@@ -13,7 +13,7 @@ import pettingzoo
 import pytest
 import tiny
 from gymnasium import spaces
-from playing import Moment, assert_same, buffers, play, random_actions, reset, snapshot, user_file
+from playing import assert_same, buffers, play, play_legally, random_actions, reset, snapshot, user_file
 from tiny import cut
 
 from lockstep import check_env, envs, recipes, train
@@ -139,21 +139,6 @@ def user_files(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def make(env_id: str, num_envs: int = 4, first: int = 0, pool: SteppingPool | None = None, **settings: Any) -> ShardEnv:
     config = EnvConfig(id=env_id, **settings)
     return envs.make(config, seed=3, first_index=first, num_envs=num_envs, pool=pool)
-
-
-def play_legally(env: ShardEnv, steps: int, first: int = 0) -> tuple[list[Any], list[Moment]]:
-    """Random actions that the masks allow, and what they lead to; environment j's depend on its global index."""
-    out = buffers(env)
-    env.reset(out)
-    draws = [np.random.default_rng(first + j) for j in range(env.num_envs)]
-    actions, moments = [], []
-    for _ in range(steps):
-        allowed = out["action_mask"] if isinstance(out, dict) else np.ones((env.num_envs, env.action_space.n))  # type: ignore[attr-defined]
-        actions.append(np.array([draw.choice(np.flatnonzero(row)) for draw, row in zip(draws, allowed)]))
-        env.send(actions[-1])
-        step = env.recv(out)
-        moments.append(Moment(snapshot(out), type(step)(*(part.copy() for part in step[:5]))))
-    return actions, moments
 
 
 def test_a_game_of_turns_equals_playing_it_by_hand() -> None:

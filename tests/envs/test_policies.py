@@ -158,7 +158,6 @@ def set_on_objects(agent: str) -> str:
         ({"model.critic_only": ()}, r"Use --model\.critic-only state"),
         ({"env.id": "CartPole-v1"}, r"env\.policies=.*CartPole-v1 has one"),
         ({"env.id": "CartPole-v1", "env.policies": "shared"}, r"env\.central_state=.*CartPole-v1 has one"),
-        ({"env.opponents": ("random",)}, r"env\.policies=.*opponents \(random\)"),
         ({"env.id": FOUR}, r"joins the observations of all agents, but player_0"),
         ({"env.id": FOUR, "env.central_state": "state"}, r"state\(\) and its state_space.*central-state observations"),
         ({"env.metrics": ("distance",)}, r"env\.metrics=distance"),
@@ -213,8 +212,6 @@ def test_several_policies_are_evaluated_and_verified_elsewhere(trained: Path) ->
     found = evaluate(trained, episodes=9)
     means = [found.metrics[name].mean for name in ("score_guide", "score_walker")]
     assert found.mean == pytest.approx((3 * means[0] + 6 * means[1]) / 9)
-    with pytest.raises(SettingsError, match=r"env\.policies=.*opponents"):
-        evaluate(trained, episodes=3, opponents=("random",))
     assert str(small().env.policies) in foreign_code(json.loads((trained / "experiment.json").read_text()))
 
 

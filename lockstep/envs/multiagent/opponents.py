@@ -1,12 +1,9 @@
 """The opponents that play the agents of a match that the policy does not play: chance, a user's function, or a trained
-run.
-
-Shape legend: M opponents of a match.
-"""
+run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -19,55 +16,61 @@ from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
 from lockstep.envs.construct import is_callable
 from lockstep.envs.convert import single_action
+from lockstep.envs.settings import RANDOM
 from lockstep.models.action_spaces import make_distribution
 from lockstep.models.base import ActionDistribution
 from lockstep.models.observations import ACTION_MASK
 
-RANDOM = "random"
-"""The opponent that draws each action from the allowed ones, uniformly if the action space has bounds."""
 RUN_PLAYER = "lockstep.evaluation.opponents:TrainedPlayer"
 """The class that plays a trained run. It is imported when a match needs it, because it opens runs."""
 
 
+AgentSpaces = Mapping[Any, tuple[spaces.Space[Any], spaces.Space[Any]]]
+"""By agent: what it observes, and how it acts."""
+
+
 class Player(Protocol):
-    """Plays all M opponents of a match."""
+    """Plays some agents of a match."""
 
-    def begin(self) -> None:
-        """Begin another match."""
+    def begin(self, agents: Sequence[Any]) -> None:
+        """Begin another match, in which it plays these agents."""
 
-    def act(self, observations: list[Any], asked: list[int], draw: np.random.Generator) -> list[Any]:
-        """Return actions of the opponents `asked`, in order, given the observations of all M."""
+    def act(self, seen: Mapping[Any, Any], asked: Sequence[Any], draw: np.random.Generator) -> dict[Any, Any]:
+        """Return the actions of those of its agents that are asked, given what all of them observe."""
         ...
 
 
 class Opponents:
-    """The opponents of one match. Every episode draws one of them, which plays all M agents.
+    """The opponents of one match. Every episode draws one of them for each side, which plays all agents of that side.
 
     Args:
-        names: EnvConfig.opponents, resolved.
-        observation_space: of an agent, as the environment declares it.
-        action_space: of an agent.
-        count: M.
+        names: by side: EnvConfig.players, resolved.
+        agents: the spaces of all agents, as the environment declares them.
 
     Raises:
         SettingsError: a run is missing or has changed.
     """
 
-    def __init__(
-        self, names: tuple[str, ...], observation_space: spaces.Space[Any], action_space: spaces.Space[Any], count: int
-    ) -> None:
-        self._players = [_player(name, observation_space, action_space, count) for name in names]
-        self._playing = self._players[0]
+    def __init__(self, names: Mapping[str, Sequence[str]], agents: AgentSpaces) -> None:
+        self._players = {side: [_player(name, agents) for name in each] for side, each in names.items()}
+        self._playing: list[tuple[Sequence[Any], Player]] = []
 
-    def begin(self, draw: np.random.Generator) -> None:
-        """Begin another match, whose random numbers all come from `draw`."""
-        self._draw = draw
-        self._playing = self._players[int(draw.integers(len(self._players)))]
-        self._playing.begin()
+    def begin(self, sides: Mapping[str, Sequence[Any]], draw: np.random.Generator) -> None:
+        """Begin another match, whose random numbers all come from `draw`, with these agents on each side."""
+        self._draw, self._playing = draw, []
+        for side, agents in sides.items():
+            players = self._players[side]
+            player = players[int(draw.integers(len(players)))]
+            player.begin(agents)
+            self._playing.append((agents, player))
 
-    def act(self, observations: list[Any], asked: list[int]) -> list[Any]:
-        """Return actions of the opponents `asked`, in order, given the observations of all M."""
-        return self._playing.act(observations, asked, self._draw)
+    def act(self, seen: Mapping[Any, Any], asked: Sequence[Any]) -> dict[Any, Any]:
+        """Return actions of the opponents that are asked, given what all opponents observe."""
+        actions = {}
+        for agents, player in self._playing:
+            if own := [agent for agent in asked if agent in agents]:
+                actions |= player.act(seen, own, self._draw)
+        return actions
 
 
 def single_actions(
@@ -78,20 +81,21 @@ def single_actions(
     return [single_action(space, parts if isinstance(parts, tuple) else (parts,), i) for i in rows]
 
 
-class _Function:
-    """A user's function: (observation, action space, generator) -> action."""
+class _Functions:
+    """A user's function, or one for each agent: (observation, action space, generator) -> action."""
 
-    def __init__(self, name: str, function: Callable[..., Any], action_space: spaces.Space[Any]) -> None:
-        self._name, self._function, self._space = name, function, action_space
+    def __init__(self, name: str, functions: Mapping[Any, Callable[..., Any]], agents: AgentSpaces) -> None:
+        self._name, self._functions, self._agents = name, functions, agents
 
-    def begin(self) -> None:
+    def begin(self, agents: Sequence[Any]) -> None:
         pass
 
-    def act(self, observations: list[Any], asked: list[int], draw: np.random.Generator) -> list[Any]:
-        return [self._move(observations[i], draw) for i in asked]
+    def act(self, seen: Mapping[Any, Any], asked: Sequence[Any], draw: np.random.Generator) -> dict[Any, Any]:
+        return {agent: self._move(agent, seen[agent], draw) for agent in asked}
 
-    def _move(self, observation: Any, draw: np.random.Generator) -> Any:
-        action, space = self._function(observation, self._space, draw), self._space
+    def _move(self, agent: Any, observation: Any, draw: np.random.Generator) -> Any:
+        space = self._agents[agent][1]
+        action = self._functions[agent](observation, space, draw)
         if isinstance(space, spaces.Discrete):
             mask = observation.get(ACTION_MASK) if isinstance(observation, dict) else None
             if mask is None or not np.any(mask):
@@ -119,10 +123,11 @@ class _Chance:
         return single_actions(distribution, space, distribution.at_random(noise, allowed), [0])[0]
 
 
-def _player(name: str, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], count: int) -> Player:
+def _player(name: str, agents: AgentSpaces) -> Player:
     if name == RANDOM:
-        return _Function(name, _Chance(action_space), action_space)
+        return _Functions(name, {agent: _Chance(acted) for agent, (_, acted) in agents.items()}, agents)
     if is_callable(name):
-        return _Function(name, load_object(name), action_space)
+        function: Callable[..., Any] = load_object(name)
+        return _Functions(name, {agent: function for agent in agents}, agents)
     module, _, cls = RUN_PLAYER.partition(":")
-    return getattr(import_module(module), cls)(name, observation_space, action_space, count)
+    return getattr(import_module(module), cls)(name, agents)

@@ -20,8 +20,8 @@ from lockstep.envs.construct import PREFIX, construct
 from lockstep.envs.convert import single_action
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.gymnasium_shard import GymShard, emulated
-from lockstep.envs.multiagent.opponents import Opponents
-from lockstep.envs.multiagent.policies import Views
+from lockstep.envs.multiagent.opponents import AgentSpaces, Opponents
+from lockstep.envs.multiagent.policies import Views, learners_of, sides_of
 from lockstep.envs.settings import EnvConfig
 from lockstep.models.observations import ACTION_MASK
 
@@ -45,9 +45,22 @@ def names_of(config: EnvConfig) -> list[Any]:
 
 
 def agents_of(config: EnvConfig) -> int:
-    """Environments of the shard that a match takes: N, or 1 with opponents; 0 if it is not PettingZoo's."""
-    count = len(names_of(config))
-    return min(1, count) if config.opponents else count
+    """Environments of the shard that a match takes: one for each agent that policies of the run play; 0 if it is not
+    PettingZoo's."""
+    names = names_of(config)
+    if config.opponents and not config.several_policies:
+        return min(1, len(names))
+    return len(learners_of(config, names))
+
+
+def spaces_of(config: EnvConfig) -> AgentSpaces:
+    """What each agent of a match observes, and how it acts."""
+    env = construct(config)
+    try:
+        return _spaces_of(env, config)
+    finally:
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
+            close_all([env])
 
 
 class Match:
@@ -58,8 +71,8 @@ class Match:
     who moves. A terminated agent sees zeros and a truncated one its last observation; both earn nothing, and their
     actions are ignored.
 
-    With opponents, the policy plays one agent. If agents take turns, a step lasts until it is the policy's turn again.
-    The match is over when the policy's agent is out.
+    With opponents, the policy plays one agent, or several policies play those of no opponent. If agents take turns, a
+    step lasts until it is a policy's turn again. The match is over when all agents of policies are out.
 
     Args:
         env: a ParallelEnv, or an AECEnv whose actions are discrete.
@@ -70,34 +83,26 @@ class Match:
     """
 
     def __init__(self, env: Any, config: EnvConfig) -> None:
-        import pettingzoo
-
         self.env = env
         self._names = list(env.possible_agents)
-        self._turns = isinstance(env, pettingzoo.AECEnv)
-        observed = {name: env.observation_space(name) for name in self._names}
-        acted = {name: env.action_space(name) for name in self._names}
-        if self._turns or not config.several_policies:
-            _require_equal(observed, "observation", config.id)
-            _require_equal(acted, "action", config.id)
-        seen, self.action_space = observed[self._names[0]], acted[self._names[0]]
-        self._entries: dict[str, Any] = dict(seen.spaces) if isinstance(seen, spaces.Dict) else {}
-        """Entries of the observation, if it has entries."""
-        if self._turns:
-            seen = self._of_turns(seen, config.id)
-            observed = dict.fromkeys(observed, seen)
-        self.observation_space = seen
-        self._blank = {name: _blank(observed[name], acted[name]) for name in self._names}
+        self._turns = _takes_turns(env)
+        agents = _spaces_of(env, config)
+        self._has_entries = isinstance(env.observation_space(self._names[0]), spaces.Dict)
+        """Whether the environment's observations have entries."""
+        self._blank = {name: _blank(*agents[name]) for name in self._names}
         """By agent: what it observes when it has terminated."""
+        self._sides = sides_of(config, self._names)
+        """By side: the agents that opponents play in all matches."""
+        self._own, self._others = learners_of(config, self._names), [x for side in self._sides.values() for x in side]
+        """Agents that policies play, and agents that opponents play."""
+        self.observation_space, self.action_space = agents[self._own[0]]
         self.views: Views | None = None
         """What the run sees instead of the agents' own observations, if that is more."""
         if config.several_policies or config.central_state != "none":
-            self.views = Views(env, self._names, observed, acted, config)
+            observed = {name: seen for name, (seen, _) in agents.items()}
+            self.views = Views(env, self._own, observed, {name: agents[name][1] for name in self._own}, config)
             self.observation_space, self.action_space = self.views.observation_space, self.views.action_space
-        others = len(self._names) - 1
-        self._opponents = Opponents(config.opponents, seen, self.action_space, others) if config.opponents else None
-        self._own, self._others = self._names, []
-        """Agents that the policy plays, and agents that opponents play."""
+        self._opponents = Opponents(config.players(), agents) if config.opponents else None
         self.over = True
         """Whether the next step must begin another match."""
         self._told: dict[Any, Any] = {}
@@ -114,9 +119,9 @@ class Match:
 
         Args:
             draw: generates all random numbers of opponents.
-            own: the number of the agent that the policy plays, if opponents play the others.
+            own: the number of the agent that the only policy plays, if opponents play the others.
         """
-        if self._opponents is not None:
+        if self._opponents is not None and not self._sides:
             self._own = [self._names[own]]
             self._others = [name for name in self._names if name not in self._own]
         answer = self.env.reset(seed=seed)
@@ -124,7 +129,7 @@ class Match:
         self._reward, self._out = dict.fromkeys(self._own, 0.0), {}
         self._told = {} if self._turns else dict(answer[0])
         if self._opponents is not None:
-            self._opponents.begin(draw)
+            self._opponents.begin(self._sides or {"": self._others}, draw)
             self._answer()
 
     def step(self, actions: list[Any]) -> None:
@@ -148,8 +153,9 @@ class Match:
 
     def observations(self) -> list[Any]:
         """Observations of the policy's agents."""
-        seen = self._seen(self._own)
-        return seen if self.views is None else self.views.of(seen)
+        if self.views is None:
+            return list(self._seen(self._own).values())
+        return self.views.of(self._seen(self._names), self._own)
 
     def rewards(self) -> list[float]:
         """Rewards of the policy's agents in the last step."""
@@ -169,8 +175,7 @@ class Match:
         """The actions of opponents that move now."""
         if self._opponents is None or not movers:
             return {}
-        asked = [self._others.index(name) for name in movers]
-        return dict(zip(movers, self._opponents.act(self._seen(self._others), asked), strict=True))
+        return self._opponents.act(self._seen(self._others), movers)
 
     def _move(self, action: Any) -> None:
         """Play the action of the agent to move."""
@@ -194,34 +199,21 @@ class Match:
                     self._out[name] = terminated
         self.over = all(name in self._out for name in self._own) or not self.env.agents
 
-    def _seen(self, names: list[Any]) -> list[Any]:
+    def _seen(self, names: list[Any]) -> dict[Any, Any]:
         """Current observations of agents."""
         if not self._turns:
-            return [self._told.get(name, self._blank[name]) for name in names]
+            return {name: self._told.get(name, self._blank[name]) for name in names}
         env, live, mover = self.env, self.env.agents, self.env.agent_selection
-        return [
-            self._shown(env.observe(name), name == mover) if name in live else self._told.get(name, self._blank[name])
+        return {
+            name: self._shown(env.observe(name), name == mover)
+            if name in live
+            else self._told.get(name, self._blank[name])
             for name in names
-        ]
-
-    def _of_turns(self, seen: spaces.Space[Any], name: str) -> spaces.Dict:
-        """The observation space if agents take turns."""
-        entries = self._entries or {"observation": seen}
-        if not isinstance(self.action_space, (spaces.Discrete, spaces.MultiDiscrete)):
-            raise SettingsError(
-                f"The agents of env.id={name} take turns, but their actions {self.action_space} are not discrete and "
-                "cannot be masked, so agents that wait would learn from actions that do nothing. Use the parallel form "
-                "of the environment, such as its parallel_env or pettingzoo.utils.aec_to_parallel."
-            )
-        if ACTION_MASK not in entries:
-            entries = {**entries, ACTION_MASK: spaces.MultiBinary(int(np.sum(_choices(self.action_space))))}
-        # A board may look the same to the agent to move and, with colors exchanged, to the one that waits. Without the
-        # entry `turn` both positions would have the same value.
-        return spaces.Dict({**entries, TURN: spaces.MultiBinary(1)})
+        }
 
     def _shown(self, obs: Any, acting: bool) -> Any:
         """An agent's observation if agents take turns. Its mask allows a choice only to the agent to move."""
-        shown = dict(obs) if self._entries else {"observation": obs}
+        shown = dict(obs) if self._has_entries else {"observation": obs}
         pause = self._blank[self._names[0]][ACTION_MASK]
         if not acting:
             shown[ACTION_MASK] = pause
@@ -229,6 +221,42 @@ class Match:
             shown[ACTION_MASK] = np.ones_like(pause)
         shown[TURN] = np.array([acting], np.int8)
         return shown
+
+
+def _takes_turns(env: Any) -> bool:
+    import pettingzoo
+
+    return isinstance(env, pettingzoo.AECEnv)
+
+
+def _spaces_of(env: Any, config: EnvConfig) -> AgentSpaces:
+    """What each agent of a match observes, and how it acts. Raises SettingsError like Match."""
+    observed = {name: env.observation_space(name) for name in env.possible_agents}
+    acted = {name: env.action_space(name) for name in env.possible_agents}
+    turns = _takes_turns(env)
+    if turns or not config.several_policies:
+        _require_equal(observed, "observation", config.id)
+        _require_equal(acted, "action", config.id)
+    return {
+        name: (_of_turns(seen, acted[name], config.id) if turns else seen, acted[name])
+        for name, seen in observed.items()
+    }
+
+
+def _of_turns(seen: spaces.Space[Any], acted: spaces.Space[Any], name: str) -> spaces.Dict:
+    """The observation space of an agent that takes turns."""
+    entries: dict[str, Any] = dict(seen.spaces) if isinstance(seen, spaces.Dict) else {"observation": seen}
+    if not isinstance(acted, (spaces.Discrete, spaces.MultiDiscrete)):
+        raise SettingsError(
+            f"The agents of env.id={name} take turns, but their actions {acted} are not discrete and "
+            "cannot be masked, so agents that wait would learn from actions that do nothing. Use the parallel form "
+            "of the environment, such as its parallel_env or pettingzoo.utils.aec_to_parallel."
+        )
+    if ACTION_MASK not in entries:
+        entries = {**entries, ACTION_MASK: spaces.MultiBinary(int(np.sum(_choices(acted))))}
+    # A board may look the same to the agent to move and, with colors exchanged, to the one that waits. Without the
+    # entry `turn` both positions would have the same value.
+    return spaces.Dict({**entries, TURN: spaces.MultiBinary(1)})
 
 
 def _require_equal(found: dict[Any, spaces.Space[Any]], kind: str, name: str) -> None:
@@ -279,9 +307,10 @@ def _zeros(space: spaces.Space[Any]) -> Any:
 
 
 class MatchShard(GymShard):
-    """Matches in a Python loop. Without opponents, environment j of the shard is agent j % N of match j // N, whose
-    seed is that of its first agent's environment; the episodes of its agents begin and end together. With opponents,
-    environment j is one agent of match j, and another one in every episode.
+    """Matches in a Python loop. If policies play L agents of a match, environment j of the shard is agent j % L of
+    match j // L, whose seed is that of its first agent's environment; the episodes of its agents begin and end
+    together. With opponents of a single policy, environment j is one agent of match j, and another one in every
+    episode.
 
     With several policies, the score of each policy's episodes is a metric of it: see
     lockstep.envs.multiagent.policies.score_names."""

@@ -65,39 +65,74 @@ def policies_of(config: EnvConfig, agents: list[Any]) -> dict[Any, str]:
     return found
 
 
+def sides_of(config: EnvConfig, agents: list[Any]) -> dict[str, list[Any]]:
+    """The agents of each policy that opponents play instead (EnvConfig.players); none if there is one policy.
+
+    Raises:
+        SettingsError: there is no such policy, or opponents would play all agents.
+    """
+    if not config.several_policies:
+        return {}
+    policies = policies_of(config, agents)
+    sides = {side: [agent for agent in agents if policies[agent] == side] for side in config.players()}
+    known = ", ".join(dict.fromkeys(policies.values()))
+    for side, played in sides.items():
+        if not played:
+            raise SettingsError(
+                f"The opponents {' '.join(config.opponents)} would play agents of the policy {side!r}, but "
+                f"env.policies={config.policies} makes the policies {known}. Name one of these."
+            )
+    if sum(map(len, sides.values())) == len(agents):
+        raise SettingsError(
+            f"The opponents {' '.join(config.opponents)} would play all agents of the policies {known}, so no policy "
+            "is left. Leave one of them out."
+        )
+    return sides
+
+
+def learners_of(config: EnvConfig, agents: list[Any]) -> list[Any]:
+    """The agents that policies of the run play in all matches. Raises SettingsError like sides_of."""
+    played = [agent for side in sides_of(config, agents).values() for agent in side]
+    return [agent for agent in agents if agent not in played]
+
+
 def score_names(config: EnvConfig, agents: list[Any]) -> tuple[str, ...]:
     """The metrics with the scores of each policy, by the policy's number; none if there is one policy."""
     if not config.several_policies:
         return ()
-    return tuple(f"score_{name}" for name in dict.fromkeys(policies_of(config, agents).values()))
+    policies = policies_of(config, agents)
+    return tuple(f"score_{name}" for name in dict.fromkeys(policies[agent] for agent in learners_of(config, agents)))
 
 
 class Views:
     """A match as all policies see it: in a common form, with the entries `policy` and `state`.
 
     Args:
-        seen: what each agent observes.
-        acted: how each agent acts.
+        agents: those that the policies play.
+        seen: what each agent observes, opponents included.
+        acted: how each of `agents` acts.
 
     Raises:
         SettingsError: the agents' spaces have no common form, or there is no state.
     """
 
     def __init__(self, env: Any, agents: list[Any], seen: Spaces, acted: Spaces, config: EnvConfig) -> None:
-        self._env, self._agents, self._config = env, agents, config
+        self._env, self._config = env, config
         self.policies = policies_of(config, agents)
         self._names = list(dict.fromkeys(self.policies.values()))
         self.numbers = np.array([self._names.index(self.policies[agent]) for agent in agents])
-        """int64 [N]: the number of each agent's policy."""
+        """int64: the number of each agent's policy, in the order of `agents`."""
+        self._number = dict(zip(agents, self.numbers.tolist(), strict=True))
         self._own = {self.policies[agent]: (seen[agent], acted[agent]) for agent in agents}
         for agent in agents:
             self._check(agent, seen[agent], acted[agent])
+        own = {agent: seen[agent] for agent in agents}
         first = seen[agents[0]]
-        self._alike = all(space == first for space in seen.values())
+        self._alike = all(space == first for space in own.values())
         self._entries = isinstance(first, spaces.Dict)
         entries: dict[str, Any] = dict(first.spaces) if isinstance(first, spaces.Dict) else {_OBSERVATION: first}
         if not self._alike:
-            entries = {_OBSERVATION: spaces.Box(-np.inf, np.inf, (self._longest(seen),), np.float32)}
+            entries = {_OBSERVATION: spaces.Box(-np.inf, np.inf, (self._longest(own),), np.float32)}
         for key in self._added():
             if key in entries:
                 raise SettingsError(
@@ -110,7 +145,10 @@ class Views:
             entries[POLICY] = spaces.Box(0, len(self._names) - 1, (1,), np.float32)
         self.observation_space = spaces.Dict(entries)
         self.action_space = self._common_action(acted)
-        self._choices = [space.n if isinstance(space, spaces.Discrete) else 0 for space in map(acted.get, agents)]
+        self._choices = []
+        """Of each of `agents`, if the numbers differ."""
+        if any(space != self.action_space for space in acted.values()):
+            self._choices = [space.n for space in map(acted.get, agents) if isinstance(space, spaces.Discrete)]
         self._start = getattr(self.action_space, "start", 0)
 
     def converted(self, space: spaces.Dict) -> spaces.Dict:
@@ -125,22 +163,23 @@ class Views:
             parts[name] = Part(spaces.Dict(entries), acted)
         return PoliciesSpace(space.spaces, parts)
 
-    def of(self, observations: list[Any]) -> list[Any]:
-        """What policies see, given the observations of all N agents."""
-        state = self._state(observations)
+    def of(self, observations: Mapping[Any, Any], agents: list[Any]) -> list[Any]:
+        """What the policies of these agents see, given the observations of all N agents, in order."""
+        state = self._state(list(observations.values()))
         found = []
-        for number, obs in zip(self.numbers, observations, strict=True):
+        for agent in agents:
+            obs = observations[agent]
             shown = dict(obs) if self._entries else {_OBSERVATION: obs if self._alike else self._padded(obs)}
             if state is not None:
                 shown[STATE] = state
             if self._config.several_policies:
-                shown[POLICY] = np.array([number], np.float32)
+                shown[POLICY] = np.array([self._number[agent]], np.float32)
             found.append(shown)
         return found
 
     def actions(self, actions: list[Any]) -> list[Any]:
         """The agents' actions. One that an agent does not have, which only random play chooses, is its last one."""
-        if not any(self._choices):
+        if not self._choices:
             return actions
         last = [self._start + count - 1 for count in self._choices]
         return [type(action)(min(action, most)) for action, most in zip(actions, last, strict=True)]
