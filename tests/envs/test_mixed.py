@@ -126,7 +126,7 @@ def test_observations_may_tell_the_task() -> None:
         assert with_task.obs["task"].tolist() == told
     env.close()
     plain.close()
-    with pytest.raises(SettingsError, match=r"task_input='yes' must be true or false"):
+    with pytest.raises(SettingsError, match=r"task_input='yes' must be true, false, value or both"):
         make(EnvConfig(TWO, num_envs=3, options={"task_input": "yes"}), 3)
 
 
