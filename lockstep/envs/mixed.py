@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,7 +100,30 @@ def _settled(text: str, env_id: str) -> Task:
     return Task(config.id, config.adapter, int(found["count"] or 1))
 
 
-def _config(config: EnvConfig, task: Task) -> EnvConfig:
+def shares(env_id: str) -> dict[str, float]:
+    """Each task's share of all samples, by its name; empty for an id of one task. All environments make equally many
+    steps, so the shares are exact."""
+    if not env_id.startswith(MIXED):
+        return {}
+    tasks = tasks_of(env_id)
+    total = sum(task.copies for task in tasks)
+    return {task.name: task.copies / total for task in tasks}
+
+
+def regime(env_id: str) -> str:
+    """How samples are divided among tasks, in words; "" for an id of one task."""
+    found = shares(env_id)
+    return divided(found) if found else ""
+
+
+def divided(found: Mapping[str, float]) -> str:
+    """The same of tasks' shares."""
+    if len(set(found.values())) == 1:
+        return f"equal samples of {len(found)} tasks"
+    return "samples " + ", ".join(f"{name} {share:.1%}" for name, share in found.items())
+
+
+def config_of(config: EnvConfig, task: Task) -> EnvConfig:
     """The settings of one task's environments."""
     options = {name: value for name, value in config.options.items() if name != _INPUT}
     own = dataclasses.replace(config, id=task.id, adapter=task.adapter, options=options, metrics=())
@@ -181,7 +204,7 @@ class MixedShard(ShardEnv):
                 own = seeds.of(seeds.first_index // group * task.copies)
                 each = max(1, threads // len(tasks)) if load_adapter(task.adapter).threads else 1
                 env = load_adapter(task.adapter).make(
-                    _config(config, task), seeds=own, num_envs=count, threads=each, render=render
+                    config_of(config, task), seeds=own, num_envs=count, threads=each, render=render
                 )
                 failed.callback(env.close)
                 self._parts.append(_Part(env, slice(begin, begin + count)))

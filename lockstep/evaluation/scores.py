@@ -16,6 +16,7 @@ from lockstep import envs
 from lockstep.config.options import EvaluationSettings, Levels
 from lockstep.config.settings import SettingsError
 from lockstep.envs.info import labels
+from lockstep.envs.mixed import regime
 from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.opponents import resolved
 from lockstep.evaluation.policy import Player, acting_of, load_policy
@@ -190,7 +191,8 @@ def evaluate_run(run: Path | str, settings: EvaluationSettings, checkpoint: str 
         )
     frames = f", {policy.frames:,} frames" * (policy.frames != policy.samples)
     trained = f"checkpoint of iteration {policy.iteration}, after {policy.samples:,} samples{frames}"
-    protocol = f"{result.protocol}, {trained}"
+    divided = regime(experiment.env.id)
+    protocol = f"{result.protocol}, {trained}" + f" ({divided})" * bool(divided)
     return replace(result, protocol=protocol)
 
 
