@@ -89,7 +89,7 @@ def test_the_table_by_hand() -> None:
 
 
 def test_only_several_tasks_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SettingsError, match="env.id=CartPole-v1"):
+    with pytest.raises(SettingsError, match=r"env\.id=CartPole-v1"):
         task_costs(recipes.ppo_cartpole())
     with pytest.raises(SettingsError, match="A shard has 1 environments"):
         task_costs(experiment(**{"env.num_envs": 2}))
