@@ -51,6 +51,8 @@ class Agent:
         algorithm = with_popart(algorithm, self.model)
         self.algorithm: Algorithm[Any] = with_policies(algorithm, self.observation_space)
         self.algorithm.courses = experiment.courses(self.algorithm)
+        self.sees_gradients = type(self.algorithm).before_step is not Algorithm.before_step
+        """Whether before_step does something."""
         portable = experiment.precision == "portable"
         self.kernels = experiment.kernels(*spaces)
         """What computes everything in portable arithmetic, instead of torch's operations."""
@@ -121,9 +123,8 @@ class Agent:
 
     def before_step(self, gradient: Tensor) -> None:
         """Let the algorithm see a global gradient before the optimizer: see Algorithm.before_step."""
-        if type(self.algorithm).before_step is not Algorithm.before_step:
-            with arithmetic(self.model):
-                self.algorithm.before_step(self.model, self.flat.named(gradient))
+        with arithmetic(self.model):
+            self.algorithm.before_step(self.model, self.flat.named(gradient))
 
     def follow(self, updates: int) -> None:
         """Let the target network follow the model after this many gradient steps in total."""
