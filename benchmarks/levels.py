@@ -74,7 +74,7 @@ class Maze(gymnasium.Env[np.ndarray, np.int64]):
         return np.concatenate([seen, np.array(self.place) / len(self.walls)]).astype(np.float32)
 
 
-def measure(env_id: str) -> dict[str, float]:
+def measure(env_id: str) -> dict[str, Any]:
     """Milliseconds of processor time: medians over turns, each a mean over levels."""
     config = envs.resolve(envs.EnvConfig(env_id, adapter="gymnasium"))
     env = construct(config)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tiny import EXPERIMENTS, options
 from torch import Tensor
 
-from lockstep import recipes
+from lockstep import recipes, resume, train
 from lockstep.agent import Agent
 from lockstep.algorithms import A2CConfig, IMPALAConfig, OnPolicyConfig, PPOConfig
 from lockstep.algorithms.onpolicy import Batch, Targets
@@ -20,6 +22,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.envs.factory import resolve
 from lockstep.envs.settings import EnvConfig
+from lockstep.evaluation.policy import load_policy
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
 from lockstep.models.observations import VALUE_TASK, ObservationLayout
@@ -257,3 +260,14 @@ def test_raw_rewards_under_a_protocol() -> None:
     assert not resolve(raw).reward_clip
     with pytest.raises(SettingsError, match="Leave one of them out"):
         EnvConfig("Breakout", raw_rewards=True, reward_clip=True).validate()
+
+
+def test_a_resumed_run_has_the_same_statistics(tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["popart-lag-1"]()
+    whole = train(experiment, "inline", options(tmp_path / "whole"))
+    train(experiment, "inline", options(tmp_path / "cut"), stop_after=2)
+    resumed = resume(tmp_path / "cut", "processes:2")
+    assert resumed.digest == whole.digest
+    mean, variance, count = load_policy(resumed.run).model.get_parameter("statistics.value").tolist()
+    assert 0 not in mean and 1 not in variance, "both tasks have moved them"
+    assert count == [0, 0]

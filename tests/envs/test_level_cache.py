@@ -96,7 +96,7 @@ def played(name: str, steps: int = 60) -> list[Any]:
     env, random = shard(name), np.random.default_rng(0)
     out = np.zeros((3, 4), np.float32)
     env.reset(out)
-    found = [out.tobytes()]
+    found: list[Any] = [out.tobytes()]
     for _ in range(steps):
         env.send(random.integers(0, 2, 3))
         step = env.recv(out)
