@@ -167,6 +167,12 @@ class Mixed(Adapter):
     def group_size(self, config: EnvConfig) -> int:
         return sum(task.copies for task in tasks_of(config.id))
 
+    def group_rows(self, config: EnvConfig, num_envs: int) -> list[np.ndarray]:
+        tasks, groups = tasks_of(config.id), num_envs // self.group_size(config)
+        ends = np.cumsum([groups * task.copies for task in tasks])[:-1]
+        by_task = [np.split(rows, groups) for rows in np.split(np.arange(num_envs), ends)]
+        return [np.concatenate(rows) for rows in zip(*by_task, strict=True)]
+
     def make(
         self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
     ) -> MixedShard:
