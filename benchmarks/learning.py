@@ -69,6 +69,11 @@ _ALONE = "--scheme.shards 1 --scheme.acting-batch 0"
 _BOTH_RATES = "--algorithm.learning-rate 1e-3 --algorithm.actor-learning-rate 1e-3"
 _SHORT = "ppo-rnd-minigrid --env.options max_episode_steps=50"
 _DOORKEY = "ppo-rnd-minigrid --env.id MiniGrid-DoorKey-8x8-v0 --total-steps 1.5M"
+_HUNDREDFOLD = (
+    "ppo-rnd-minigrid --env.id mixed/MiniGrid-Empty-8x8-v0+MiniGrid-LavaGapS5-v0@benchmarks/scaled_rewards.py:"
+    "Hundredfold+MiniGrid-DoorKey-5x5-v0+MiniGrid-SimpleCrossingS9N1-v0 --env.num-envs 32 --algorithm.rnd.coef 0 "
+    "--algorithm.entropy-coef 0.01 --total-steps 600k --env.options max_episode_steps=100 task_input=value"
+)
 _IMPALA = (
     f"impala-atari --env.id Pong {_ATARI} --env.num-envs 32 --algorithm.rollout 64 --algorithm.minibatches 8 "
     "--algorithm.epochs 2 --algorithm.optimizer.name adam --algorithm.optimizer.eps 1e-5 "
@@ -180,6 +185,10 @@ PROOFS = {
         "+MiniGrid-SimpleCrossingS9N1-v0 --env.num-envs 32 --total-steps 600k",
         3,
         episodes=200,
+    ),
+    "minigrid-hundredfold": Proof(_HUNDREDFOLD, 3, episodes=200),
+    "minigrid-hundredfold-popart": Proof(
+        f"{_HUNDREDFOLD} --model.popart.rate 0.01 --model.popart.smallest 0.1", 3, episodes=200
     ),
     "short-rnd": Proof(f"{_SHORT} --total-steps 400k", 1),
     "short-ppo": Proof(f"{_SHORT} --algorithm.rnd.coef 0 --total-steps 1M", 1),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lockstep import envs
 from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.popart import with_popart
 from lockstep.algorithms.rnd import with_curiosity
 from lockstep.algorithms.several import with_policies
 from lockstep.config.settings import SettingsError
@@ -46,9 +47,12 @@ class Agent:
         spaces = envs.spaces(experiment.env) if like is None else (like.observation_space, like.action_space)
         self.observation_space, self.action_space = spaces
         algorithm = with_curiosity(experiment.algorithm.build())
+        self.model: PolicyModel = experiment.build_model(self.observation_space, self.action_space)
+        algorithm = with_popart(algorithm, self.model)
         self.algorithm: Algorithm[Any] = with_policies(algorithm, self.observation_space)
         self.algorithm.annealings = experiment.annealings(self.algorithm)
-        self.model: PolicyModel = experiment.build_model(self.observation_space, self.action_space)
+        self.sees_gradients = type(self.algorithm).before_step is not Algorithm.before_step
+        """Whether before_step does something."""
         portable = experiment.precision == "portable"
         self.kernels = experiment.kernels(*spaces)
         """What computes everything in portable arithmetic, instead of torch's operations."""
@@ -116,6 +120,11 @@ class Agent:
         self.flat.round()
         if self._target_flat is not None:
             self._target_flat.round()
+
+    def before_step(self, gradient: Tensor) -> None:
+        """Let the algorithm see a global gradient before the optimizer: see Algorithm.before_step."""
+        with arithmetic(self.model):
+            self.algorithm.before_step(self.model, self.flat.named(gradient))
 
     def follow(self, updates: int) -> None:
         """Let the target network follow the model after this many gradient steps in total."""

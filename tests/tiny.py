@@ -358,3 +358,16 @@ ALIKE = {
 }
 """Experiments whose environments take long to make, and whose model, loss and memory are parts of the one named here,
 or of it and CartPole's, which have every kind of lag. Where only these parts matter, `make test` runs the others."""
+
+
+def with_popart() -> Experiment:
+    """A value for each of two games with equal spaces, whose returns are of different sizes."""
+    games = "mixed/MinAtar/Breakout-v0@compiled+MinAtar/Asterix-v0@compiled*3"
+    full = cut(recipes.ppo_minatar, env={"id": games, "num_envs": 16, "options": {"task_input": "value"}})
+    return full.replace(**{"model.popart.rate": 0.1, "scheme.lag": 1})
+
+
+EXPERIMENTS["popart-lag-1"] = with_popart
+EXPERIMENTS["popart-impala-one-task"] = lambda: cut(
+    recipes.ppo_cartpole, rollout=16, env={"adapter": "gymnasium"}, model={"core": "gru"}
+).replace(algorithm=IMPALAConfig(rollout=16, minibatches=2), **{"model.popart.rate": 0.1})

@@ -171,6 +171,8 @@ class LossOutput(NamedTuple):
     """Detached scalars, each a sum over valid samples; the same names in the same order at every call."""
     priorities: Tensor | None = None
     """Detached [n]: how much is still to be learned from each item, for prioritized replay."""
+    value_target: Tensor | None = None
+    """Detached [T, B]: the targets of values, from on-policy losses that compute them themselves."""
 
 
 class Exploration(NamedTuple):
@@ -258,6 +260,15 @@ class Algorithm(ABC, Generic[ConfigT]):
             hyper: the result of hyperparameters.
         """
         return (ParameterGroup("", hyper["learning_rate"]),)
+
+    def before_step(self, model: PolicyModel, gradient: Mapping[str, Tensor]) -> None:
+        """Called with each global gradient before the optimizer moves parameters by it. It may change both in place: to
+        move running statistics, for example, by sums that the loss returned as their gradient.
+
+        Args:
+            model: the one that learns.
+            gradient: of each parameter, by name.
+        """
 
     def follow(self, online: Tensor, target: Tensor, updates: int) -> None:
         """Update the target network's parameters [N] after this many gradient steps of the run."""

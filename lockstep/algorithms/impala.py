@@ -114,5 +114,5 @@ class IMPALA(OnPolicy[IMPALAConfig]):
                 "policy/rho": masked_sum(trace.rho, valid),
                 **value_metrics(value_t, trace.vs, valid),
             }
-        loss = LossOutput(total, metrics)
+        loss = LossOutput(total, metrics, value_target=trace.vs)
         return self.with_auxiliary(loss, model, output, batch) if self.has_auxiliary else loss

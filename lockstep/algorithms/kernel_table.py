@@ -94,7 +94,7 @@ class _OnPolicyKernels(Kernels):
         known = model.core in ("gru", "lstm") or (model.core == "none" and not model.previous_action_reward)
         same = _like_torch(model, layout) and math.prod(actions.shape or ()) <= PARTS
         return (
-            (known and not model.squash and not model.critic_only)
+            (known and not model.squash and not model.critic_only and not model.popart.rate)
             and not (config.rnd.coef or config.keeps_policy)
             and (discrete or floats)
             and (same or not self.as_torch)

@@ -18,6 +18,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import ArrayTuple
 from lockstep.core.rollout import Rollout
 from lockstep.models.base import ModelOutput, PolicyModel
+from lockstep.models.popart import PopArtConfig
 from lockstep.models.rnd import RNDConfig
 
 _AUXILIARY = "loss/auxiliary"
@@ -76,6 +77,7 @@ class OnPolicyConfig(AlgorithmConfig):
                 f"algorithm.rnd.coef={self.rnd.coef:g} rewards what is new to one predictor, but env.policies makes "
                 "several policies, which observe different things. Leave one of them out."
             )
+        self._validate_popart(setup)
         if self.gradient_steps(setup.samples_per_iteration)[1] < 2 and self.build().normalize_advantages:
             raise SettingsError(
                 "Standardized advantages of a one-sample minibatch are always 0: lower algorithm.minibatches="
@@ -85,6 +87,30 @@ class OnPolicyConfig(AlgorithmConfig):
             raise SettingsError(
                 f"scheme.preempt={setup.preempt:g} cuts rollouts, but algorithm.rnd.coef={self.rnd.coef:g} "
                 "rewards every step of a rollout, even after a cut. Leave one of them out."
+            )
+
+    def _validate_popart(self, setup: Setup) -> None:
+        """Raise SettingsError for what contradicts values in units of tasks."""
+        popart: PopArtConfig | None = getattr(setup.model, "popart", None)
+        if popart is None or not popart.rate:
+            return
+        given = f"model.popart.rate={popart.rate:g}"
+        if not self.needs_policy_and_value:
+            raise SettingsError(f"{given} normalizes values, but algorithm={self.name} has none. Leave it out.")
+        if setup.several_policies:
+            raise SettingsError(
+                f"{given} is for one policy with many tasks, but env.policies makes several policies. Leave one of "
+                "them out."
+            )
+        if self.rnd.coef:
+            raise SettingsError(
+                f"{given} scales advantages by tasks, but algorithm.rnd.coef={self.rnd.coef:g} adds advantages of "
+                "novelty, which have no task. Leave one of them out."
+            )
+        if setup.gradient_lag != 0:
+            raise SettingsError(
+                f"{given} changes the units of values with every gradient step, but with scheme.gradient_lag="
+                f"{setup.gradient_lag}, gradients in earlier units are applied. Leave one of them out."
             )
 
     def gradient_steps(self, samples: int) -> tuple[int, int]:
@@ -184,7 +210,7 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
         auxiliary = self.auxiliary_loss(model, output, batch)
         if auxiliary is None:
             auxiliary = torch.zeros_like(loss.total)
-        return LossOutput(loss.total + auxiliary, {**loss.metrics, _AUXILIARY: auxiliary.detach()})
+        return loss._replace(total=loss.total + auxiliary, metrics={**loss.metrics, _AUXILIARY: auxiliary.detach()})
 
     def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
         """Advantages and value targets [T, B] of one shard. reward is normalised if the experiment says so."""

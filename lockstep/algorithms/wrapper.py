@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -26,6 +27,9 @@ class Wrapper(OnPolicy[OnPolicyConfig]):
 
     def variables(self, model: PolicyModel) -> dict[str, Tensor]:
         return self.inner.variables(model)
+
+    def before_step(self, model: PolicyModel, gradient: Mapping[str, Tensor]) -> None:
+        self.inner.before_step(model, gradient)
 
     def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
         return self.inner.updates_in(iteration, samples_per_iteration)

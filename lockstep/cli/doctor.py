@@ -18,6 +18,7 @@ import torch
 from lockstep.cli.common import parse, say, say_json
 from lockstep.config.extras import EXTRAS, install_command
 from lockstep.config.settings import SettingsError
+from lockstep.envs.level_cache import FOLDER, folder, kept, limit
 from lockstep.envs.settings import EnvConfig
 from lockstep.run.folder import version
 from lockstep.system.machine import cores, cpu, emulates_bf16
@@ -66,6 +67,7 @@ def doctor(arguments: list[str]) -> int:
     say(f"memory    {machine['memory_gigabytes']} GB")
     say(f"GPU       {', '.join(machine['gpus']) or 'none'}")
     say("packages  " + ", ".join(f"{name} {found}" for name, found in report["packages"].items()))
+    say(f"levels    {_told(report['levels'])}")
     for extra, entry in report["extras"].items():
         say(f"extra     {extra}: {entry['version'] or 'missing'} ({entry['purpose']})")
     if absent := [extra for extra, entry in report["extras"].items() if not entry["version"]]:
@@ -101,7 +103,24 @@ def examine() -> dict[str, Any]:
         for extra, (module, purpose, _) in EXTRAS.items()
     }
     packages = {name: version(name) or "missing" for name in _CORE}
-    return {"machine": machine, "packages": packages, "extras": extras}
+    return {"machine": machine, "packages": packages, "extras": extras, "levels": _levels()}
+
+
+def _levels() -> dict[str, Any]:
+    """The cache of levels."""
+    root = folder()
+    if root is None:
+        return {"folder": None}
+    levels = kept(root)
+    size = sum(size for _, size, _ in levels)
+    return {"folder": str(root), "levels": len(levels), "bytes": size, "limit": limit()}
+
+
+def _told(levels: dict[str, Any]) -> str:
+    if levels["folder"] is None:
+        return f"not kept ({FOLDER} names no folder)"
+    used = f"{levels['bytes'] / 1e9:.2f} of at most {levels['limit'] / 1e9:g} GB"
+    return f"{levels['folder']}: {levels['levels']:,} levels, {used}"
 
 
 def measure(seconds: float) -> dict[str, float]:

@@ -79,20 +79,25 @@ def evaluate(arguments: list[str]) -> int:
     if given.plot:
         raise SettingsError(f"--plot {given.plot} draws the scores of all checkpoints: add --checkpoint all.")
     from lockstep.envs.adapters import OF_TASK
+    from lockstep.envs.mixed import shares
     from lockstep.evaluation.attempts import evaluate_either
     from lockstep.evaluation.scores import Evaluation
     from lockstep.evaluation.statistics import readable
     from lockstep.reports.scales import capped_mean
     from lockstep.run.folder import RunFolder
 
+    folder = RunFolder.open(given.run)
     with progress_to_stderr(given.json), clean_end():
-        result = evaluate_either(RunFolder.open(given.run).path, given, given.checkpoint)
+        result = evaluate_either(folder.path, given, given.checkpoint)
+    divided = shares(folder.experiment().env.id)
     metrics = result.metrics if isinstance(result, Evaluation) else {}
     scores = {name.removeprefix(OF_TASK): x for name, x in metrics.items() if name.startswith(OF_TASK)}
     every = all(x.known for x in scores.values())
     capped = capped_mean({task: x.mean for task, x in scores.items()}) if every else None
     if given.json:
-        of_tasks = {} if capped is None else {"capped_mean": {"scale": capped[0], "value": capped[1]}}
+        of_tasks: dict[str, object] = {"shares_of_samples": divided} if divided else {}
+        if capped is not None:
+            of_tasks["capped_mean"] = {"scale": capped[0], "value": capped[1]}
         say_json({"run": given.run, **result.to_json(), **of_tasks})
     else:
         say(str(result))

@@ -31,6 +31,9 @@ class BenchArguments:
     """How often to measure everything, in turn. Medians and ranges are over rounds."""
     seconds: float = 3.0
     """Seconds to measure each part in each round. Training takes twice as long, and at least three iterations."""
+    tasks: bool = False
+    """Of several tasks (--env.id mixed/ID+ID), measure what a step of each costs, and print the numbers of environments
+    that give all tasks the same computing time."""
     random_actions: bool = False
     """Short for --env.random-actions: environments receive random actions instead of the policy's."""
     json: bool = False
@@ -47,6 +50,8 @@ def bench(arguments: list[str]) -> int:
     if given.rounds < 1 or not given.seconds > 0:
         raise SettingsError(f"--rounds {given.rounds} and --seconds {given.seconds} must be positive, for example 3.")
     experiment, layout = given.experiment, Layout.parse(given.layout)
+    if given.tasks:
+        return _tasks(given)
     if given.random_actions:
         experiment = experiment.replace(env=dataclasses.replace(experiment.env, random_actions=True))
     from lockstep.speed.bench import bench as run
@@ -59,6 +64,19 @@ def bench(arguments: list[str]) -> int:
         machine = _machine()
         say(f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, load of others {report.load:.1f}")
         say(report.table())
+    return 0
+
+
+def _tasks(given: BenchArguments) -> int:
+    """Run `lockstep bench --tasks`."""
+    from lockstep.speed.tasks import task_costs
+
+    with progress_to_stderr(), clean_end():
+        found = task_costs(given.experiment, rounds=given.rounds, seconds=given.seconds, say=say)
+    if given.json:
+        say_json({**found.to_json(), "machine": _machine()})
+    else:
+        say(found.table())
     return 0
 
 

@@ -115,6 +115,7 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
         "num_stack n_stack sticky_actions repeat_action_probability max_episode_steps time_limit",
         _ARGUMENT,
     ),
+    ("model.popart.rate", "popart use_popart pop_art popart_beta"),
     ("env.reward_clip", "clip_rewards clip_reward reward_clipping"),
     (
         "algorithm.replay.capacity",

@@ -15,6 +15,7 @@ _CLASSES = {
     "ActorCritic": "lockstep.models.actor_critic:ActorCriticConfig",
     "Dynamics": "lockstep.models.dynamics:DynamicsConfig",
     "RND": "lockstep.models.rnd:RNDConfig",
+    "PopArt": "lockstep.models.popart:PopArtConfig",
     "Optimizer": "lockstep.algorithms.base:OptimizerConfig",
     "Replay": "lockstep.algorithms.offpolicy:ReplayConfig",
     "A2C": "lockstep.algorithms.a2c:A2CConfig",

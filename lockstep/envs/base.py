@@ -211,6 +211,10 @@ class Adapter(ABC):
         del config
         return 1
 
+    def group_rows(self, config: EnvConfig, num_envs: int) -> list[np.ndarray]:
+        """The places of each group in a shard of num_envs environments: int64 [group_size] each."""
+        return np.split(np.arange(num_envs), num_envs // self.group_size(config))
+
     def single(self, config: EnvConfig) -> gymnasium.Env[Any, Any] | None:
         """One environment outside a shard, for its methods such as compute_reward; None if the library has none."""
         del config

@@ -174,7 +174,7 @@ def resolve(config: EnvConfig) -> EnvConfig:
         if config.metrics not in ((), own) and not adapter.reports(env_id):
             # Another adapter plays other episodes, and a metric must not change what is learned.
             raise _reports_nothing(config, name, env_id)
-        clip = config.reward_clip or config.protocol != "none"
+        clip = config.reward_clip or (config.protocol != "none" and not config.raw_rewards)
         metrics = own or config.metrics
         return dataclasses.replace(config, id=env_id, adapter=settled_name(name), reward_clip=clip, metrics=metrics)
     raise refusals[0] if refusals else _not_served(config)

@@ -23,6 +23,7 @@ from lockstep.envs.convert import ObservationWriter, single_action
 from lockstep.envs.curriculum import pack, typed
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
 from lockstep.envs.info import EpisodeNumbers
+from lockstep.envs.level_cache import LevelCache
 from lockstep.envs.pictures import as_picture
 from lockstep.envs.settings import EnvConfig
 from lockstep.system.output import reserve_streams, tell
@@ -77,6 +78,9 @@ class GymShard(ShardEnv):
         self._gone = np.zeros(num_envs, np.bool_)
         """Which environments have terminated although their episode continues, as for an agent while others play."""
         register(self._envs, config.id)
+        # A match's environment has several agents, and a window that draws it cannot be kept.
+        self._levels = None if render or self._agents > 1 else LevelCache.of(config, self._envs[0])
+        """Keeps environments after their resets, if the user asks for it."""
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         """Make the environments; return their observation and action space."""
@@ -113,7 +117,10 @@ class GymShard(ShardEnv):
         if self._given and self._given[j] != self._offered:
             self._rebuild(j, self._offered)
         try:
-            answer = self._envs[j].reset(seed=seed)
+            if self._levels is None:
+                answer = self._envs[j].reset(seed=seed)
+            else:
+                answer = self._levels.reset(self._envs[j], seed, self._given[j] if self._given else {})
         except TypeError as error:
             if "unexpected keyword argument 'seed'" not in str(error):
                 raise

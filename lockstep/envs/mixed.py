@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +23,15 @@ from lockstep.envs.base import Adapter, Observation, ShardEnv, StepResult, load_
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.factory import resolve
 from lockstep.envs.settings import EnvConfig
+from lockstep.models.observations import VALUE_TASK
 
 TASK = "task"
-"""The entry of an observation that tells the task, one-hot; and the option task_input that asks for it."""
+"""The entry of an observation that tells the task to models, one-hot."""
 _OBSERVATION = "observation"
 """The entry that holds a task's own observation beside it, if that has no entries."""
 _INPUT = "task_input"
+_ENTRIES = {False: (), True: (TASK,), "value": (VALUE_TASK,), "both": (TASK, VALUE_TASK)}
+"""The option that asks for entries that tell the task, and those of each of its values."""
 _FORM = re.compile(r"(?P<id>.+?)(@(?P<adapter>[^@*]+))?(\*(?P<count>[1-9]\d*))?")
 
 
@@ -97,7 +100,30 @@ def _settled(text: str, env_id: str) -> Task:
     return Task(config.id, config.adapter, int(found["count"] or 1))
 
 
-def _config(config: EnvConfig, task: Task) -> EnvConfig:
+def shares(env_id: str) -> dict[str, float]:
+    """Each task's share of all samples, by its name; empty for an id of one task. All environments make equally many
+    steps, so the shares are exact."""
+    if not env_id.startswith(MIXED):
+        return {}
+    tasks = tasks_of(env_id)
+    total = sum(task.copies for task in tasks)
+    return {task.name: task.copies / total for task in tasks}
+
+
+def regime(env_id: str) -> str:
+    """How samples are divided among tasks, in words; "" for an id of one task."""
+    found = shares(env_id)
+    return divided(found) if found else ""
+
+
+def divided(found: Mapping[str, float]) -> str:
+    """The same of tasks' shares."""
+    if len(set(found.values())) == 1:
+        return f"equal samples of {len(found)} tasks"
+    return "samples " + ", ".join(f"{name} {share:.1%}" for name, share in found.items())
+
+
+def config_of(config: EnvConfig, task: Task) -> EnvConfig:
     """The settings of one task's environments."""
     options = {name: value for name, value in config.options.items() if name != _INPUT}
     own = dataclasses.replace(config, id=task.id, adapter=task.adapter, options=options, metrics=())
@@ -141,6 +167,12 @@ class Mixed(Adapter):
     def group_size(self, config: EnvConfig) -> int:
         return sum(task.copies for task in tasks_of(config.id))
 
+    def group_rows(self, config: EnvConfig, num_envs: int) -> list[np.ndarray]:
+        tasks, groups = tasks_of(config.id), num_envs // self.group_size(config)
+        ends = np.cumsum([groups * task.copies for task in tasks])[:-1]
+        by_task = [np.split(rows, groups) for rows in np.split(np.arange(num_envs), ends)]
+        return [np.concatenate(rows) for rows in zip(*by_task, strict=True)]
+
     def make(
         self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
     ) -> MixedShard:
@@ -178,7 +210,7 @@ class MixedShard(ShardEnv):
                 own = seeds.of(seeds.first_index // group * task.copies)
                 each = max(1, threads // len(tasks)) if load_adapter(task.adapter).threads else 1
                 env = load_adapter(task.adapter).make(
-                    _config(config, task), seeds=own, num_envs=count, threads=each, render=render
+                    config_of(config, task), seeds=own, num_envs=count, threads=each, render=render
                 )
                 failed.callback(env.close)
                 self._parts.append(_Part(env, slice(begin, begin + count)))
@@ -186,10 +218,10 @@ class MixedShard(ShardEnv):
             self._check(config)
             first = self._parts[0].env
             self._tells = _tells(config)
-            """Whether observations tell the task."""
+            """The entries of observations that tell the task."""
             self.observation_space = first.observation_space
             if self._tells:
-                self.observation_space = _with_task(first.observation_space, len(tasks), config)
+                self.observation_space = _with_task(first.observation_space, self._tells, len(tasks), config)
             failed.pop_all()
         self.action_space, self.frames_per_step = first.action_space, first.frames_per_step
         self.emulator = first.emulator if len({part.env.emulator for part in self._parts}) == 1 else ""
@@ -228,16 +260,16 @@ class MixedShard(ShardEnv):
             )
 
     def _view(self, out: Observation, part: _Part) -> Observation:
-        """A task's rows of an observation, without the entry `task`."""
+        """A task's rows of an observation, without the entries that tell it."""
         seen = part.env.observation_space
         if isinstance(seen, spaces.Dict):
             return {key: out[key][part.rows] for key in seen.spaces}
         return (out[_OBSERVATION] if self._tells else out)[part.rows]
 
     def _tell(self, out: Observation) -> None:
-        """Write the entry `task`."""
-        if self._tells:
-            out[TASK][:] = self._own
+        """Write the entries that tell the task."""
+        for key in self._tells:
+            out[key][:] = self._own
 
     def reset(self, out: Observation) -> None:
         self._score[:] = 0
@@ -300,17 +332,26 @@ class MixedShard(ShardEnv):
             part.env.close()
 
 
-def _tells(config: EnvConfig) -> bool:
-    """Whether observations are to tell the task."""
+def tells_value(config: EnvConfig) -> bool:
+    """Whether values are told the task, if there are several."""
+    return not config.id.startswith(MIXED) or VALUE_TASK in _tells(config)
+
+
+def _tells(config: EnvConfig) -> tuple[str, ...]:
+    """The entries of observations that are to tell the task."""
     asked = config.options.get(_INPUT, False)
-    if asked not in (True, False):
-        raise SettingsError(f"env.options.{_INPUT}={asked!r} must be true or false.")
-    return bool(asked)
+    if asked not in _ENTRIES:
+        raise SettingsError(f"env.options.{_INPUT}={asked!r} must be true, false, value or both.")
+    return _ENTRIES[asked]
 
 
-def _with_task(space: gymnasium.Space[Any], tasks: int, config: EnvConfig) -> spaces.Dict:
-    """The observation space with the entry `task`."""
+def _with_task(space: gymnasium.Space[Any], keys: tuple[str, ...], tasks: int, config: EnvConfig) -> spaces.Dict:
+    """The observation space with entries that tell the task."""
     entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {_OBSERVATION: space}
-    if TASK in entries:
-        raise SettingsError(f"env.options.{_INPUT}: observations of env.id={config.id} have an entry {TASK!r} already.")
-    return spaces.Dict({**entries, TASK: spaces.Box(0.0, 1.0, (tasks,), np.float32)})
+    for key in keys:
+        if key in entries:
+            raise SettingsError(
+                f"env.options.{_INPUT}: observations of env.id={config.id} have an entry {key!r} already."
+            )
+        entries[key] = spaces.Box(0.0, 1.0, (tasks,), np.float32)
+    return spaces.Dict(entries)

@@ -53,6 +53,9 @@ class EnvConfig:
     like classic, but presses FIRE after a lost life, as CleanRL and Stable-Baselines3 do. All clip training rewards."""
     reward_clip: bool = False
     """Clip training rewards to [-1, 1]. Scores are always raw. Atari protocols switch it on."""
+    raw_rewards: bool = False
+    """Leave training rewards as they are, although an Atari protocol would clip them. Then a game's rewards count by
+    their size, which suits values that are normalized (model.popart)."""
     reseed_every: int = 4096
     """Steps per environment after which it starts from a new seed. EnvPool cannot reseed single environments: it
     restarts all of them, and truncates and bootstraps the episodes in progress. gymnasium truncates an episode that
@@ -96,6 +99,7 @@ class EnvConfig:
 
     later: ClassVar[frozenset[str]] = frozenset(
         {"curriculum", "num_levels", "start_level", "opponents", "metrics", "policies", "central_state"}
+        | {"raw_rewards"}
     )
     free: ClassVar[frozenset[str]] = frozenset({"options", "curriculum"})
 
@@ -122,6 +126,10 @@ class EnvConfig:
                 raise SettingsError(f"env.{name}={getattr(self, name)} must be at least {least}.")
             if getattr(self, name) >= 2**31:
                 raise SettingsError(f"env.{name}={getattr(self, name)} must be below {2**31:,}.")
+        if self.raw_rewards and self.reward_clip:
+            raise SettingsError(
+                "env.raw_rewards leaves rewards as they are, and env.reward_clip clips them. Leave one of them out."
+            )
         if min(self.start_level, self.num_levels) < 0 or self.start_level + self.num_levels >= MAX_LEVELS:
             raise SettingsError(
                 f"env.num_levels={self.num_levels} and env.start_level={self.start_level} must be at least 0, and "

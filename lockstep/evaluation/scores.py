@@ -16,6 +16,7 @@ from lockstep import envs
 from lockstep.config.options import EvaluationSettings, Levels
 from lockstep.config.settings import SettingsError
 from lockstep.envs.info import labels
+from lockstep.envs.mixed import regime
 from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.opponents import resolved
 from lockstep.evaluation.policy import Player, Policy, acting_of, load_policy
@@ -199,7 +200,9 @@ def prepared(
 def training_of(policy: Policy) -> str:
     """How long a policy was trained, for a protocol."""
     frames = f", {policy.frames:,} frames" * (policy.frames != policy.samples)
-    return f"checkpoint of iteration {policy.iteration}, after {policy.samples:,} samples{frames}"
+    trained = f"checkpoint of iteration {policy.iteration}, after {policy.samples:,} samples{frames}"
+    divided = regime(policy.experiment.env.id)
+    return trained + f" ({divided})" * bool(divided)
 
 
 def evaluate_policy(

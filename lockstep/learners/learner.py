@@ -237,6 +237,8 @@ class Learner:
 
     def _apply(self, computed: Computed) -> float | Tensor:
         """Apply a gradient, and return its norm."""
+        if self._agent.sees_gradients:
+            self._agent.before_step(computed.gradient)
         norm = self.optimizer.step(computed.gradient, computed.groups)
         self._follow(computed.step)
         return norm

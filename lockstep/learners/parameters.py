@@ -43,6 +43,8 @@ def in_time(count: int, bases: Iterable[int], bound: int) -> bool:
 def apply(computed: Computed, place: int, agent: Agent, optimizer: Optimizer) -> float:
     """Update an agent's parameters by the gradient of a slice; place: how many updates of the iteration came before.
     Returns the gradient's norm."""
+    if agent.sees_gradients:
+        agent.before_step(computed.gradient)
     norm = float(optimizer.step(computed.gradient, computed.groups))
     experiment = agent.experiment
     before = agent.algorithm.updates_before(computed.iteration, experiment.samples_per_iteration)

@@ -21,6 +21,9 @@ ACTION_MASK = "action_mask"
 _LIKE_A_MASK = re.compile(r"mask|valid|legal|avail|allowed|feasible|permitted", re.IGNORECASE)
 _PICTURE = 8
 """The smallest side of an entry that looks like an image."""
+VALUE_TASK = "value_task"
+"""The entry of a Dict observation that tells its task, one-hot, to values with one output for each task
+(lockstep.models.popart); models do not observe it."""
 PLAIN = ""
 """The key of the only entry if the space is not a Dict."""
 
@@ -59,6 +62,8 @@ class ObservationLayout:
                 )
             if key == ACTION_MASK:
                 mask_size = math.prod(entry.shape)
+            elif key == VALUE_TASK:
+                continue
             elif len(entry.shape) == 3 and entry.dtype == np.uint8:
                 images.append((key, entry.shape))
                 brightest.append(max(1, int(entry.high.max())) if isinstance(entry, spaces.Box) else 1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import gymnasium
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.config.settings import SettingsError
@@ -18,7 +19,8 @@ from lockstep.models.distributions import Distribution
 from lockstep.models.encoders import Trunk, take_observation_statistics
 from lockstep.models.gaussian import bounded_log_std, check_initial_std
 from lockstep.models.layers import initialize_orthogonal, reproducible_initialization
-from lockstep.models.observations import ObservationLayout, allowed_actions
+from lockstep.models.observations import VALUE_TASK, ObservationLayout, allowed_actions
+from lockstep.models.popart import PopArtConfig, PopArtHead, tasks_in
 from lockstep.models.trunk import PRECISIONS, TrunkConfig, acting_copy, previous_features
 
 
@@ -85,6 +87,7 @@ class StandardModel(PolicyModel):
         uses_previous: whether the trunks take the previous action and reward as extra features.
         masked: whether observations have an action mask.
         policy_columns: which numbers of vectors the policy observes, if the value observes more.
+        popart: one value for each of this many tasks, in units of their returns. None: one value.
     """
 
     policy_columns: list[int] | None = None
@@ -100,6 +103,7 @@ class StandardModel(PolicyModel):
         uses_previous: bool = False,
         masked: bool = False,
         policy_columns: list[int] | None = None,
+        popart: tuple[int, PopArtConfig] | None = None,
     ):
         super().__init__()
         self.distribution, self.policy_columns = distribution, policy_columns
@@ -111,7 +115,11 @@ class StandardModel(PolicyModel):
         self.state_sizes = [trunk.state_size for trunk in (policy_trunk, value_trunk) if trunk]
         self.state_size = sum(self.state_sizes)
         self.policy_head = PolicyHead(policy_trunk.out_features, distribution, std, initial_std)
-        self.value_head: ValueHead | None = ValueHead((value_trunk or policy_trunk).out_features)
+        features = (value_trunk or policy_trunk).out_features
+        self.value_head: ValueHead | PopArtHead | None
+        self.value_head = ValueHead(features) if popart is None else PopArtHead(features, *popart)
+        if isinstance(self.value_head, PopArtHead):
+            self.statistics = nn.ParameterDict({"value": self.value_head.statistics[0]})
 
     def forward(
         self,
@@ -126,7 +134,10 @@ class StandardModel(PolicyModel):
         states = state.split(self.state_sizes, -1)
         results = [trunk(obs, start, s, extra) for trunk, s in zip(self.trunks, states, strict=True)]
         params, head = self.policy_head(results[0][0], allowed), self.value_head
-        value = params.new_zeros(params.shape[:2]) if head is None else head(results[-1][0])
+        if head is None:
+            value = params.new_zeros(params.shape[:2])
+        else:
+            value = head(results[-1][0], obs) if isinstance(head, PopArtHead) else head(results[-1][0])
         if self.state_size:
             state = torch.cat([s for _, s in results], -1) if len(results) > 1 else results[0][1]
         return ModelOutput(params, value, results[0][0]), state
@@ -143,9 +154,9 @@ class StandardModel(PolicyModel):
         return acting_copy(self)
 
     def for_playing(self) -> StandardModel:
-        """Without the value if that observes more than the policy."""
-        playing = self.for_acting()
-        if self.policy_columns is not None:
+        """Without the value if that observes more than the policy, if only the task."""
+        playing, head = self.for_acting(), self.value_head
+        if self.policy_columns is not None or (isinstance(head, PopArtHead) and head.tasks > 1):
             playing.trunks, playing.value_head, playing.has_value = playing.trunks[:1], None, False
             playing.state_sizes = playing.state_sizes[:1]
             playing.state_size = sum(playing.state_sizes)
@@ -168,11 +179,22 @@ class StandardModelConfig(AsymmetricConfig, TrunkConfig):
     explores more. At 1, where the bounds are -1 and 1, they clip a third of all actions, so that larger ones seem as
     good."""
 
-    later: ClassVar[frozenset[str]] = AsymmetricConfig.later | TrunkConfig.later | {"initial_std"}
+    popart: PopArtConfig = field(default_factory=PopArtConfig)
+    """PopArt: a value for each task, in units of its own returns. Off unless its rate is above 0."""
+
+    later: ClassVar[frozenset[str]] = AsymmetricConfig.later | TrunkConfig.later | {"initial_std", "popart"}
+
+    def policy_space(self, observation_space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        """What the policy observes: neither what is for the critic alone nor the number of the task for PopArt."""
+        seen = super().policy_space(observation_space)
+        if not isinstance(seen, spaces.Dict) or VALUE_TASK not in seen.spaces:
+            return seen
+        return spaces.Dict({key: space for key, space in seen.spaces.items() if key != VALUE_TASK})
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
         super().validate()
+        self.popart.validate()
         check_initial_std(self.initial_std)
 
     def check(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
@@ -220,4 +242,5 @@ class StandardModelConfig(AsymmetricConfig, TrunkConfig):
                 uses_previous=self.previous_action_reward,
                 masked=layout.mask_size > 0,
                 policy_columns=self.policy_columns(observation_space),
+                popart=(tasks_in(observation_space), self.popart) if self.popart.rate else None,
             )

@@ -24,6 +24,7 @@ from lockstep.config.options import RunOptions
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import digests_of, look_for_files_in
+from lockstep.envs.mixed import shares
 from lockstep.experiment import Experiment
 from lockstep.run.files import set_aside, write_whole, writing
 from lockstep.run.lock import run_lock
@@ -115,6 +116,7 @@ class RunFolder:
             "directory": os.getcwd(),
             "id": uuid.uuid4().hex,
             "first_env_seeds": seeds,
+            **({"shares_of_samples": found} if (found := shares(experiment.env.id)) else {}),
         }
         with writing(options.run or "runs"):
             folder = RunFolder(_new_folder(experiment, options.run))

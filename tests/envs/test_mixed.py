@@ -15,6 +15,7 @@ from lockstep import envs, recipes, resume, train
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
+from lockstep.envs.checking.check import quick_check
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.factory import check_matches
 from lockstep.evaluation.scores import evaluate
@@ -126,7 +127,7 @@ def test_observations_may_tell_the_task() -> None:
         assert with_task.obs["task"].tolist() == told
     env.close()
     plain.close()
-    with pytest.raises(SettingsError, match=r"task_input='yes' must be true or false"):
+    with pytest.raises(SettingsError, match=r"task_input='yes' must be true, false, value or both"):
         make(EnvConfig(TWO, num_envs=3, options={"task_input": "yes"}), 3)
 
 
@@ -206,3 +207,9 @@ def test_a_run_has_the_same_bits_on_every_layout_and_resumed(tmp_path: Path) -> 
     found = evaluate(whole.run, episodes=9, num_envs=1)
     assert [len(metric.known) for metric in found.metrics.values()] == [3, 6], "of 3 environments, 2 play Rich"
     assert max(found.metrics["score_pay.py-Pay"].known) <= 3.0
+
+
+def test_a_check_compares_each_group_with_its_own_environments() -> None:
+    rows = envs.adapter_of(EnvConfig(TWO)).group_rows(envs.resolve(EnvConfig(TWO)), 6)
+    assert [each.tolist() for each in rows] == [[0, 2, 3], [1, 4, 5]], "Pay is 0 and 1, Rich 2 to 5"
+    assert quick_check(envs.resolve(EnvConfig(TWO, num_envs=6)), seed=1, seconds=20.0) is None

@@ -164,8 +164,13 @@ def _differences(game: Game, expected: Played, steps: int, *, elsewhere: bool = 
     if expected.share_seeds:
         alone = game.play(steps, actions, beside=True).trace
     else:
-        each = [game.only(j).play(steps, [columns(batch, j) for batch in actions]).trace for j in game.matches()]
-        alone = Trace(*(np.concatenate(parts, 1) for parts in zip(*each, strict=True)))
+        rows = load_adapter(game.config.adapter).group_rows(game.config, len(game.rows))
+        each = [
+            game.only(match).play(steps, [columns(batch, own) for batch in actions]).trace
+            for match, own in zip(game.matches(), rows, strict=True)
+        ]
+        order = np.concatenate(rows).argsort()
+        alone = Trace(*(np.concatenate(parts, 1)[:, order] for parts in zip(*each, strict=True)))
     yield "alone", difference(trace, alone)
     later = [(steps - t, actions[t:], state) for t, state in expected.states.items()]
     if elsewhere:

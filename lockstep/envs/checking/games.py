@@ -179,7 +179,7 @@ def _random_actions(env: ShardEnv, seed: int, rows: range, entries: dict[str, np
         yield distribution.to_env(distribution.at_random(noise, allowed).numpy())
 
 
-def columns(batch: Any, rows: slice) -> Any:
+def columns(batch: Any, rows: slice | np.ndarray) -> Any:
     """The actions of some environments."""
     return tuple(part[rows] for part in batch) if isinstance(batch, tuple) else batch[rows]
 

@@ -1,0 +1,133 @@
+"""PopArt: a value head with one output for each task, in units of the task's own returns (van Hasselt et al. 2016,
+https://arxiv.org/abs/1602.07714; Hessel et al. 2019, https://arxiv.org/abs/1809.04474).
+
+Shape legend: T time, B environments, F features, K tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from lockstep.config.needs import Need
+from lockstep.config.settings import SettingsError
+from lockstep.models.layers import initialize_orthogonal
+from lockstep.models.observations import VALUE_TASK
+
+
+@dataclass(frozen=True)
+class PopArtConfig:
+    """Values in units of each task's returns, so that tasks with large rewards do not drown the others."""
+
+    rate: float = 0.0
+    """β: how far a task's mean and deviation of value targets move in a gradient step towards those of the minibatch;
+    0 switches PopArt off. Higher follows growing returns sooner; lower is steadier, and leaves a task with large
+    rewards in charge for longer at the beginning. The paper has 3e-4, in a run of millions of gradient steps; short
+    runs need more, such as 1e-2."""
+    smallest: float = 1e-4
+    """Lower bound on deviations. Higher keeps tasks that hardly pay anything from being enlarged to the size of the
+    others; lower lets even these count as much."""
+    largest: float = 1e6
+    """Upper bound on deviations. Lower lets tasks with larger returns than this outweigh the others."""
+
+    needs: ClassVar[tuple[Need, ...]] = (Need(("smallest", "largest"), ("model.popart.rate",), words="above 0"),)
+
+    def validate(self) -> None:
+        """Raise SettingsError for values out of range."""
+        if not 0 <= self.rate < 1:
+            raise SettingsError(f"model.popart.rate={self.rate} must be at least 0 and below 1, for example 3e-4.")
+        if not 0 < self.smallest <= self.largest:
+            raise SettingsError(
+                f"model.popart.smallest={self.smallest} must be above 0 and at most model.popart.largest="
+                f"{self.largest}. The paper has 1e-4 and 1e6."
+            )
+
+
+def tasks_in(space: gymnasium.Space[Any]) -> int:
+    """K: how many tasks observations of this space tell apart; 1 if they tell none."""
+    told = space.spaces.get(VALUE_TASK) if isinstance(space, spaces.Dict) else None
+    return 1 if told is None else int((told.shape or (1,))[0])
+
+
+class PopArtHead(nn.Module):
+    """One linear layer to K normalized values n, in fp32. The value of task k is σ_k n_k + μ_k.
+
+    The model that contains it registers `statistics`, apart from what an optimizer moves.
+
+    Args:
+        in_features: F.
+        tasks: K.
+    """
+
+    def __init__(self, in_features: int, tasks: int, config: PopArtConfig) -> None:
+        super().__init__()
+        self.config, self.tasks = config, tasks
+        self.linear = nn.Linear(in_features, tasks)
+        initialize_orthogonal(self.linear, 1.0)
+        first = torch.tensor([0.0, 1.0, 0.0]).unsqueeze(-1).repeat(1, tasks)
+        self.statistics = [nn.Parameter(first)]
+        """fp32 [3, K]: means μ and variances of value targets. The last row stays 0: only its gradient counts, which is
+        the number of samples."""
+        self._in_deviations = False
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """μ and σ, fp32 [K] each, without gradient; σ within its bounds."""
+        mean, variance, _ = self.statistics[0].detach()
+        return mean, variance.sqrt().clamp(self.config.smallest, self.config.largest)
+
+    def forward(self, features: Tensor, obs: Any) -> Tensor:
+        """Features [T, B, F] and the observations that tell the tasks -> values [T, B]."""
+        (mean, deviation), outputs = self.moments(), self.linear(features.float())
+        values = outputs + mean / deviation if self._in_deviations else outputs * deviation + mean
+        return self.of_task(values, obs)
+
+    @contextlib.contextmanager
+    def in_deviations(self) -> Iterator[None]:
+        """Within it, forward returns values divided by the deviation of their task."""
+        self._in_deviations = True
+        try:
+            yield
+        finally:
+            self._in_deviations = False
+
+    def of_task(self, x: Tensor, obs: Any) -> Tensor:
+        """From numbers of all tasks, [K] or [T, B, K], those of the task of each observation: [T, B], or of the only
+        task without its axis."""
+        return x.squeeze(-1) if self.tasks == 1 else (x * obs[VALUE_TASK]).sum(-1)
+
+    def one_hot(self, obs: Any, like: Tensor) -> Tensor:
+        """fp32 [T, B, K]: the tasks of the first T observations; like: of the shape [T, B]."""
+        return torch.ones_like(like).unsqueeze(-1) if self.tasks == 1 else obs[VALUE_TASK][: len(like)]
+
+    @torch.no_grad()
+    def follow(self, sums: Tensor) -> None:
+        """Move the statistics by what a minibatch found, and correct the layer so that values stay as they are.
+
+        In units of σ and from μ, let d and c be the means of the targets and of their squares. Then μ moves by β σ d,
+        and σ² becomes (1 - β) σ² + β σ² c - (β σ d)². That is ν - μ² of the paper's moving averages μ and ν, without
+        the difference of two large numbers.
+
+        Args:
+            sums: fp32 [3, K], or in proportion: of (G - μ) / σ, of its square, and of samples, over the targets G of
+                each task. Tasks without samples stay as they are.
+        """
+        rate, statistics = self.config.rate, self.statistics[0].detach()
+        (first, square, count), (mean, deviation) = sums, self.moments()
+        seen = count > 0
+        count = torch.where(seen, count, 1.0)
+        move, spread = rate * (first / count), rate * (square / count)
+        variance = (1.0 - rate) * statistics[1] + deviation.square() * (spread - move.square()).clamp(min=0.0)
+        old = mean.clone()
+        statistics[0].copy_(torch.where(seen, mean + deviation * move, mean))
+        statistics[1].copy_(torch.where(seen, variance, statistics[1]))
+        mean, now = self.moments()
+        weight, bias = self.linear.weight, self.linear.bias
+        weight.mul_((deviation / now).unsqueeze(-1))
+        bias.copy_((deviation * bias + old - mean) / now)
