@@ -140,7 +140,8 @@ def discrete_sac() -> Experiment:
 def talking() -> Experiment:
     """Three agents with two policies, whose spaces differ, and critics that see all of them."""
     full = recipes.mappo_mpe()
-    return full.replace(env=dataclasses.replace(full.env, id="pettingzoo/talk:Talk", policies="talk:roles"))
+    env = dataclasses.replace(full.env, id="pettingzoo/talk:Talk", policies="talk:roles")
+    return full.replace(env=env, precision="fp32")
 
 
 EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
