@@ -23,9 +23,11 @@ from lockstep.kernels.tiles import address
 WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED, KERNEL, STRIDE, CHANNELS, HEIGHT, WIDTH = range(12)
 """Columns of a table of layers, int64 [L, 12]: where weights and biases [M] begin among the parameters, the layer's
 size, which activation follows it, the earlier layer whose output it takes, and how its weights lie: 0 as [M, K], 1 as
-[K, M]. A layer of x has -1 - c there, and takes the K numbers of x from column c on. With NORM there, the layer normalizes every K of the M numbers of an earlier layer, which no other
-one takes, and has K weights and K biases (lockstep.kernels.norms). The last five are 0 unless the layer is a
-convolution. Then K are the numbers of a patch, and M those of all places. With a stride of 1, the layer convolves x
+[K, M]. A layer of x has -1 - c for the earlier one, and takes the K numbers of x from column c on.
+
+With NORM for how its weights lie, the layer normalizes every K of the M numbers of an earlier layer, which no other one
+takes, and has K weights and K biases (lockstep.kernels.norms). The last five are 0 unless the layer is a convolution.
+Then K are the numbers of a patch, and M those of all places. With a stride of 1, the layer convolves x
 (lockstep.kernels.convolution). Any other stride is the kernel's size (lockstep.kernels.patches); such a layer of x
 takes patches."""
 COLUMNS = 12
@@ -176,7 +178,8 @@ def _by_parameters(
     write the tree's sum to gradient[0], [S, P or more]. That needs zeros and a dense layer.
 
     Args:
-        below, grad: the layer's inputs [n, K], whose rows may have more numbers between them, and the gradient by its outputs before the activation [n, M].
+        below, grad: the layer's inputs [n, K], perhaps with other numbers between the rows, and the gradient by its
+            outputs before the activation [n, M].
         zeros: at least K and M of them, to write the gradients instead of adding them; else none.
     """
     (samples, k), m, slices, fresh = below.shape, grad.shape[1], len(gradient), len(zeros) > 0

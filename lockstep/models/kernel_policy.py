@@ -128,10 +128,10 @@ class Network:
             rows += core_layers(modules, ends, len(rows), flat)
             ends = list(range(len(rows) - len(ends), len(rows)))
         rows.append(layer_row(modules, "policy_head.linear", NONE, ends[0], flat))
-        # Without a value, another number is in its place, which nobody reads.
-        rows.append(
-            rows[-1] if model.value_head is None else layer_row(modules, "value_head.linear", NONE, ends[-1], flat)
-        )
+        if model.value_head is not None:
+            rows.append(layer_row(modules, "value_head.linear", NONE, ends[-1], flat))
+        else:
+            rows.append(rows[-1])  # a number that nobody reads
         free = model.policy_head.log_std is not None
         return Network(
             np.array(rows, np.int64),
