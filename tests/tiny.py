@@ -222,6 +222,9 @@ EXPERIMENTS["portable-cartpole-lags"] = lambda: cut(
     scheme={"lag": 1, "gradient_lag": 2},
     precision="portable",
 )
+EXPERIMENTS["portable-spread-lag-1"] = lambda: cut(
+    recipes.mappo_mpe, rollout=30, env={"num_envs": 12}, scheme={"lag": 1}, precision="portable"
+)
 EXPERIMENTS["portable-minatar-ppo"] = lambda: compiled(cut(recipes.ppo_minatar))
 EXPERIMENTS["portable-minatar-dqn"] = lambda: compiled(replaying(recipes.dqn_minatar, replay={}))
 if importlib.util.find_spec("gymnasium_robotics"):

@@ -133,7 +133,7 @@ class CompiledShard(ShardEnv):
                 "uint8 pictures [C, H, W]."
             )
         if self._class.agents and len(space.shape) != 1:
-            raise SettingsError(f"env.id={config.id} observes {space}, but with agents it must be a vector.")
+            raise SettingsError(f"env.id={config.id} observes {space}, but several agents must observe vectors.")
         if composite(self.action_space):
             raise SettingsError(f"env.id={config.id}: env.adapter=compiled takes no actions of {self.action_space}.")
         agents = max(1, len(self._class.agents))

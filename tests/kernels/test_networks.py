@@ -214,6 +214,19 @@ def test_acting_is_torchs_forward(space: spaces.Space[Any], settings: dict[str, 
         acting.weights_changed()
 
 
+@pytest.mark.parametrize("hidden", ["a", "b"])
+def test_a_policy_plays_without_what_its_critic_saw(hidden: str) -> None:
+    model = build(BOX, critic_only=(hidden,))
+    playing, obs = model.for_playing(), observed(model, torch.randn(2, 5, 7))
+    start, state = torch.zeros(2, 5, dtype=torch.bool), torch.zeros(5, 0)
+    with torch.inference_mode():
+        expected, _ = model.for_acting()(obs, start, state)
+        del obs[hidden]
+        found, _ = playing(obs, start, state)
+    assert torch.equal(found.policy, expected.policy) and not found.value.any() and expected.value.all()
+    assert not playing.has_value and model.has_value and model.for_acting().has_value
+
+
 @pytest.mark.parametrize(
     ("mine", "torchs"),
     [(KernelCategorical(DISCRETE), Categorical(DISCRETE)), (KernelGaussian(BOX), Gaussian(BOX))],
