@@ -43,12 +43,11 @@ class CompiledEnv:
         raise NotImplementedError
 
     @staticmethod
-    def step(state: Any, action: Any) -> Any:
+    def step(state: Any, action: Any) -> tuple[Any, Any]:
         """Play a step; return the reward and whether the task has ended. The action of a Discrete space is a number,
         and that of others an array.
 
-        With agents, it is step(state, action, reward) instead: given all actions [N, ...], write the reward of each
-        agent into reward [N], and return whether the match has ended.
+        With agents, there are the actions of all [N, ...], and N rewards, as a tuple or an array.
         """
         raise NotImplementedError
 

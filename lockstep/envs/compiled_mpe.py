@@ -93,7 +93,10 @@ class SimpleSpread(CompiledEnv):
     observation_space = _numbers(6 * _SPREAD)
     action_space = spaces.Discrete(5)
     max_episode_steps = 25
-    fields: ClassVar = {name: _vectors(_SPREAD) for name in ("position", "velocity", "landmark", "force")}
+    fields: ClassVar = {
+        **{name: _vectors(_SPREAD) for name in ("position", "velocity", "landmark", "force")},
+        "reward": (np.float64, (_SPREAD,)),
+    }
     options: ClassVar = {"local_ratio": 0.5}
 
     @staticmethod
@@ -103,7 +106,7 @@ class SimpleSpread(CompiledEnv):
         state.velocity[:] = 0.0
 
     @staticmethod
-    def step(state: Any, action: Any, reward: Any) -> Any:
+    def step(state: Any, action: Any) -> tuple[Any, Any]:
         for i in range(_SPREAD):
             _push(action[i], state.force[i])
         _collide(state.position, state.force)
@@ -120,8 +123,8 @@ class SimpleSpread(CompiledEnv):
             for j in range(_SPREAD):
                 if j != i and _distance(state.position[i], state.position[j]) < _WIDE:
                     own -= 1.0
-            reward[i] = common * (1 - state.local_ratio) + own * state.local_ratio
-        return False
+            state.reward[i] = common * (1 - state.local_ratio) + own * state.local_ratio
+        return state.reward, False
 
     @staticmethod
     def observe(state: Any, out: Any) -> None:
@@ -162,14 +165,14 @@ class SimpleSpeakerListener(CompiledEnv):
         state.velocity[:] = 0.0
 
     @staticmethod
-    def step(state: Any, action: Any, reward: Any) -> Any:
+    def step(state: Any, action: Any) -> tuple[Any, Any]:
         state.word = min(action[0], 2)
         _push(action[1], state.force[0])
         _move(state.position[0], state.velocity[0], state.force[0])
         x = state.position[0, 0] - state.landmark[state.goal, 0]
         y = state.position[0, 1] - state.landmark[state.goal, 1]
-        reward[0] = reward[1] = -(x * x + y * y)
-        return False
+        reward = -(x * x + y * y)
+        return (reward, reward), False
 
     @staticmethod
     def observe(state: Any, out: Any) -> None:

@@ -89,7 +89,9 @@ def _advance_matches(states, keys, mode, limit, first_cut, cut, start_level, num
                 reset(state)
             else:
                 state.steps += 1
-                terminated = step(state, action[rows], reward[rows])
+                rewards, terminated = step(state, action[rows])
+                for i in range(agents):
+                    reward[m * agents + i] = rewards[i]
                 truncated = _cut(state, limit, cut, first_cut[m]) and not terminated
             state.ended = terminated or truncated
             ends[0, rows] = terminated
@@ -184,7 +186,7 @@ class CompiledShard(ShardEnv):
     def _play(self, mode: int, out: Observation) -> StepResult:
         reward, ends = np.empty(self.num_envs, np.float32), np.empty((3, self.num_envs), np.bool_)
         direct = not isinstance(out, dict) and out.flags.c_contiguous
-        written = out if direct else self._out
+        written: Any = out if direct else self._out
         self._advance(*self._arguments(mode), self._action, written, reward, ends)
         if isinstance(out, dict):
             split_entries(written, out)

@@ -177,11 +177,10 @@ class Race(CompiledEnv):
         state.place[:] = 0
 
     @staticmethod
-    def step(state: Any, action: Any, reward: Any) -> Any:
+    def step(state: Any, action: Any) -> tuple[Any, Any]:
         for i in range(2):
             state.place[i] += action[i]
-            reward[i] = action[i]
-        return state.place[0] == 5 or state.place[1] == 5
+        return action, state.place[0] == 5 or state.place[1] == 5
 
     @staticmethod
     def observe(state: Any, out: Any) -> None:
