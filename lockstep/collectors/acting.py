@@ -57,11 +57,14 @@ class OpenRollout:
         """
         return {**self.fields, "actions": self._actions, "rewards": self._rewards, "state": core_state.numpy()}
 
+    @property
+    def has_entries(self) -> bool:
+        """Whether observations are a Dict. Then compiled functions take what `joined` returns in place of obs."""
+        return isinstance(self.obs, dict)
+
     def joined(self, at: int | slice) -> np.ndarray:
-        """The observations as compiled functions take them, [T+1, A, ...]. Entries of a Dict lie side by side there;
-        those at some steps are copied from obs."""
-        if not isinstance(self.obs, dict):
-            return self.obs
+        """The entries of all observations side by side, float32 [T+1, A, D]. Those at some steps are copied from
+        obs."""
         if self._joined is None:
             size = sum(math.prod(x.shape[2:]) for x in self.obs.values())
             self._joined = np.zeros((*self.fields["start"].shape, size), np.float32)
@@ -70,8 +73,8 @@ class OpenRollout:
 
     def split(self, at: int | slice) -> None:
         """Copy what compiled functions wrote to these steps of joined back to obs."""
-        if self._joined is not None:
-            split_entries(self._joined[at], self.at(at, slice(None)))
+        assert self._joined is not None
+        split_entries(self._joined[at], self.at(at, slice(None)))
 
     def follow(self, before: OpenRollout, member: ActingShard) -> None:
         """Begin a shard's rows with the last step of its rollout in another buffer, or in this one."""
