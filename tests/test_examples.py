@@ -220,6 +220,7 @@ def test_a_documented_command_parses(command: str, files: dict[str, str], capsys
         given = {"my_file.py:recipe": "examples/custom_model.py:recipe", "RECIPE": "ppo-cartpole"}
         given["my_env.py:Counter"] = "examples/compiled_env.py:Reach"
         given["my_env.py:Counters"] = "examples/custom_vector_env.py:Reach"
+        given["roles.py:role"] = "benchmarks/mpe.py:role"
         given |= files
         arguments = [given.get(argument, argument) for argument in arguments]
         code = main([verb, *arguments, "--dry-run"])
