@@ -1,6 +1,7 @@
 """The particle worlds of MPE: the policies of simple_tag, and what a run's policies reach.
 
-python benchmarks/mpe.py RUN …      after `lockstep train mappo-mpe`, prints JSON
+python benchmarks/mpe.py RUN …                      after `lockstep train mappo-mpe`, prints JSON
+python benchmarks/mpe.py --curves FOLDER TO         JSON and curves, to TO, of the runs FOLDER/TASK-ALGORITHM-SEED
 """
 
 from __future__ import annotations
@@ -8,22 +9,34 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from matplotlib import pyplot
 
 from lockstep import load_policy
 from lockstep.config.options import EvaluationSettings
 from lockstep.evaluation.policy import Policy
 from lockstep.evaluation.scores import evaluate_policy
 from lockstep.models.policies import Policies, PoliciesSpace
+from lockstep.run.folder import RunFolder
 
 EPISODES = 600
 """Of agents, in an evaluation."""
-PUBLISHED = {"simple_spread_v3": (6.0, -75.0), "simple_speaker_listener_v4": (2.0, 0.0)}
+RETURNS = {"simple_spread_v3": (6.0, -75.0), "simple_speaker_listener_v4": (2.0, 0.0)}
 """By environment: what turns a mean score of agents into the return of Papoudakis et al. 2021, arXiv:2006.07869.
 
 They add up the rewards of all agents. In simple_spread of their version of MPE, rewards are twice those of mpe2, and
 each of three agents also loses 1 in each of 25 steps for colliding with itself, which mpe2 does not count."""
+PUBLISHED = {
+    "spread": {"mappo": (-133.54, 3.08), "ippo": (-133.86, 3.67)},
+    "speaker": {"mappo": (-10.68, 0.30), "ippo": (-13.10, 3.50)},
+}
+"""The returns there after 20M steps of a match, with shared parameters: mean and deviation over five seeds."""
+AGENTS = {"spread": 3, "speaker": 2}
+_POINTS = 200
 
 
 def role(agent: str) -> str:
@@ -35,9 +48,8 @@ def measure(run: Path) -> dict[str, Any]:
     """A run's score, by itself and as a published return; with several policies also where some are untrained."""
     policy = load_policy(run)
     result: dict[str, Any] = {"run": run.name, "samples": policy.samples, **played(policy, policy.model)}
-    for name, (factor, offset) in PUBLISHED.items():
-        if name in policy.experiment.env.id:
-            result["as_published"] = [factor * x + offset for x in (result["score"], *result["interval95"])]
+    if (turn := _turn(policy.experiment.env.id)) is not None:
+        result["as_published"] = [turn(x) for x in (result["score"], *result["interval95"])]
     space, actions = policy.spaces
     if isinstance(space, PoliciesSpace) and isinstance(trained := policy.model, Policies):
         first = policy.experiment.build_model(space, actions)
@@ -56,5 +68,56 @@ def played(policy: Policy, model: Any) -> dict[str, Any]:
     return {"score": found.mean, "interval95": list(found.interval or ()), "median": found.median, **each}
 
 
+def _turn(env_id: str) -> Callable[[float], float] | None:
+    """What turns a score into a published return; None if nothing is published."""
+    found = [numbers for name, numbers in RETURNS.items() if name in env_id]
+    return (lambda x: found[0][0] * x + found[0][1]) if found else None
+
+
+def curve(run: RunFolder) -> tuple[np.ndarray, np.ndarray]:
+    """Steps of a match, and the return of training episodes, averaged over a _POINTS-th of the run."""
+    turn = _turn(run.experiment().env.id)
+    assert turn is not None
+    task = run.path.name.partition("-")[0]
+    rows = [(row["samples"], row["score/iteration_mean"]) for row in run.records() if row.get("score/iteration_mean")]
+    parts = np.array_split(np.array(rows), min(_POINTS, len(rows)))
+    found = np.array([(part[-1, 0] / AGENTS[task], turn(part[:, 1].mean())) for part in parts])
+    return found[:, 0], found[:, 1]
+
+
+def curves(folder: Path, to: Path) -> None:
+    """Measure all runs of a folder, and draw what they learned."""
+    runs: dict[str, dict[str, list[RunFolder]]] = {}
+    for path in sorted(folder.glob("*-*-*/experiment.json")):
+        task, algorithm, _ = path.parent.name.split("-")
+        runs.setdefault(task, {}).setdefault(algorithm, []).append(RunFolder.open(path.parent))
+    found: dict[str, Any] = {}
+    for task, algorithms in runs.items():
+        figure, axes = pyplot.subplots(figsize=(6, 3.6))
+        for color, (algorithm, seeds) in zip(("C0", "C1"), algorithms.items(), strict=False):
+            drawn = [curve(run) for run in seeds]
+            for steps, returns in drawn:
+                axes.plot(steps / 1e6, returns, color=color, alpha=0.4, linewidth=0.8)
+            size = min(len(steps) for steps, _ in drawn)
+            mean = np.mean([returns[:size] for _, returns in drawn], 0)
+            axes.plot(
+                drawn[0][0][:size] / 1e6, mean, color=color, linewidth=1.8, label=f"{algorithm} ({len(seeds)} seeds)"
+            )
+            published, _ = PUBLISHED[task][algorithm]
+            axes.axhline(published, color=color, linestyle=":", linewidth=1.2, label=f"{algorithm}, published")
+            found[f"{task}-{algorithm}"] = [
+                {**measure(run.path), "curve": np.round(np.stack(points, 1)[::10], 2).tolist()}
+                for run, points in zip(seeds, drawn, strict=True)
+            ]
+        axes.set(xlabel="million steps of a match", ylabel="return", title=task)
+        axes.legend(fontsize=8)
+        figure.tight_layout()
+        figure.savefig(to / f"mpe-{task}.png", dpi=130)
+    (to / "mpe-seeds.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
 if __name__ == "__main__":
-    print(json.dumps([measure(Path(run)) for run in sys.argv[1:]], indent=1))
+    if sys.argv[1:2] == ["--curves"]:
+        curves(Path(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        print(json.dumps([measure(Path(run)) for run in sys.argv[1:]], indent=1))

@@ -39,6 +39,7 @@ PLAIN = {
 """What makes kernels, torch, the C library and NumPy compute as on the first CPUs of 64 bits."""
 NAMES = [
     *("portable-pendulum", "portable-cartpole-lags", "portable-minatar-ppo", "portable-minatar-dqn"),
+    "portable-spread-lag-1",
     *("squashed", "ppo-lstm", "memory-gru-lag-2"),
     *("tuple-dict-mask", "cartpole-gradient-lag-3", "dqn-prioritized-frames", "rainbow-lag-1", "iqn"),
     *("r2d2-uniform-lag-1", "sac-prioritized-lag-1", "sac-discrete", "td3", "ddpg-drifting-noise", "mpo", "mpc-lag-1"),

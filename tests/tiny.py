@@ -140,7 +140,8 @@ def discrete_sac() -> Experiment:
 def talking() -> Experiment:
     """Three agents with two policies, whose spaces differ, and critics that see all of them."""
     full = recipes.mappo_mpe()
-    return full.replace(env=dataclasses.replace(full.env, id="pettingzoo/talk:Talk", policies="talk:roles"))
+    env = dataclasses.replace(full.env, id="pettingzoo/talk:Talk", policies="talk:roles")
+    return full.replace(env=env, precision="fp32")
 
 
 EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
@@ -220,6 +221,9 @@ EXPERIMENTS["portable-cartpole-lags"] = lambda: cut(
     model={"separate_value_network": False, "activation": "relu"},
     scheme={"lag": 1, "gradient_lag": 2},
     precision="portable",
+)
+EXPERIMENTS["portable-spread-lag-1"] = lambda: cut(
+    recipes.mappo_mpe, rollout=30, env={"num_envs": 12}, scheme={"lag": 1}, precision="portable"
 )
 EXPERIMENTS["portable-minatar-ppo"] = lambda: compiled(cut(recipes.ppo_minatar))
 EXPERIMENTS["portable-minatar-dqn"] = lambda: compiled(replaying(recipes.dqn_minatar, replay={}))

@@ -84,22 +84,32 @@ class Kernels(ABC):
 class _OnPolicyKernels(Kernels):
     """Of a policy and a value, on vectors or MinAtar's grids."""
 
+    entries: ClassVar[bool] = False
+    """Whether observations may be a Dict of vectors, some of which the value alone may see."""
+
     def covers(self, case: Case) -> bool:
         config, model, observations, actions = case
         assert isinstance(config, OnPolicyConfig)
-        if type(model) is not StandardModelConfig or isinstance(observations, spaces.Dict):
+        if type(model) is not StandardModelConfig or (isinstance(observations, spaces.Dict) and not self._joins(case)):
             return False
         layout, discrete = ObservationLayout.of(observations), isinstance(actions, spaces.Discrete)
         floats = isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.floating)
         known = model.core in ("gru", "lstm") or (model.core == "none" and not model.previous_action_reward)
         same = _like_torch(model, layout) and math.prod(actions.shape or ()) <= PARTS
         return (
-            (known and not model.squash and not model.critic_only and not model.popart.rate)
+            (known and not model.squash and not model.popart.rate)
             and not (config.rnd.coef or config.keeps_policy)
             and (discrete or floats)
             and (same or not self.as_torch)
             and _encodes(model, layout)
         )
+
+    def _joins(self, case: Case) -> bool:
+        """Whether they see a Dict as one vector, of which the policy sees a part without a gap."""
+        assert isinstance(case.model, StandardModelConfig)
+        layout = ObservationLayout.of(case.observation_space)
+        seen = case.model.policy_columns(case.observation_space) or [0]
+        return self.entries and not (layout.images or layout.mask_size) and seen[-1] - seen[0] == len(seen) - 1
 
     def take(self, model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PolicyModel:
         return with_kernels(model, action_space, None if self.as_torch else seed)
@@ -107,6 +117,8 @@ class _OnPolicyKernels(Kernels):
 
 class PPOKernels(_OnPolicyKernels):
     """PPO without a core. They came before torch's replaced operations, and have other bits."""
+
+    entries = True
 
     def covers(self, case: Case) -> bool:
         return not case.model.recurrent and super().covers(case)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from lockstep.agent import Agent
 from lockstep.algorithms.ppo import PPOConfig
@@ -55,8 +56,7 @@ class PPOBatches(FreshBatches):
         self._model, self._encoder, self._lambda = model, encoder_of(model), config.gae_lambda
         self._discrete = not model.distribution.action_shape
         size = 0 if self._discrete else model.distribution.action_shape[0]
-        assert agent.observation_space.shape is not None
-        features = int(np.prod(agent.observation_space.shape))
+        features = spaces.flatdim(agent.observation_space)
         shape = (len(slots), self._config.rollout, agent.experiment.envs_per_shard)
         count = shape[1] * shape[2]
 

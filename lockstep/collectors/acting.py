@@ -7,6 +7,7 @@ Shape legend: T time, A rows of an acting batch (one or more shards), K core sta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from lockstep.collectors.explorer import Explorer
 from lockstep.collectors.preemption import Preemption
 from lockstep.collectors.scores import ended_episodes
 from lockstep.collectors.stepping import ActingShard, BatchEnvs
-from lockstep.core.arrays import map_structure, named_leaves
+from lockstep.core.arrays import join_entries, map_structure, named_leaves, split_entries
 from lockstep.core.digests import Digests
 from lockstep.core.rollout import Rollout
 from lockstep.core.schedule import RolloutId
@@ -44,6 +45,7 @@ class OpenRollout:
         self.obs = map_structure(lambda leaf: leaf.numpy(), buffer.whole.obs)
         self.floats = floats(self.obs)
         self.digests = {shard: Digests.of(rollout) for shard, rollout in buffer.shards.items()}
+        self._joined: np.ndarray | None = None
         self._actions, self._rewards = buffer.actions.numpy(), buffer.rewards.numpy()
         self._carried = [x for _, x in named_leaves(self.obs)] + [self.fields["start"], self._actions, self._rewards]
 
@@ -55,13 +57,32 @@ class OpenRollout:
         """
         return {**self.fields, "actions": self._actions, "rewards": self._rewards, "state": core_state.numpy()}
 
+    @property
+    def has_entries(self) -> bool:
+        """Whether observations are a Dict. Then compiled functions take what `joined` returns in place of obs."""
+        return isinstance(self.obs, dict)
+
+    def joined(self, at: int | slice) -> np.ndarray:
+        """The entries of all observations side by side, float32 [T+1, A, D]. Those at some steps are copied from
+        obs."""
+        if self._joined is None:
+            size = sum(math.prod(x.shape[2:]) for x in self.obs.values())
+            self._joined = np.zeros((*self.fields["start"].shape, size), np.float32)
+        join_entries(self.at(at, slice(None)), self._joined[at])
+        return self._joined
+
+    def split(self, at: int | slice) -> None:
+        """Copy what compiled functions wrote to these steps of joined back to obs."""
+        assert self._joined is not None
+        split_entries(self._joined[at], self.at(at, slice(None)))
+
     def continue_from(self, before: OpenRollout, member: ActingShard) -> None:
         """Begin a shard's rows with the last step of its rollout in another buffer, or in this one."""
         for to, origin in zip(self._carried, before._carried, strict=True):
             to[0, member.rows] = origin[member.last, member.rows]
 
-    def at(self, t: int, rows: slice) -> Any:
-        """The observations of some rows at one step, to write into."""
+    def at(self, t: int | slice, rows: slice) -> Any:
+        """The observations of some rows at one step or more, to write into."""
         return map_structure(lambda leaf: leaf[t, rows], self.obs)
 
 

@@ -32,10 +32,13 @@ class CompiledActor(SteppingActor):
         super().begin()
         batch = self.batch
         noise, fields = batch.explorer.noise.numpy(), batch.open.of_kernels(batch.core_state)
-        self._arguments = self._kernels.arguments(noise, batch.open.obs, fields)
+        obs = batch.open.joined(0) if batch.open.has_entries else batch.open.obs
+        self._arguments = self._kernels.arguments(noise, obs, fields)
 
     def act(self, t: int, inference: Inference) -> None:
         batch = self.batch
+        if batch.open.has_entries:
+            batch.open.joined(t)
         for each, policy in zip(batch.envs.stepped, self._policies, strict=True):
             each.env.send(policy.act(t, self._arguments))
 

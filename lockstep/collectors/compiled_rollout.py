@@ -37,10 +37,13 @@ class CompiledRolloutActor:
     def act(self, t: int, inference: Inference) -> None:
         batch, rollout, noise = self.batch, self.batch.open, self.batch.explorer.noise.numpy()
         fields = rollout.of_kernels(batch.core_state)
+        obs = rollout.joined(0) if rollout.has_entries else rollout.obs
         for each, compiled in zip(batch.envs.stepped, self._rollouts, strict=True):
-            played = compiled.play(noise, rollout.obs, fields, bootstrap=batch.bootstraps, clip=self._clip)
+            played = compiled.play(noise, obs, fields, bootstrap=batch.bootstraps, clip=self._clip)
             batch.take(slice(None), slice(1, None), each.rows, played)
             self._alive()
+        if rollout.has_entries:
+            rollout.split(slice(1, None))
         batch.received = batch.steps
 
     def receive(self, t: int) -> None:

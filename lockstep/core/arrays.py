@@ -7,6 +7,7 @@ take a structure also serve observations, which are either a single array or a d
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -341,3 +342,21 @@ def _unflatten(cls: type[ArrayTuple], leaves: Iterable[Any], names: Any) -> Any:
     result = cls.__new__(cls)
     result.__dict__.update(dict.fromkeys(cls._fields), **dict(zip(names, leaves, strict=True)))
     return result
+
+
+def join_entries(obs: dict[str, np.ndarray], out: np.ndarray) -> None:
+    """Write the entries of a Dict side by side, sorted by key: [..., *shape] each -> [..., D]."""
+    place = 0
+    for key in sorted(obs):
+        rows = obs[key].reshape(*out.shape[:-1], -1)
+        out[..., place : place + rows.shape[-1]] = rows
+        place += rows.shape[-1]
+
+
+def split_entries(joined: np.ndarray, out: dict[str, np.ndarray]) -> None:
+    """Write what join_entries wrote back to the entries: [..., D] -> [..., *shape] each."""
+    place = 0
+    for key in sorted(out):
+        size = math.prod(out[key].shape[joined.ndim - 1 :])
+        out[key][...] = joined[..., place : place + size].reshape(out[key].shape)
+        place += size

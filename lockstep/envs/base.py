@@ -81,7 +81,8 @@ class ShardEnv(ABC):
     def kernel(self) -> Bound | None:
         """A step of all environments as a compiled function, so that a rollout can be one call; None if there is none.
 
-        Further arguments: the actions that send takes, out as for recv, and reward float32 [B] and ends bool [3, B],
+        Further arguments: the actions that send takes, out as for recv, but with the entries of a Dict side by side
+        (lockstep.core.arrays.join_entries), and reward float32 [B] and ends bool [3, B],
         which it writes: the fields of StepResult, whose terminated, truncated and first are ends. It loses no life.
         """
         return None
@@ -203,6 +204,16 @@ class Adapter(ABC):
 
     def needs_egl(self, env_id: str) -> bool:
         """Whether the process must have loaded EGL before the library renders images of an id."""
+        del env_id
+        return False
+
+    def central_states(self, env_id: str) -> tuple[str, ...]:
+        """What critics may see of the matches of an id (env.central_state). None if it has one agent."""
+        del env_id
+        return ()
+
+    def several_policies(self, env_id: str) -> bool:
+        """Whether the agents of an id may have different policies (env.policies)."""
         del env_id
         return False
 

@@ -17,14 +17,19 @@ class CompiledEnv:
     `state` is a record with the fields that `fields` and `options` name. All that an environment remembers is in it. It
     also has `state.random`, which lockstep.kernels.random draws from, and `state.steps`, the steps of the episode.
 
+    With `agents`, an environment is a match, in which N agents act at once. Each is a separate environment of the run,
+    and all have these spaces. A match has one state, and begins and ends for all of them.
+
     The functions may call functions that are decorated with `numba.njit`, and those of lockstep.kernels. For equal bits
     on every CPU, take exp, sin, … from lockstep.kernels.math, not from math or NumPy.
     """
 
     observation_space: ClassVar[spaces.Box]
-    """float32 numbers, or a uint8 image [C, H, W]."""
+    """float32 numbers, or a uint8 image [C, H, W]. With agents, a vector of float32 numbers [D]."""
     action_space: ClassVar[spaces.Space[Any]]
     """Discrete, MultiDiscrete, MultiBinary or Box."""
+    agents: ClassVar[tuple[str, ...]] = ()
+    """The names of the N agents of a match."""
     fields: ClassVar[Mapping[str, Any]]
     """The type of each field, such as float, np.int32, or (np.uint8, (10, 10)) for an array."""
     options: ClassVar[Mapping[str, bool | int | float]] = {}
@@ -40,12 +45,16 @@ class CompiledEnv:
     @staticmethod
     def step(state: Any, action: Any) -> tuple[Any, Any]:
         """Play a step; return the reward and whether the task has ended. The action of a Discrete space is a number,
-        and that of others an array."""
+        and that of others an array.
+
+        With agents, there are the actions of all [N, ...], and N rewards, as a tuple or an array.
+        """
         raise NotImplementedError
 
     @staticmethod
     def observe(state: Any, out: Any) -> None:
-        """Write the observation into out, an array of the observation space."""
+        """Write the observation into out, an array of the observation space; with agents, those of all into out
+        [N, D]."""
         raise NotImplementedError
 
     @staticmethod

@@ -21,11 +21,13 @@ _BUILT_IN = {
         for version, kind in (("v0", ""), ("v1", "Minimal"))
     },
     **{f"MinAtar/Seaquest-{version}": "lockstep.envs.compiled_seaquest:Seaquest" for version in ("v0", "v1")},
+    "mpe/simple_spread_v3": "lockstep.envs.compiled_mpe:SimpleSpread",
+    "mpe/simple_speaker_listener_v4": "lockstep.envs.compiled_mpe:SimpleSpeakerListener",
 }
 
 
 class Compiled(Adapter):
-    """gymnasium's classic control, MinAtar, and subclasses of CompiledEnv."""
+    """gymnasium's classic control, MinAtar, particle worlds of MPE, and subclasses of CompiledEnv."""
 
     decorrelates = True
     limits_episodes = True
@@ -41,6 +43,14 @@ class Compiled(Adapter):
     def has_levels(self, env_id: str) -> bool:
         del env_id
         return True
+
+    def central_states(self, env_id: str) -> tuple[str, ...]:
+        cls = class_of(env_id)
+        return ("observations",) if cls is not None and cls.agents else ()
+
+    def group_size(self, config: EnvConfig) -> int:
+        cls = class_of(config.id)
+        return max(1, len(cls.agents)) if cls is not None else 1
 
     def make(
         self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False

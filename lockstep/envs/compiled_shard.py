@@ -11,13 +11,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from numba.core.errors import NumbaError, NumbaExperimentalFeatureWarning
 
 from lockstep.config.settings import SettingsError
+from lockstep.core.arrays import split_entries
 from lockstep.envs.base import Observation, ShardEnv, StepResult
 from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import Seeds
+from lockstep.envs.multiagent.policies import OBSERVATION, STATE
 from lockstep.envs.settings import EnvConfig
 from lockstep.kernels.bound import Bound
 from lockstep.kernels.cache import compiled, part
@@ -28,6 +31,24 @@ _OWN = {"random": np.uint64, "episode": np.int64, "steps": np.int64, "ended": np
 """Fields that every state has: the random generator, the number of the episode, its steps, and whether it has ended."""
 _STEP, _OBSERVE = 0, 1
 reset, step, observe = CompiledEnv.reset, CompiledEnv.step, CompiledEnv.observe  # which _compile replaces
+agents = size = 0  # the same: N, and the numbers of an agent's observation
+
+
+@part
+def _begin(state, key, start_level, num_levels):
+    """Count an episode that begins, and draw its random generator."""
+    state.episode += 1
+    state.steps = 0
+    seed = derive(key, state.episode)
+    if num_levels:
+        seed = mix(np.uint64(start_level) + seed % np.uint64(num_levels))
+    state.random = seed
+
+
+@part
+def _cut(state, limit, cut, first_cut):
+    """Whether an episode is truncated after its last step."""
+    return state.steps == limit or state.steps == cut or (state.episode == 0 and state.steps == first_cut)
 
 
 def _advance(states, keys, mode, limit, first_cut, cut, start_level, num_levels, action, out, reward, ends):
@@ -40,19 +61,12 @@ def _advance(states, keys, mode, limit, first_cut, cut, start_level, num_levels,
             truncated = False
             reward[j] = 0
             if begins:
-                state.episode += 1
-                state.steps = 0
-                seed = derive(keys[j], state.episode)
-                if num_levels:
-                    seed = mix(np.uint64(start_level) + seed % np.uint64(num_levels))
-                state.random = seed
+                _begin(state, keys[j], start_level, num_levels)
                 reset(state)
             else:
                 state.steps += 1
                 reward[j], terminated = step(state, action[j])
-                truncated = state.steps == limit or state.steps == cut
-                truncated |= state.episode == 0 and state.steps == first_cut[j]
-                truncated &= not terminated
+                truncated = _cut(state, limit, cut, first_cut[j]) and not terminated
             state.ended = terminated or truncated
             ends[0, j] = terminated
             ends[1, j] = truncated
@@ -60,15 +74,52 @@ def _advance(states, keys, mode, limit, first_cut, cut, start_level, num_levels,
         observe(state, out[j])
 
 
+def _advance_matches(states, keys, mode, limit, first_cut, cut, start_level, num_levels, action, out, reward, ends):
+    """The same with matches of several agents, whose rows follow each other. Behind the numbers of its observation, a
+    row may hold those of all agents of its match."""
+    for m in range(len(states)):
+        state, rows = states[m], slice(m * agents, (m + 1) * agents)
+        if mode == _STEP:
+            begins = state.ended
+            terminated = False
+            truncated = False
+            reward[rows] = 0
+            if begins:
+                _begin(state, keys[m], start_level, num_levels)
+                reset(state)
+            else:
+                state.steps += 1
+                rewards, terminated = step(state, action[rows])
+                for i in range(agents):
+                    reward[m * agents + i] = rewards[i]
+                truncated = _cut(state, limit, cut, first_cut[m]) and not terminated
+            state.ended = terminated or truncated
+            ends[0, rows] = terminated
+            ends[1, rows] = truncated
+            ends[2, rows] = begins
+        seen = out[rows]
+        observe(state, seen[:, :size])
+        if seen.shape[1] > size:
+            for i in range(agents):
+                for j in range(agents):
+                    seen[i, size * (j + 1) : size * (j + 2)] = seen[j, :size]
+
+
 @functools.cache
 def _compile(cls: type[CompiledEnv]) -> Any:
-    """_advance with the functions of an environment."""
+    """_advance or _advance_matches with the functions of an environment."""
     names = {name: part(getattr(cls, name)) for name in ("reset", "step", "observe")}
+    if cls.agents:
+        return compiled(_advance_matches, agents=len(cls.agents), size=cls.observation_space.shape[0], **names)
     return compiled(_advance, **names)
 
 
 class CompiledShard(ShardEnv):
-    """B environments whose states are records in one array. One compiled call steps them all."""
+    """B environments whose states are records in one array. One compiled call steps them all.
+
+    Environment j is agent j % N of match j // N if there are several agents. The seed of a match is that of its first
+    agent's environment.
+    """
 
     frames_per_step = 1
 
@@ -83,21 +134,32 @@ class CompiledShard(ShardEnv):
                 f"env.id={config.id} observes {space}, but env.adapter=compiled takes a Box of float32 numbers, or of "
                 "uint8 pictures [C, H, W]."
             )
+        if self._class.agents and len(space.shape) != 1:
+            raise SettingsError(f"env.id={config.id} observes {space}, but several agents must observe vectors.")
         if composite(self.action_space):
             raise SettingsError(f"env.id={config.id}: env.adapter=compiled takes no actions of {self.action_space}.")
+        agents = max(1, len(self._class.agents))
+        assert num_envs % agents == 0, f"{num_envs} environments do not form matches of {agents}"
         options = self._options(config.options)
         limit = int(options.pop("max_episode_steps"))
-        self._numbers = limit, seeds.first_lengths(num_envs, config.decorrelate), config.reseed_every
+        first_lengths = np.ascontiguousarray(seeds.first_lengths(num_envs, config.decorrelate)[::agents])
+        self._numbers = limit, first_lengths, config.reseed_every
         self._levels = config.start_level, config.num_levels
-        index = np.arange(num_envs)
+        index = np.arange(0, num_envs, agents)
         self._keys = seeds.derive(index, np.zeros_like(index)).astype(np.uint64)
         types = {**_OWN, **{name: type(value) for name, value in self._class.options.items()}, **self._class.fields}
         fields = [(name, *kind) if isinstance(kind, tuple) else (name, kind) for name, kind in types.items()]
-        self._states = np.zeros(num_envs, np.dtype(fields, align=True))
+        self._states = np.zeros(len(index), np.dtype(fields, align=True))
         for name, value in options.items():
             self._states[name] = value
         self._action = np.zeros((num_envs, *(self.action_space.shape or ())), self.action_space.dtype)
-        self._out = np.zeros((num_envs, *space.shape), space.dtype)
+        shape = space.shape
+        if config.central_state != "none":
+            together = agents * space.shape[0]
+            state = spaces.Box(-np.inf, np.inf, (together,), np.float32)
+            self.observation_space = spaces.Dict({OBSERVATION: self.observation_space, STATE: state})
+            shape = (space.shape[0] + together,)
+        self._out = np.zeros((num_envs, *shape), space.dtype)
         self._advance = _compile(self._class)
 
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,10 +185,12 @@ class CompiledShard(ShardEnv):
 
     def _play(self, mode: int, out: Observation) -> StepResult:
         reward, ends = np.empty(self.num_envs, np.float32), np.empty((3, self.num_envs), np.bool_)
-        direct = out.flags.c_contiguous
-        written = out if direct else self._out
+        direct = not isinstance(out, dict) and out.flags.c_contiguous
+        written: Any = out if direct else self._out
         self._advance(*self._arguments(mode), self._action, written, reward, ends)
-        if not direct:
+        if isinstance(out, dict):
+            split_entries(written, out)
+        elif not direct:
             out[...] = written
         return StepResult(reward, ends[0], ends[1], ends[2], np.zeros(self.num_envs, np.bool_))
 
@@ -151,18 +215,18 @@ class CompiledShard(ShardEnv):
         return self._play(_STEP, out)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        return {"states": self._states.view(np.uint8).reshape(self.num_envs, -1).copy()}
+        return {"states": self._states.view(np.uint8).reshape(len(self._states), -1).copy()}
 
     def load_state_dict(
         self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
     ) -> int:
         """Restore the states. Nothing is replayed."""
-        self._states.view(np.uint8).reshape(self.num_envs, -1)[...] = state["states"]
+        self._states.view(np.uint8).reshape(len(self._states), -1)[...] = state["states"]
         self._begin(_OBSERVE, out)
         return 0
 
     def render(self, index: int = 0) -> np.ndarray:
-        return self._class.draw(self._states[index])
+        return self._class.draw(self._states[index // max(1, len(self._class.agents))])
 
     def close(self) -> None:
         """There is nothing to release."""

@@ -215,12 +215,28 @@ def _refusal(config: EnvConfig, env_id: str, name: str, adapter: Adapter) -> Set
             f"env.num_levels={config.num_levels}: env.adapter={name} cannot choose the levels of env.id={config.id}. "
             f"{_instead(config, 'num_levels', lambda other: other.has_levels(env_id))}"
         )
-    for setting, default in (("policies", SHARED), ("central_state", "none")):
-        if getattr(config, setting) != default and not env_id.startswith(PREFIX):
+    states = adapter.central_states(env_id)
+    served = {
+        "policies": config.policies == SHARED or adapter.several_policies(env_id),
+        "central_state": config.central_state in ("none", *states),
+    }
+    for setting, does in served.items():
+        if not does and not states:
             return SettingsError(
                 f"env.{setting}={getattr(config, setting)} is for environments with several agents, but env.id="
                 f"{config.id} has one. Leave it out, or use an id that begins with {PREFIX}."
             )
+        if not does:
+            known = SHARED if setting == "policies" else " or ".join(("none", *states))
+            return SettingsError(
+                f"env.{setting}={getattr(config, setting)}: env.adapter={name} knows only {known} for env.id="
+                f"{config.id}. Use that, or an id that begins with {PREFIX}."
+            )
+    if config.opponents and states and not adapter.several_policies(env_id):
+        return SettingsError(
+            f"env.opponents={' '.join(config.opponents)}: env.adapter={name} lets the policy play all agents of "
+            f"env.id={config.id}. Leave it out, or use an id that begins with {PREFIX}."
+        )
     if config.decorrelate and not adapter.decorrelates:
         return SettingsError(
             f"env.decorrelate={config.decorrelate}: env.adapter={name} cannot cut the first episodes of single "

@@ -75,6 +75,12 @@ class Gymnasium(Adapter):
     def changes_options(self, env_id: str) -> bool:
         return not env_id.startswith(PREFIX)
 
+    def central_states(self, env_id: str) -> tuple[str, ...]:
+        return ("observations", "state") if env_id.startswith(PREFIX) else ()
+
+    def several_policies(self, env_id: str) -> bool:
+        return env_id.startswith(PREFIX)
+
     def group_size(self, config: EnvConfig) -> int:
         return max(1, agents_of(config))
 

@@ -22,10 +22,12 @@ from lockstep.kernels.tiles import address
 
 WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED, KERNEL, STRIDE, CHANNELS, HEIGHT, WIDTH = range(12)
 """Columns of a table of layers, int64 [L, 12]: where weights and biases [M] begin among the parameters, the layer's
-size, which activation follows it, the earlier layer whose output it takes, -1 for x, and how its weights lie: 0 as
-[M, K], 1 as [K, M]. With NORM there, the layer normalizes every K of the M numbers of an earlier layer, which no other
-one takes, and has K weights and K biases (lockstep.kernels.norms). The last five are 0 unless the layer is a
-convolution. Then K are the numbers of a patch, and M those of all places. With a stride of 1, the layer convolves x
+size, which activation follows it, the earlier layer whose output it takes, and how its weights lie: 0 as [M, K], 1 as
+[K, M]. A layer of x has -1 - c for the earlier one, and takes the K numbers of x from column c on.
+
+With NORM for how its weights lie, the layer normalizes every K of the M numbers of an earlier layer, which no other one
+takes, and has K weights and K biases (lockstep.kernels.norms). The last five are 0 unless the layer is a convolution.
+Then K are the numbers of a patch, and M those of all places. With a stride of 1, the layer convolves x
 (lockstep.kernels.convolution). Any other stride is the kernel's size (lockstep.kernels.patches); such a layer of x
 takes patches."""
 COLUMNS = 12
@@ -150,12 +152,12 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
             else:
                 convolve(below, channels, height, width, kernel, weight, bias, rectify, y)
         else:  # by addresses, since views take time in small networks
-            k, inputs = x.shape[1], address(x)
+            k, row, inputs = layers[layer, INPUTS], x.shape[1], address(x) + 4 * (-1 - source)
             if source >= 0:
-                k, inputs = layers[source, OUTPUTS], address(scratch) + 4 * n * _outputs_before(layers, source)
+                row, inputs = k, address(scratch) + 4 * n * _outputs_before(layers, source)
             of_weights = weight, between_inputs, between_outputs
             to = address(scratch) + 4 * begin
-            product(1, inputs, k, 1, *of_weights, bias, 0, to, outputs, n, k, outputs, rectify)
+            product(1, inputs, row, 1, *of_weights, bias, 0, to, outputs, n, k, outputs, rectify)
         if not rectify:
             activate(scratch[begin : begin + n * outputs], layers[layer, ACTIVATION])
 
@@ -176,7 +178,8 @@ def _by_parameters(
     write the tree's sum to gradient[0], [S, P or more]. That needs zeros and a dense layer.
 
     Args:
-        below, grad: the layer's inputs [n, K], and the gradient by its outputs before the activation [n, M].
+        below, grad: the layer's inputs [n, K], perhaps with other numbers between the rows, and the gradient by its
+            outputs before the activation [n, M].
         zeros: at least K and M of them, to write the gradients instead of adding them; else none.
     """
     (samples, k), m, slices, fresh = below.shape, grad.shape[1], len(gradient), len(zeros) > 0
@@ -193,14 +196,14 @@ def _by_parameters(
             by_bias[:] = 0
         _gather(grad[s * n : (s + 1) * n].reshape((n * shared, outputs)), by_bias)
     add_up(gradient, begin, begin + outputs)
-    start = address(zeros) if fresh else to
+    start, row = address(zeros) if fresh else to, below.strides[0] // 4
     if stride > 1:
         is_cut = layers[layer, SOURCE] < 0
         convolve_patches_back(below, is_cut, channels, height, width, kernel, grad, fresh, to)
     elif layers[layer, TURNED]:
-        product(slices, address(below), 1, k, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m, False)
+        product(slices, address(below), 1, row, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m, False)
     else:
-        product(slices, address(grad), 1, m, address(below), k, 1, start, 0 if fresh else k, to, k, m, n, k, False)
+        product(slices, address(grad), 1, m, address(below), row, 1, start, 0 if fresh else k, to, k, m, n, k, False)
 
 
 @compiled
@@ -292,7 +295,8 @@ def backward(
         fresh: write these gradients instead of adding them.
         joined: write the tree's sum over all slices to gradient[0], which takes less time. The rest is overwritten. It
             needs fresh.
-        by_x: float32 [n, K], to which the gradient by x is written; [0, K] to leave it out.
+        by_x: float32 [n, K], to which the gradient by x is written, if every layer of x takes all of it; [0, K] to
+            leave it out.
     """
     samples, widest = len(x), 0
     for layer in range(len(layers)):
@@ -304,6 +308,8 @@ def backward(
         y, grad = activations(scratch, layers, samples, layer), activations(gradients, layers, samples, layer)
         deactivate(grad, y, layers[layer, ACTIVATION])
         below = x if source < 0 else activations(scratch, layers, samples, source)
+        if source < 0 and not layers[layer, KERNEL]:
+            below = x[:, -1 - source : -1 - source + layers[layer, INPUTS]]
         if layers[layer, TURNED] == NORM:
             given, to = activations(scratch, layers, samples, source), activations(gradients, layers, samples, source)
             _norm_back(parameters, layers, layer, given, grad, gradient, fresh, joined, to)

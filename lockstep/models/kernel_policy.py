@@ -118,7 +118,8 @@ class Network:
         rows: list[list[int]] = []
         ends = []
         for trunk in range(len(model.trunks)):
-            source = -1
+            apart = trunk == 0 and model.value_head is not None and model.policy_columns
+            source = -1 - apart[0] if apart else -1
             for name, activation in encoder_layers(model, f"trunks.{trunk}.encoder"):
                 rows.append(layer_row(modules, name, activation, source, flat))
                 source = len(rows) - 1
@@ -127,7 +128,10 @@ class Network:
             rows += core_layers(modules, ends, len(rows), flat)
             ends = list(range(len(rows) - len(ends), len(rows)))
         rows.append(layer_row(modules, "policy_head.linear", NONE, ends[0], flat))
-        rows.append(layer_row(modules, "value_head.linear", NONE, ends[-1], flat))
+        if model.value_head is not None:
+            rows.append(layer_row(modules, "value_head.linear", NONE, ends[-1], flat))
+        else:
+            rows.append(rows[-1])  # a number that nobody reads
         free = model.policy_head.log_std is not None
         return Network(
             np.array(rows, np.int64),
@@ -175,6 +179,7 @@ class KernelModel(StandardModel):
         nn.Module.__init__(self)
         self.as_torch = as_torch
         self.trunks, self.policy_head, self.value_head = model.trunks, model.policy_head, model.value_head
+        self.policy_columns, self.has_value = model.policy_columns, model.has_value
         self.distribution = self.policy_head.distribution = self.kernel_distribution = distribution
         self.state_sizes, self.state_size = model.state_sizes, model.state_size
         self.uses_previous, self.masked, self.extra_features = model.uses_previous, model.masked, model.extra_features
@@ -182,6 +187,11 @@ class KernelModel(StandardModel):
 
     def for_acting(self) -> KernelModel:
         return _Acting(self)
+
+    def for_playing(self) -> KernelModel:
+        playing = KernelModel(self, self.kernel_distribution, as_torch=self.as_torch)
+        playing.drop_value()
+        return _Acting(playing)
 
 
 class _Acting(KernelModel):
@@ -243,5 +253,7 @@ class _Acting(KernelModel):
             state = torch.from_numpy(after)
         else:
             policy, value, _ = networks.evaluate(*of_network, x)
+        if not self.has_value:
+            value[:] = 0
         output = ModelOutput(torch.from_numpy(policy).view(*leading, -1), torch.from_numpy(value).view(leading))
         return output, state

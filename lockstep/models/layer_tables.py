@@ -34,9 +34,9 @@ ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
 
 
 def encoder_of(model: PolicyModel) -> ObservationEncoder:
-    """The encoder of a policy or of a Q-network."""
+    """The encoder of a policy, its value or a Q-network: the one that sees all that the model does."""
     if isinstance(model, StandardModel):
-        encoder = model.trunks[0].encoder
+        encoder = model.trunks[-1].encoder
     else:
         assert isinstance(model, (QModel, ActorCritic))
         encoder = model.trunk.encoder if isinstance(model, QModel) else model.actor.encoder

@@ -155,12 +155,17 @@ class StandardModel(PolicyModel):
 
     def for_playing(self) -> StandardModel:
         """Without the value if that observes more than the policy, if only the task."""
-        playing, head = self.for_acting(), self.value_head
-        if self.policy_columns is not None or (isinstance(head, PopArtHead) and head.tasks > 1):
-            playing.trunks, playing.value_head, playing.has_value = playing.trunks[:1], None, False
-            playing.state_sizes = playing.state_sizes[:1]
-            playing.state_size = sum(playing.state_sizes)
+        playing = self.for_acting()
+        playing.drop_value()
         return playing
+
+    def drop_value(self) -> None:
+        """Drop the value if it observes more than the policy, if only the task."""
+        of_tasks = isinstance(self.value_head, PopArtHead) and self.value_head.tasks > 1
+        if self.policy_columns is not None or of_tasks:
+            self.trunks, self.value_head, self.has_value = self.trunks[:1], None, False
+            self.state_sizes = self.state_sizes[:1]
+            self.state_size = sum(self.state_sizes)
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,8 @@ class Calls:
             model.weights_changed()
             rollout = OpenRollout(self._buffer)
             fields = rollout.of_kernels(torch.zeros(size, model.state_size))
-            arguments = kernels.arguments(noise.numpy(), rollout.obs, fields)
+            obs = rollout.joined(0) if rollout.has_entries else rollout.obs
+            arguments = kernels.arguments(noise.numpy(), obs, fields)
             return lambda: [each.act(0, arguments) for each in compiled]
         inference = inference_of(agent, model, fixed=capture is not None)
         state = torch.zeros(size, model.state_size, device=agent.device)

@@ -61,6 +61,11 @@ def pendulum(**env: Any) -> Experiment:
     return found.replace(normalize=NormalizeConfig(observations=True, returns=True))
 
 
+def spread(**env: Any) -> Experiment:
+    """Matches of three agents, with a critic that sees all of them."""
+    return experiment(recipes.mappo_mpe, 32, decorrelate=10, **env)
+
+
 def collector(settings: Experiment, **how: Any) -> tuple[Agent, Collector]:
     agent = Agent(settings)
     (buffers,) = buffers_of(agent, range(2), settings.schedule(), PrivateArena(), ahead=False)
@@ -89,7 +94,7 @@ def play(settings: Experiment, **how: Any) -> tuple[Collector, list[dict[str, An
     return collecting, found
 
 
-@pytest.mark.parametrize("settings", [cartpole, pytest.param(pendulum, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("settings", [cartpole, spread, pytest.param(pendulum, marks=pytest.mark.slow)])
 def test_every_array_is_the_same_as_step_by_step(
     settings: Callable[[], Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +113,8 @@ def test_every_array_is_the_same_as_step_by_step(
             y = ours[name]
             same = x == y if name == "info" else (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
             assert same, name
-    names = {"obs", "start", "action", "reward", "log_prob", "value", "terminated", "truncated", "valid"}
+    names = {"start", "action", "reward", "log_prob", "value", "terminated", "truncated", "valid"}
+    names |= {"obs.observation", "obs.state"} if settings is spread else {"obs"}
     assert names < expected[0].keys()
     constant = {name for name in names if all((each[name] == each[name].flat[0]).all() for each in expected)}
     assert constant == (set() if settings is cartpole else {"terminated"}), "what never varies was hardly compared"

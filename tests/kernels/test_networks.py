@@ -32,6 +32,8 @@ from lockstep.models.parameters import FlatParameters
 
 BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(5)
 SEEN = spaces.Box(-np.inf, np.inf, (7,), np.float32)
+ENTRIES = spaces.Dict({key: spaces.Box(-np.inf, np.inf, shape) for key, shape in {"a": (3,), "b": (2, 2)}.items()})
+"""The same seven numbers, of which a critic alone may see some."""
 PICTURE = spaces.Box(0, 255, (3, 10, 9), np.uint8)
 SHARDS, ITEMS = 2, 30
 HYPER = {"clip": 0.2, "value_coef": 0.7, "entropy_coef": 0.03}
@@ -40,7 +42,7 @@ TAIL = 1 + len(PPOConfig().build().metric_names)
 
 def build(space: spaces.Space[Any], *, trained: bool = True, **settings: Any) -> KernelModel:
     config = StandardModelConfig(**{"encoder": "mlp", "hidden_sizes": (12, 9), **settings})
-    seen = PICTURE if config.encoder == "minatar" else SEEN
+    seen = PICTURE if config.encoder == "minatar" else ENTRIES if config.critic_only else SEEN
     model = config.build(seen, space, precision="fp32", normalize_observations=False, seed=1)
     made = with_kernels(model, space, seed=3)
     draw = torch.Generator().manual_seed(4)
@@ -48,6 +50,11 @@ def build(space: spaces.Space[Any], *, trained: bool = True, **settings: Any) ->
         for parameter in made.parameters() if trained else ():
             parameter += 0.3 * torch.randn(parameter.shape, generator=draw)
     return made
+
+
+def observed(model: KernelModel, obs: Tensor) -> Any:
+    """Seven numbers [T, B, 7] in the form that the model takes."""
+    return obs if model.policy_columns is None else {"a": obs[..., :3], "b": obs[..., 3:].unflatten(-1, (2, 2))}
 
 
 def items(space: spaces.Space[Any], model: KernelModel) -> tuple[np.ndarray, ...]:
@@ -60,7 +67,7 @@ def items(space: spaces.Space[Any], model: KernelModel) -> tuple[np.ndarray, ...
         obs = torch.randn(SHARDS, ITEMS, 7, generator=draw)
     noise = torch.rand(SHARDS, ITEMS, model.distribution.noise_size, generator=draw)
     with torch.no_grad():
-        out, _ = model(obs, torch.zeros(SHARDS, ITEMS, dtype=torch.bool), torch.zeros(ITEMS, 0))
+        out, _ = model(observed(model, obs), torch.zeros(SHARDS, ITEMS, dtype=torch.bool), torch.zeros(ITEMS, 0))
     action = model.distribution.sample(out.policy, noise)
     old = model.distribution.log_prob(out.policy, action) + 0.3 * torch.randn(SHARDS, ITEMS, generator=draw)
     numbers = [torch.randn(SHARDS, ITEMS, generator=draw) for _ in range(3)]
@@ -84,6 +91,8 @@ def items(space: spaces.Space[Any], model: KernelModel) -> tuple[np.ndarray, ...
         {"separate_value_network": True, "hidden_sizes": (17, 16, 5)},
         {"encoder": "minatar", "dense_size": 20},
         {"encoder": "minatar", "dense_size": 7, "separate_value_network": True},
+        {"critic_only": ("a",)},
+        {"critic_only": ("b",), "hidden_sizes": (17, 16, 5), "activation": "relu"},
     ],
 )
 def test_gradients_of_ppo_are_those_of_autograd(
@@ -146,7 +155,7 @@ def expected_gradients(
         if model.trunks[0].encoder.layout.images:  # type: ignore[union-attr]
             obs = (255 * obs).round().to(torch.uint8).view(-1, *PICTURE.shape)
         batch = Batch(
-            obs=obs[None],
+            obs=observed(model, obs[None]),
             start=torch.zeros(1, len(taken), dtype=torch.bool),
             prev_action=None,
             prev_reward=None,
@@ -187,11 +196,13 @@ def test_log_std_beyond_its_bounds_is_led_back() -> None:
 
 
 @pytest.mark.parametrize("space", [DISCRETE, BOX])
-@pytest.mark.parametrize("separate", [False, True])
-def test_acting_is_torchs_forward(space: spaces.Space[Any], separate: bool) -> None:
-    model = build(space, separate_value_network=separate)
+@pytest.mark.parametrize(
+    "settings", [{}, {"separate_value_network": True}, {"critic_only": ("a",)}, {"critic_only": ("b",)}]
+)
+def test_acting_is_torchs_forward(space: spaces.Space[Any], settings: dict[str, Any]) -> None:
+    model = build(space, **settings)
     acting = model.for_acting()
-    obs = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(11))
+    obs = observed(model, torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(11)))
     start, state = torch.zeros(2, 5, dtype=torch.bool), torch.zeros(5, 0)
     for _ in range(2):
         with torch.inference_mode():
@@ -201,6 +212,19 @@ def test_acting_is_torchs_forward(space: spaces.Space[Any], separate: bool) -> N
             for one, other in zip(model.parameters(), acting.parameters(), strict=True):
                 other.copy_(one.mul_(1.1))
         acting.weights_changed()
+
+
+@pytest.mark.parametrize("hidden", ["a", "b"])
+def test_a_policy_plays_without_what_its_critic_saw(hidden: str) -> None:
+    model = build(BOX, critic_only=(hidden,))
+    playing, obs = model.for_playing(), observed(model, torch.randn(2, 5, 7))
+    start, state = torch.zeros(2, 5, dtype=torch.bool), torch.zeros(5, 0)
+    with torch.inference_mode():
+        expected, _ = model.for_acting()(obs, start, state)
+        del obs[hidden]
+        found, _ = playing(obs, start, state)
+    assert torch.equal(found.policy, expected.policy) and not found.value.any() and expected.value.all()
+    assert not playing.has_value and model.has_value and model.for_acting().has_value
 
 
 @pytest.mark.parametrize(

@@ -133,11 +133,14 @@ def test_experiments_without_it_are_what_they_were() -> None:
     assert "critic_only" not in to_json(StandardModelConfig()) and "critic_only" not in to_json(ActorCriticConfig())
 
 
-def test_kernels_do_not_compute_it() -> None:
+def test_kernels_compute_it_where_the_policy_s_numbers_lie_together() -> None:
     experiment = recipes.ppo_cartpole().replace(precision="portable")
-    spaces = Agent(experiment).observation_space, Agent(experiment).action_space
-    assert experiment.kernels(*spaces)
-    assert not experiment.replace(**{"model.critic_only": ("hidden",)}).kernels(*spaces)
+    changes: dict[tuple[str, ...], bool] = {(): True, ("arm",): True, ("speed",): True, ("hidden",): False}
+    for hidden, computed in changes.items():
+        found = experiment.replace(**{"model.critic_only": hidden}).kernels(SPACE, spaces.Discrete(4))
+        assert (found is not None) == computed, hidden
+    assert not experiment.replace(**{"model.core": "gru"}).kernels(SPACE, spaces.Discrete(4))
+    assert not experiment.kernels(MASKED, spaces.Discrete(4))
     agent = Agent(EXPERIMENTS["critic-only-sac"]().replace(precision="portable"))
     assert agent.model.portable_operations and not agent.kernels
 

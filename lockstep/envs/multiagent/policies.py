@@ -20,7 +20,7 @@ from lockstep.models.policies import POLICY, Part, PoliciesSpace
 
 STATE = "state"
 """The entry of an observation that holds what critics see of the whole match."""
-_OBSERVATION = "observation"
+OBSERVATION = "observation"
 """The entry that holds an agent's own observation, if that has no entries."""
 Spaces = Mapping[Any, spaces.Space[Any]]
 """By agent."""
@@ -130,9 +130,9 @@ class Views:
         first = seen[agents[0]]
         self._alike = all(space == first for space in own.values())
         self._entries = isinstance(first, spaces.Dict)
-        entries: dict[str, Any] = dict(first.spaces) if isinstance(first, spaces.Dict) else {_OBSERVATION: first}
+        entries: dict[str, Any] = dict(first.spaces) if isinstance(first, spaces.Dict) else {OBSERVATION: first}
         if not self._alike:
-            entries = {_OBSERVATION: spaces.Box(-np.inf, np.inf, (self._longest(own),), np.float32)}
+            entries = {OBSERVATION: spaces.Box(-np.inf, np.inf, (self._longest(own),), np.float32)}
         for key in self._added():
             if key in entries:
                 raise SettingsError(
@@ -159,7 +159,7 @@ class Views:
         for name, (seen, acted) in self._own.items():
             entries = {key: entry for key, entry in space.spaces.items() if key != POLICY}
             if not self._alike:
-                entries[_OBSERVATION] = spaces.Box(-np.inf, np.inf, seen.shape, np.float32)
+                entries[OBSERVATION] = spaces.Box(-np.inf, np.inf, seen.shape, np.float32)
             parts[name] = Part(spaces.Dict(entries), acted)
         return PoliciesSpace(space.spaces, parts)
 
@@ -169,7 +169,7 @@ class Views:
         found = []
         for agent in agents:
             obs = observations[agent]
-            shown = dict(obs) if self._entries else {_OBSERVATION: obs if self._alike else self._padded(obs)}
+            shown = dict(obs) if self._entries else {OBSERVATION: obs if self._alike else self._padded(obs)}
             if state is not None:
                 shown[STATE] = state
             if self._config.several_policies:
@@ -210,7 +210,7 @@ class Views:
         return max(space.shape[0] for space in seen.values() if space.shape)
 
     def _padded(self, obs: Any) -> np.ndarray:
-        out = np.zeros(self.observation_space[_OBSERVATION].shape or (), np.float32)
+        out = np.zeros(self.observation_space[OBSERVATION].shape or (), np.float32)
         out[: len(obs)] = obs
         return out
 

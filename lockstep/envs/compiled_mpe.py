@@ -1,0 +1,188 @@
+"""Particle worlds of MPE (Lowe et al. 2017, https://arxiv.org/abs/1706.02275) for the adapter `compiled`.
+
+They follow mpe2 step by step with discrete actions, in float64 as there. Only the exponential of a contact is
+lockstep's, so agents that touch have speeds that differ by up to 1e-8.
+
+Shape legend: N agents.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.envs.compiled import CompiledEnv
+from lockstep.kernels.cache import part
+from lockstep.kernels.instructions import sqrt
+from lockstep.kernels.math import softplus
+from lockstep.kernels.random import integer, uniform
+
+_STEP, _DAMPING, _CONTACT, _MARGIN, _SENSITIVITY = 0.1, 0.25, 1e2, 1e-3, 5.0
+_SPREAD = 3
+_WIDE = 0.15 + 0.15
+_COLORS = np.array([[0.65, 0.15, 0.15], [0.15, 0.65, 0.15], [0.15, 0.15, 0.65]])
+
+
+def _vectors(count: int) -> tuple[Any, tuple[int, int]]:
+    """The type of a field with as many vectors of two numbers."""
+    return np.float64, (count, 2)
+
+
+def _numbers(count: int) -> spaces.Box:
+    return spaces.Box(-np.inf, np.inf, (count,), np.float32)
+
+
+@part
+def _place(state: Any, positions: Any) -> None:
+    """Draw positions."""
+    for i in range(len(positions)):
+        for d in range(2):
+            positions[i, d] = uniform(state, -1.0, 1.0)
+
+
+@part
+def _push(action: Any, force: Any) -> None:
+    """Write the force [2] of an action: none, left, right, down, up."""
+    force[0] = force[1] = 0.0
+    if action > 0:
+        force[(action - 1) // 2] = -_SENSITIVITY if action % 2 else _SENSITIVITY
+
+
+@part
+def _move(position: Any, velocity: Any, force: Any) -> None:
+    """Let a force act on a body of mass 1 for a step, [2] each."""
+    for d in range(2):
+        position[d] += velocity[d] * _STEP
+        velocity[d] = velocity[d] * (1 - _DAMPING) + force[d] / 1.0 * _STEP
+
+
+@part
+def _distance(a: Any, b: Any) -> Any:
+    """Between two positions [2]."""
+    x, y = a[0] - b[0], a[1] - b[1]
+    return sqrt(x * x + y * y)
+
+
+@part
+def _collide(positions: Any, forces: Any) -> None:
+    """Add the forces of contacts between agents, [N, 2] each."""
+    for a in range(len(positions)):
+        for b in range(a + 1, len(positions)):
+            distance = _distance(positions[a], positions[b])
+            inside = -(distance - _WIDE) / _MARGIN
+            depth = (max(inside, 0.0) + np.float64(softplus(np.float32(-abs(inside))))) * _MARGIN
+            for d in range(2):
+                force = _CONTACT * (positions[a, d] - positions[b, d]) / distance * depth
+                forces[a, d] += force
+                forces[b, d] -= force
+
+
+@part
+def _write(out: Any, place: Any, vector: Any, origin: Any) -> Any:
+    """Write a vector [2] as seen from an origin to out, and return the place behind it."""
+    out[place], out[place + 1] = vector[0] - origin[0], vector[1] - origin[1]
+    return place + 2
+
+
+class SimpleSpread(CompiledEnv):
+    """simple_spread_v3: three agents cover three landmarks, and do not collide."""
+
+    agents = ("agent_0", "agent_1", "agent_2")
+    observation_space = _numbers(6 * _SPREAD)
+    action_space = spaces.Discrete(5)
+    max_episode_steps = 25
+    fields: ClassVar = {
+        **{name: _vectors(_SPREAD) for name in ("position", "velocity", "landmark", "force")},
+        "reward": (np.float64, (_SPREAD,)),
+    }
+    options: ClassVar = {"local_ratio": 0.5}
+
+    @staticmethod
+    def reset(state: Any) -> None:
+        _place(state, state.position)
+        _place(state, state.landmark)
+        state.velocity[:] = 0.0
+
+    @staticmethod
+    def step(state: Any, action: Any) -> tuple[Any, Any]:
+        for i in range(_SPREAD):
+            _push(action[i], state.force[i])
+        _collide(state.position, state.force)
+        for i in range(_SPREAD):
+            _move(state.position[i], state.velocity[i], state.force[i])
+        common = 0.0
+        for k in range(_SPREAD):
+            nearest = np.inf
+            for i in range(_SPREAD):
+                nearest = min(nearest, _distance(state.position[i], state.landmark[k]))
+            common -= nearest
+        for i in range(_SPREAD):
+            own = 0.0
+            for j in range(_SPREAD):
+                if j != i and _distance(state.position[i], state.position[j]) < _WIDE:
+                    own -= 1.0
+            state.reward[i] = common * (1 - state.local_ratio) + own * state.local_ratio
+        return state.reward, False
+
+    @staticmethod
+    def observe(state: Any, out: Any) -> None:
+        out[:] = 0  # the last numbers are words, which these agents do not speak
+        for i in range(_SPREAD):
+            out[i, 0], out[i, 1] = state.velocity[i, 0], state.velocity[i, 1]
+            out[i, 2], out[i, 3] = state.position[i, 0], state.position[i, 1]
+            place = 4
+            for k in range(_SPREAD):
+                place = _write(out[i], place, state.landmark[k], state.position[i])
+            for j in range(_SPREAD):
+                if j != i:
+                    place = _write(out[i], place, state.position[j], state.position[i])
+
+
+class SimpleSpeakerListener(CompiledEnv):
+    """simple_speaker_listener_v4: one agent tells another one which landmark to go to.
+
+    Both have the same spaces, so that one policy can play them. The speaker's three numbers are padded with zeros to
+    the listener's eleven, and its actions 2 to 4 are the same word. Two more numbers tell who observes.
+    """
+
+    agents = ("speaker_0", "listener_0")
+    observation_space = _numbers(13)
+    action_space = spaces.Discrete(5)
+    max_episode_steps = 25
+    fields: ClassVar = {
+        **{name: _vectors(1) for name in ("position", "velocity", "force")},
+        **{"landmark": _vectors(3), "goal": int, "word": int},
+    }
+    """`word` is -1 before the first one."""
+
+    @staticmethod
+    def reset(state: Any) -> None:
+        state.goal, state.word = integer(state, 3), -1
+        _place(state, state.position)
+        _place(state, state.landmark)
+        state.velocity[:] = 0.0
+
+    @staticmethod
+    def step(state: Any, action: Any) -> tuple[Any, Any]:
+        state.word = min(action[0], 2)
+        _push(action[1], state.force[0])
+        _move(state.position[0], state.velocity[0], state.force[0])
+        x = state.position[0, 0] - state.landmark[state.goal, 0]
+        y = state.position[0, 1] - state.landmark[state.goal, 1]
+        reward = -(x * x + y * y)
+        return (reward, reward), False
+
+    @staticmethod
+    def observe(state: Any, out: Any) -> None:
+        out[:] = 0
+        for c in range(3):
+            out[0, c] = _COLORS[state.goal, c]
+        out[1, 0], out[1, 1] = state.velocity[0, 0], state.velocity[0, 1]
+        place = 2
+        for k in range(3):
+            place = _write(out[1], place, state.landmark[k], state.position[0])
+        if state.word >= 0:
+            out[1, place + state.word] = 1.0
+        out[0, 11] = out[1, 12] = 1.0
