@@ -316,7 +316,8 @@ def report(root: Path) -> int:
                     print(rows[-1], flush=True)
         for task, drawn in curves.items():
             if task not in lacking and len({label for _, label in drawn}) > 1:
-                draw(RESULTS / f"{task}.png", [run for run, _ in drawn], [label for _, label in drawn])
+                picture = task if part in ("minatar", "mujoco", "atari") else f"{part}-{task}"
+                draw(RESULTS / f"{picture}.png", [run for run, _ in drawn], [label for _, label in drawn])
         if rows:
             (RESULTS / f"{part}.md").write_text("\n".join([*_HEAD, *rows]) + "\n")
     if queued:

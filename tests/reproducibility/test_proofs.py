@@ -29,7 +29,7 @@ def test_the_flags_are_those_of_a_valid_experiment(name: str) -> None:
     PROOFS[name].experiment().validate()
 
 
-@pytest.mark.parametrize("part", ["minatar", "mujoco", "portable", "atari"])
+@pytest.mark.parametrize("part", ["minatar", "mujoco", "portable", "standardized", "atari"])
 def test_the_runs_of_many_seeds_are_valid(part: str) -> None:
     runs: list[Run] = load_object(f"{BENCHMARKS / 'proof.py'}:{part}")
     assert len({run.name for run in runs}) == len(runs)
@@ -45,7 +45,7 @@ def test_every_row_is_a_queue_of_its_own() -> None:
         load_object(f"{BENCHMARKS / 'proof.py'}:hopper-dqn")
 
 
-@pytest.mark.parametrize("part", ["minatar", "mujoco", "portable", "atari"])
+@pytest.mark.parametrize("part", ["minatar", "mujoco", "portable", "standardized", "atari"])
 def test_the_page_has_what_the_reports_wrote(part: str) -> None:
     page = (BENCHMARKS / "seeds.md").read_text().splitlines()
     rows = (BENCHMARKS / "seeds" / f"{part}.md").read_text().splitlines()[2:]
