@@ -18,6 +18,7 @@ from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.checking.check import quick_check
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.factory import check_matches
+from lockstep.evaluation.attempts import evaluate_attempts
 from lockstep.evaluation.scores import evaluate
 from lockstep.reproducibility.verify import verify
 from lockstep.run.folder import RunFolder
@@ -207,6 +208,8 @@ def test_a_run_has_the_same_bits_on_every_layout_and_resumed(tmp_path: Path) -> 
     found = evaluate(whole.run, episodes=9, num_envs=1)
     assert [len(metric.known) for metric in found.metrics.values()] == [3, 6], "of 3 environments, 2 play Rich"
     assert max(found.metrics["score_pay.py-Pay"].known) <= 3.0
+    with pytest.raises(SettingsError, match="attempts at one task"):
+        evaluate_attempts(whole.run, levels="1..2")
 
 
 def test_a_check_compares_each_group_with_its_own_environments() -> None:
