@@ -24,7 +24,7 @@ from lockstep.models.observations import VALUE_TASK
 
 @dataclass(frozen=True)
 class PopArtConfig:
-    """Values in units of each task's returns, so that tasks with large rewards do not drown the others."""
+    """Values in units of each task's returns, so that tasks with large rewards do not outweigh the others."""
 
     rate: float = 0.0
     """β: how far a task's mean and deviation of value targets move in a gradient step towards those of the minibatch;
