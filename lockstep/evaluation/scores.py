@@ -171,6 +171,11 @@ def evaluate(
         opponents=opponents,
         metrics=metrics,
     )
+    if settings.fixed_levels is not None:
+        raise SettingsError(
+            f"levels={levels!r} must be 'train' or 'test'. lockstep.evaluation.attempts.evaluate_attempts plays single "
+            "levels."
+        )
     return evaluate_run(run, settings, checkpoint)
 
 
