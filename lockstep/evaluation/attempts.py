@@ -16,7 +16,6 @@ import numpy as np
 from lockstep import envs
 from lockstep.config.options import EvaluationSettings
 from lockstep.config.settings import SettingsError
-from lockstep.envs.adapters import MIXED
 from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.policy import Policy
 from lockstep.evaluation.scores import Evaluation, described, evaluate_policy, evaluate_run, prepared, training_of
@@ -33,7 +32,7 @@ class Attempts:
     """The scores of a policy on fixed levels, [A, L]."""
 
     scores: tuple[tuple[float, ...], ...]
-    """Raw score of each level in each attempt; of matches, the mean over the agents that the policy plays."""
+    """Raw score of each level in each attempt; the mean over a match's agents that the policy plays, or over tasks."""
     lengths: tuple[tuple[float, ...], ...]
     """Environment steps, likewise."""
     levels: range
@@ -111,7 +110,7 @@ def evaluate_attempts(
         others: as of lockstep.evaluate.
 
     Raises:
-        SettingsError: these environments have no levels, or are of several tasks; and as lockstep.evaluate.
+        SettingsError: these environments have no levels; and as lockstep.evaluate.
     """
     settings = EvaluationSettings(
         levels=levels,
@@ -143,10 +142,6 @@ def _attempts(run: Path | str, settings: EvaluationSettings, levels: range, chec
         raise SettingsError(
             f"--levels {settings.levels}: env.adapter={env.adapter} cannot choose the levels of env.id={env.id}. Leave "
             "it out."
-        )
-    if env.id.startswith(MIXED):
-        raise SettingsError(
-            f"--levels {settings.levels} compares attempts at one task, but env.id={env.id} has several. Leave it out."
         )
     env = replace(env, opponents=settings.opponents or env.opponents, start_level=levels[0], num_levels=len(levels))
     env.validate()
