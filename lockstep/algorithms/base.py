@@ -263,7 +263,8 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     def before_step(self, model: PolicyModel, gradient: Mapping[str, Tensor]) -> None:
         """Called with each global gradient before the optimizer moves parameters by it. It may change both in place: to
-        move running statistics, for example, by sums that the loss returned as their gradient.
+        move running statistics, for example, by sums that the loss returned as their gradient. With CUDA graphs, it is
+        captured, so it computes with tensors alone.
 
         Args:
             model: the one that learns.

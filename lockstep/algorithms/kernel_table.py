@@ -37,7 +37,7 @@ from lockstep.models.capture import Inference
 from lockstep.models.encoders import IMAGE_ENCODERS
 from lockstep.models.kernel_inference import QNetworkInference, RecurrentQInference, TableInference
 from lockstep.models.kernel_policy import with_kernels
-from lockstep.models.observations import ObservationLayout
+from lockstep.models.observations import VALUE_TASK, ObservationLayout
 from lockstep.models.policy import StandardModelConfig
 from lockstep.models.q import QModelConfig
 from lockstep.models.trunk import TrunkConfig
@@ -106,10 +106,11 @@ class _OnPolicyKernels(Kernels):
 
     def _joins(self, case: Case) -> bool:
         """Whether they see a Dict as one vector, of which the policy sees a part without a gap."""
-        assert isinstance(case.model, StandardModelConfig)
+        assert isinstance(case.model, StandardModelConfig) and isinstance(case.observation_space, spaces.Dict)
         layout = ObservationLayout.of(case.observation_space)
+        known = not (layout.images or layout.mask_size or VALUE_TASK in case.observation_space.spaces)
         seen = case.model.policy_columns(case.observation_space) or [0]
-        return self.entries and not (layout.images or layout.mask_size) and seen[-1] - seen[0] == len(seen) - 1
+        return self.entries and known and seen[-1] - seen[0] == len(seen) - 1
 
     def take(self, model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PolicyModel:
         return with_kernels(model, action_space, None if self.as_torch else seed)

@@ -5,6 +5,7 @@ Shape legend: T time, B environments of a shard.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -95,6 +96,14 @@ class Several(Wrapper):
             metrics |= {f"{metric}/{name}": x for metric, x in learned.metrics.items()}
             metrics[f"{_SAMPLES}/{name}"] = own.valid.sum(dtype=torch.float32)
         return LossOutput(total, metrics)
+
+    def before_step(self, model: PolicyModel, gradient: Mapping[str, Tensor]) -> None:
+        """The algorithm's, for each policy with its own gradient."""
+        assert isinstance(model, Policies)
+        for name in self.space.parts:
+            prefix = _prefix(name)
+            own = {key.removeprefix(prefix): x for key, x in gradient.items() if key.startswith(prefix)}
+            self.inner.before_step(model[name], own)
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         """The algorithm's metrics over all samples, and over those of each policy, as in `loss/policy/NAME`."""

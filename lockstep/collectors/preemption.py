@@ -1,8 +1,8 @@
 """Preemption: shards that collect more slowly than the others end their rollouts early.
 
-Once the share `scheme.preempt` of the shards of other processes has collected the rollout of that number, a shard that
-has not is preempted after the step that it is in, so that learning need not wait for stragglers (DD-PPO, Wijmans et al.
-2020, https://arxiv.org/abs/1911.00357, section 3, which preempts workers). Its episodes go on in its next rollout.
+Once the share `scheme.preempt` of the shards of other processes has collected the rollout of a number, a shard that has
+not is preempted after its present step. So learning need not wait for stragglers (DD-PPO, Wijmans et al. 2020,
+https://arxiv.org/abs/1911.00357, section 3, which preempts workers). The shard's episodes go on in its next rollout.
 Timing decides where a rollout ends. The ledger records these `cuts`, and a repetition preempts at the same steps.
 """
 

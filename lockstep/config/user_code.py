@@ -71,7 +71,8 @@ def digests_of(settings: Any) -> dict[str, str]:
         settings = list(settings.values())
     if isinstance(settings, (list, tuple)):
         return dict(sorted(pair for each in settings for pair in digests_of(each).items()))
-    named = re.fullmatch(r"(?:pettingzoo/)?(.+\.py):[\w.]+", settings) if isinstance(settings, str) else None
+    form = r"(?:pettingzoo/|\w+=)?(.+\.py):[\w.]+"  # NAME=file.py:play is an opponent of several policies
+    named = re.fullmatch(form, settings) if isinstance(settings, str) else None
     if named is None or not _found(named[1]).is_file():
         return {}
     return {named[1]: hashlib.sha256(_found(named[1]).read_bytes()).hexdigest()[:16]}

@@ -208,7 +208,7 @@ class Adapter(ABC):
         return False
 
     def central_states(self, env_id: str) -> tuple[str, ...]:
-        """What critics may see of the matches of an id (env.central_state). None if it has one agent."""
+        """What critics may see of the matches of an id (env.central_state); empty if it has one agent."""
         del env_id
         return ()
 

@@ -135,7 +135,7 @@ class LevelCache:
             ) from error
 
     def _try(self, env: Any, data: bytes) -> None:
-        """Raise SettingsError if the environment goes on otherwise after it was restored."""
+        """Raise SettingsError if the environment's steps differ after it was restored."""
         actions = copy.deepcopy(env.action_space)
         actions.seed(0)
         drawn = [actions.sample() for _ in range(_TRIED)]
@@ -150,9 +150,8 @@ class LevelCache:
             ) from error
         if not _same(played, again):
             raise SettingsError(
-                f"{FOLDER}: an environment of env.id={self._id} that was restored goes on otherwise than after its "
-                "reset, since pickling it loses some of its state. Write get_state() and set_state(state), or unset "
-                f"{FOLDER}."
+                f"{FOLDER}: the steps of an environment of env.id={self._id} differ after it was restored, since "
+                f"pickling loses some of its state. Write get_state() and set_state(state), or unset {FOLDER}."
             )
 
     def _write(self, path: Path, data: bytes) -> None:

@@ -32,7 +32,7 @@ class Attempts:
     """The scores of a policy on fixed levels, [A, L]."""
 
     scores: tuple[tuple[float, ...], ...]
-    """Raw score of each level in each attempt; of matches, the mean over the agents that the policy plays."""
+    """Raw score of each level in each attempt; the mean over a match's agents that the policy plays, or over tasks."""
     lengths: tuple[tuple[float, ...], ...]
     """Environment steps, likewise."""
     levels: range

@@ -171,6 +171,11 @@ def evaluate(
         opponents=opponents,
         metrics=metrics,
     )
+    if settings.fixed_levels is not None:
+        raise SettingsError(
+            f"levels={levels!r} must be 'train' or 'test'. lockstep.evaluation.attempts.evaluate_attempts plays single "
+            "levels."
+        )
     return evaluate_run(run, settings, checkpoint)
 
 
@@ -219,7 +224,8 @@ def evaluate_policy(
     """Play whole episodes with a model in its current state, without touching the ongoing training.
 
     Environment j of N plays the episodes j, j + N, j + 2N, …, so it is fixed in advance which episodes count. Counting
-    the first to end would favor short episodes.
+    the first to end would favor short episodes. Environments are numbered by groups, so that the agents of a match, or
+    all tasks, have equally many episodes.
 
     Args:
         seed_purpose: names the random streams; equal names, seeds and numbers of environments repeat the episodes.
@@ -233,7 +239,8 @@ def evaluate_policy(
     """
     settings.validate()
     episodes, max_steps = settings.episodes, settings.max_steps
-    limits = envs.adapter_of(experiment.env).limits_episodes
+    adapter = envs.adapter_of(experiment.env)
+    limits = adapter.limits_episodes
     if max_steps is not None and not limits:
         raise _has_own_limit(envs.resolve(experiment.env), max_steps)
     longest = (max_steps or MAX_STEPS) if limits else sys.maxsize
@@ -252,7 +259,7 @@ def evaluate_policy(
     lengths = np.zeros(episodes, np.int64)
     names = labels(config.metrics)
     reported = np.full((episodes, len(names)), np.nan)
-    episode = np.arange(count)
+    episode = np.concatenate(adapter.group_rows(config, count)).argsort()  # a group's numbers follow each other
     cut = 0
     try:
         if max_steps is not None and not player.env.limits_episodes:

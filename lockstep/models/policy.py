@@ -185,7 +185,7 @@ class StandardModelConfig(AsymmetricConfig, TrunkConfig):
     good."""
 
     popart: PopArtConfig = field(default_factory=PopArtConfig)
-    """PopArt: a value for each task, in units of its own returns. Off unless its rate is above 0."""
+    """PopArt: a value for each task, in units of its returns. Off unless its rate is above 0."""
 
     later: ClassVar[frozenset[str]] = AsymmetricConfig.later | TrunkConfig.later | {"initial_std", "popart"}
 

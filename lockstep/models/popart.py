@@ -24,12 +24,12 @@ from lockstep.models.observations import VALUE_TASK
 
 @dataclass(frozen=True)
 class PopArtConfig:
-    """Values in units of each task's returns, so that tasks with large rewards do not drown the others."""
+    """Values in units of each task's returns, so that tasks with large rewards do not outweigh the others."""
 
     rate: float = 0.0
     """β: how far a task's mean and deviation of value targets move in a gradient step towards those of the minibatch;
-    0 switches PopArt off. Higher follows growing returns sooner; lower is steadier, and leaves a task with large
-    rewards in charge for longer at the beginning. The paper has 3e-4, in a run of millions of gradient steps; short
+    0 switches PopArt off. Higher follows growing returns sooner. Lower is steadier, but tasks with large rewards
+    outweigh the others for longer at the beginning. The paper has 3e-4, in a run of millions of gradient steps; short
     runs need more, such as 1e-2."""
     smallest: float = 1e-4
     """Lower bound on deviations. Higher keeps tasks that hardly pay anything from being enlarged to the size of the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,8 @@ import torch
 from lockstep.agent import Agent
 from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyConfig, PPOConfig
 from lockstep.algorithms.base import OptimizerConfig
+from lockstep.algorithms.ppo import PPO
+from lockstep.algorithms.several import with_policies
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collector
@@ -26,6 +29,7 @@ from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.learners.learner import Learner
 from lockstep.models import StandardModelConfig
+from lockstep.models.base import PolicyModel
 from lockstep.models.normalize import NormalizeConfig
 from lockstep.models.policies import PoliciesSpace
 from lockstep.scheme import Scheme
@@ -97,6 +101,21 @@ def test_a_slice_may_have_no_rows_of_a_policy() -> None:
     assert metrics["policy/entropy/walker"] == pytest.approx(math.log(2), abs=0.05)
     assert agent.flat.vector.isfinite().all() and not torch.equal(agent.flat.vector, before)
     collector.close()
+
+
+def test_each_policy_sees_its_own_gradient_before_a_step() -> None:
+    class Seeing(PPO):
+        def before_step(self, model: PolicyModel, gradient: Mapping[str, torch.Tensor]) -> None:
+            assert gradient.keys() == dict(model.named_parameters()).keys()
+            for x in gradient.values():
+                x.zero_()
+
+    together = experiment(ALGORITHMS["ppo"], "none")
+    agent = Agent(together)
+    several = with_policies(Seeing(PPOConfig()), agent.observation_space)
+    gradient = agent.flat.named(torch.ones_like(agent.flat.vector))
+    several.before_step(agent.model, gradient)
+    assert not any(x.any() for x in gradient.values())
 
 
 def own(space: PoliciesSpace, name: str, rollout: Rollout, state_size: int) -> Rollout:

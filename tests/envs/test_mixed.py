@@ -18,6 +18,7 @@ from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.checking.check import quick_check
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.factory import check_matches
+from lockstep.evaluation.attempts import evaluate_attempts
 from lockstep.evaluation.scores import evaluate
 from lockstep.reproducibility.verify import verify
 from lockstep.run.folder import RunFolder
@@ -207,6 +208,11 @@ def test_a_run_has_the_same_bits_on_every_layout_and_resumed(tmp_path: Path) -> 
     found = evaluate(whole.run, episodes=9, num_envs=1)
     assert [len(metric.known) for metric in found.metrics.values()] == [3, 6], "of 3 environments, 2 play Rich"
     assert max(found.metrics["score_pay.py-Pay"].known) <= 3.0
+    found = evaluate(whole.run, episodes=21)
+    assert [len(metric.known) for metric in found.metrics.values()] == [7, 14], "of 18 environments, 6 play Pay"
+    played = evaluate_attempts(whole.run, levels="1..2", attempts=2)
+    assert all(0 <= score <= (3 + 2 * 50) / 3 for row in played.scores for score in row)
+    assert [set(row) for row in played.lengths] == [{(3 + 2 * 5) / 3}] * 2, "each attempt plays Pay once and Rich twice"
 
 
 def test_a_check_compares_each_group_with_its_own_environments() -> None:

@@ -27,6 +27,7 @@ from lockstep.evaluation.scores import evaluate
 from lockstep.export.policy import export, load
 from lockstep.launchers.launch import train
 from lockstep.models import ActorCritic, ActorCriticConfig, StandardModel, StandardModelConfig
+from lockstep.models.observations import VALUE_TASK
 from lockstep.run.folder import RunFolder
 
 SPACE = spaces.Dict(
@@ -141,6 +142,8 @@ def test_kernels_compute_it_where_the_policy_s_numbers_lie_together() -> None:
         assert (found is not None) == computed, hidden
     assert not experiment.replace(**{"model.core": "gru"}).kernels(SPACE, spaces.Discrete(4))
     assert not experiment.kernels(MASKED, spaces.Discrete(4))
+    told = spaces.Dict({**SPACE.spaces, VALUE_TASK: spaces.Box(0.0, 1.0, (2,), np.float32)})
+    assert not experiment.kernels(told, spaces.Discrete(4)), "models do not observe this entry"
     agent = Agent(EXPERIMENTS["critic-only-sac"]().replace(precision="portable"))
     assert agent.model.portable_operations and not agent.kernels
 

@@ -285,7 +285,10 @@ def test_files_that_settings_name_are_known_by_their_contents(tmp_path: Path, mo
     for name in ("a.py", "elsewhere/b.py", "c.py"):
         (tmp_path / name).write_text(f"# {name}\n")
     settings = {
-        "env": {"id": "pettingzoo/c.py:make", "opponents": ["random", "b.py:play", "a.py:play", "runs/a.py:5"]},
+        "env": {
+            "id": "pettingzoo/c.py:make",
+            "opponents": ["random", "adversary=b.py:play", "a.py:play", "runs/a.py:5"],
+        },
         "model": {"$type": "lockstep.models.policy:StandardModelConfig", "size": 3, "note": "a.py", "none": None},
         "algorithm": {"$type": "a.py:Own", "rnd": {"$type": "missing.py:Own"}},
     }

@@ -362,8 +362,7 @@ class RayDriver:
 
     def _timing_preempts(self) -> bool:
         """Whether timing decides the ends of rollouts. Then a new collector would not collect the same ones again."""
-        preempts = self._job.experiment.scheme.preempt < 1 and self._job.recorded is None
-        return preempts and self._groups > 1
+        return self._job.experiment.scheme.preempt < 1 and self._job.recorded is None and self._groups > 1
 
     def _replace(self, lost: Actor, why: str) -> None:
         """Replace a lost process that collects."""
