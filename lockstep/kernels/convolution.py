@@ -25,13 +25,8 @@ from lockstep.kernels.cells import (
     take_places,
     visit_cells,
 )
+from lockstep.kernels.patches import places
 from lockstep.kernels.tiles import WIDTH, add_rows, address, load, narrow_tile, store, tile_rows
-
-
-@compiled
-def places(height: int, width: int, kernel: int, stride: int = 1) -> int:
-    """Q, and how many places a kernel has that moves by several cells."""
-    return ((height - kernel) // stride + 1) * ((width - kernel) // stride + 1)
 
 
 @compiled

@@ -25,7 +25,7 @@ class QNetwork(NamedTuple):
     """Where the parts of a model lie among its parameters. Tables are those of lockstep.kernels.dense."""
 
     encoder: np.ndarray
-    """Its table, int64 [L, 12]."""
+    """Its table, int64 [L, 13]."""
     advantage: np.ndarray
     """The table of the stream of advantages, or of all values if there are no dueling streams. It takes features."""
     value: np.ndarray
