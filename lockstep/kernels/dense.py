@@ -175,8 +175,24 @@ def evaluate(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> np.nd
 
 
 @compiled
+def divide(values: np.ndarray, layers: np.ndarray, layer: int, brightest: np.float32) -> None:
+    """Divide the weights of a layer that convolves x, or the gradients by them, [1, P or more] in place."""
+    if brightest == 1 or layers[layer, KERNEL] == 0 or layers[layer, SOURCE] >= 0:
+        return
+    begin, (count, _) = layers[layer, WEIGHT], sizes(layers, layer)
+    for i in range(begin, begin + count):
+        values[0, i] /= brightest
+
+
+@compiled
 def _by_parameters(
-    layers: np.ndarray, layer: int, below: np.ndarray, grad: np.ndarray, zeros: np.ndarray, gradient: np.ndarray
+    layers: np.ndarray,
+    layer: int,
+    below: np.ndarray,
+    grad: np.ndarray,
+    zeros: np.ndarray,
+    brightest: np.float32,
+    gradient: np.ndarray,
 ) -> None:
     """Add a layer's gradients by weights and bias to gradient [1, P or more]; or, over several slices of the samples,
     write the tree's sum to gradient[0], [S, P or more]. That needs zeros and a dense layer.
@@ -184,6 +200,7 @@ def _by_parameters(
     Args:
         below, grad: the layer's inputs [n, K], and the gradient by its outputs before the activation [n, M].
         zeros: at least K and M of them, to write the gradients instead of adding them; else none.
+        brightest: see backward.
     """
     (samples, k), m, slices, fresh = below.shape, grad.shape[1], len(gradient), len(zeros) > 0
     n, begin, to = samples // slices, layers[layer, BIAS], weights(gradient, layers, layer)[0]
@@ -192,6 +209,7 @@ def _by_parameters(
     if kernel and _of_grid(layers, layer):
         by_bias = address(gradient) + 4 * begin
         convolve_back(below, channels, height, width, kernel, grad, fresh, to, by_bias)
+        divide(gradient, layers, layer, brightest)
         return
     for s in range(slices):
         by_bias = gradient[s, begin : begin + outputs]
@@ -202,6 +220,7 @@ def _by_parameters(
     start = address(zeros) if fresh else to
     if kernel:
         convolve_patches_back(below, layers[layer, KERNEL:], layers[layer, SOURCE] < 0, grad, fresh, to)
+        divide(gradient, layers, layer, brightest)
     elif layers[layer, TURNED]:
         product(slices, address(below), 1, k, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m, False)
     else:
@@ -271,6 +290,7 @@ def _norm_back(
     float32[:, ::1],
     boolean,
     boolean,
+    float32,
     float32[:, :],
 )
 def backward(
@@ -282,6 +302,7 @@ def backward(
     gradient: np.ndarray,
     fresh: bool,
     joined: bool,
+    brightest: np.float32,
     by_x: np.ndarray,
 ) -> None:
     """Compute the gradients by the parameters of all layers and by x, the last layer first.
@@ -297,6 +318,7 @@ def backward(
         fresh: write these gradients instead of adding them.
         joined: write the tree's sum over all slices to gradient[0], which takes less time. The rest is overwritten. It
             needs fresh.
+        brightest: each slice's gradients by weights of convolutions of x are divided by it. It is 1 unless fresh.
         by_x: float32 [n, K], to which the gradient by x is written; [0, K] to leave it out.
     """
     samples, widest = len(x), 0
@@ -316,7 +338,7 @@ def backward(
         at_once = len(gradient) if joined and not layers[layer, KERNEL] else 1
         for s in range(0, len(gradient), at_once):
             begin, end = s * samples // len(gradient), (s + at_once) * samples // len(gradient)
-            _by_parameters(layers, layer, below[begin:end], grad[begin:end], none, gradient[s : s + at_once])
+            _by_parameters(layers, layer, below[begin:end], grad[begin:end], none, brightest, gradient[s : s + at_once])
         if joined and layers[layer, KERNEL]:
             weight, bias, outputs = layers[layer, WEIGHT], layers[layer, BIAS], rows_of_weights(layers, layer)
             add_up(gradient, weight, weight + layers[layer, INPUTS] * outputs)

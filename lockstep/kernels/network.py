@@ -24,10 +24,12 @@ from lockstep.kernels.dense import (
     WEIGHT,
     activations,
     backward,
+    divide,
     rows_of_weights,
 )
 from lockstep.kernels.sums import add_up, column_sums
 
+_ONE = np.float32(1)
 LOG_STD_LOW, LOG_STD_HIGH = np.float32(-20), np.float32(2)
 """Bounds of log standard deviations: see lockstep.models.gaussian."""
 
@@ -89,10 +91,7 @@ def divide_by_brightness(layers: np.ndarray, brightest: np.float32, values: np.n
     """Divide the weights of convolutions of x among parameters, or the gradients by them, [P or more] in place. With
     such weights, pixels are whole numbers: torch scales them so."""
     for layer in range(len(layers)):
-        if layers[layer, KERNEL] and layers[layer, SOURCE] < 0:
-            begin, count = layers[layer, WEIGHT], layers[layer, INPUTS] * rows_of_weights(layers, layer)
-            for i in range(begin, begin + count):
-                values[i] /= brightest
+        divide(values.reshape((1, len(values))), layers, layer, brightest)
 
 
 @compiled
@@ -191,7 +190,7 @@ def differentiate(
             to_head[i, j] = led_back(head[i, j], by_policy[i, j]) if bounded else by_policy[i, j]
         for j in range(emitted, size):
             gradient[i // each, free_std + j - emitted] += by_policy[i, j]
-    backward(parameters, layers, x, scratch, gradients, gradient, fresh, joined, x[:0])
+    backward(parameters, layers, x, scratch, gradients, gradient, fresh, joined, _ONE, x[:0])
 
 
 @compiled
@@ -284,7 +283,7 @@ def heads_as_torch(
         alone[0, SOURCE] = -1
         below, to = activations(scratch, layers, n, source), activations(gradients, layers, n, source)
         by_below, own = np.empty_like(below), gradients[first:last]
-        backward(parameters, alone, below, scratch[first:last], own, gradient, True, joined, by_below)
+        backward(parameters, alone, below, scratch[first:last], own, gradient, True, joined, _ONE, by_below)
         added = head == policy and source == layers[value, SOURCE]
         for i in range(n):
             for j in range(to.shape[1]):
@@ -318,6 +317,6 @@ def differentiate_as_torch(
     n, heads, gradients = len(x), len(layers) - 2, np.empty_like(scratch)
     heads_as_torch(layers, parameters, n, scratch, by_policy, by_value, gradients, gradient, joined)
     size = n * layers[:heads, OUTPUTS].sum()
-    backward(parameters, layers[:heads], x, scratch[:size], gradients[:size], gradient, True, joined, x[:0])
+    backward(parameters, layers[:heads], x, scratch[:size], gradients[:size], gradient, True, joined, _ONE, x[:0])
     biases_in_parts(layers, n, gradients, gradient, joined)
     by_free_std(free_std, layers[heads, OUTPUTS], parameters, by_policy, gradient, joined)

@@ -6,8 +6,8 @@ the channels of a place lie together.
 
 Shape legend: n samples, C channels, H and W sides of an image, Q places of a kernel of k x k cells, K = Ckk numbers of
 a patch, in the order of torch's weights (C, k, k), M channels of outputs, which fill tiles. A shape is int64 [6]: k, the
-cells by which kernels move, C, H, W, and the side of a block. If that is not 1, a sum takes the cells of patches in the
-order of lockstep.models.layers.fold_kernel.
+cells by which a kernel moves, C, H, W, and the side of a block. If that is not 1, a sum takes the numbers of a patch in
+the order of lockstep.models.layers.fold_kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numba import boolean, float32, int64, intp
 
 from lockstep.kernels.cache import apart, compiled
-from lockstep.kernels.products import panels_of, product
+from lockstep.kernels.products import hold, panels_of, product
 from lockstep.kernels.tiles import EDGE, address, listed_tile, load, plus, store, tile_columns, tile_rows, turn
 from lockstep.kernels.tiles import WIDTH as VECTOR
 
@@ -112,6 +112,14 @@ def _turn(b: int, b_row: int, rows: int, columns: int, out: int, out_row: int) -
 
 
 @compiled
+def _turn_each(b: int, count: int, rows: int, columns: int, out: int) -> None:
+    """Write several transposed matrices [rows, columns] at an address to another one."""
+    for i in range(count):
+        begin = 4 * i * rows * columns
+        _turn(b + begin, columns, rows, columns, out + begin, rows)
+
+
+@compiled
 def _ordered(weight: int, order: np.ndarray, outputs: int) -> np.ndarray:
     """Weights [M, K] in the order in which sums take them."""
     k = len(order)
@@ -158,10 +166,14 @@ def convolve_patches_back(
     """Given the gradient by y, add that by weights to by_weight sample by sample, or write it if it is to be fresh.
     Other arguments are those of convolve_patches."""
     of_patch, each = _of_patch(shape, planes), places(shape[3], shape[4], shape[0], shape[1])
-    k, m = len(of_patch), by_y.shape[1] // each
-    turned, together = np.zeros((k, m), np.float32), max(1, _TOGETHER // each)
+    k, m, together = len(of_patch), by_y.shape[1] // each, max(1, _TOGETHER // each)
+    channels = k if planes else shape[2]
+    cells = k // channels
+    of_patch = of_patch.reshape((channels, cells)).transpose().copy().reshape(k)  # a tile's rows should lie together
+    turned, weights = np.zeros((k, m), np.float32), np.empty((m, k), np.float32)
     if not fresh:
-        _turn(by_weight, k, m, k, address(turned), m)
+        _turn_each(by_weight, m, channels, cells, address(weights))
+        _turn(address(weights), k, m, k, address(turned), m)
     where = _places(shape, planes, min(together, len(x)), x.strides[0])
     for i in range(0, len(x), together):
         given, to = by_y[i : i + together], address(turned)
@@ -169,8 +181,10 @@ def convolve_patches_back(
             *(address(x) + i * x.strides[0], of_patch, where[: len(given) * each]),
             *(given, m, tile_columns(), to, m, turned, False),
         )
-    _turn(address(turned), m, k, m, by_weight, k)
-    turned[0, 0] = 0  # keeps it until here
+    _turn(address(turned), m, k, m, address(weights), k)
+    _turn_each(address(weights), m, cells, channels, by_weight)
+    hold(turned)
+    hold(weights)
 
 
 @compiled

@@ -193,16 +193,18 @@ def _back_through(
     by_y: np.ndarray,
     gradient: np.ndarray,
     joined: bool,
+    brightest: np.float32,
     by_x: np.ndarray,
 ) -> None:
     """Given the gradients by the last layer's outputs [n, M], write those by the layers' parameters to gradient
-    [S, P or more], and those by x to by_x [n, F] unless it is empty. joined: see lockstep.kernels.dense.backward."""
+    [S, P or more], and those by x to by_x [n, F] unless it is empty. joined, brightest: see
+    lockstep.kernels.dense.backward."""
     n, gradients = len(x), np.empty_like(scratch)
     to = activations(gradients, layers, n, len(layers) - 1)
     for i in range(n):
         for j in range(to.shape[1]):
             to[i, j] = by_y[i, j]
-    backward(used, layers, x, scratch, gradients, gradient, True, joined, by_x)
+    backward(used, layers, x, scratch, gradients, gradient, True, joined, brightest, by_x)
     biases_in_parts(layers, n, gradients, gradient, joined)
 
 
@@ -227,8 +229,7 @@ def differentiate(
         action: int64 [n].
         by_numbers: the gradient by the chosen actions' numbers, float32 [n, K].
         gradient: float32 [S, P or more].
-        joined: write the tree's sum over all slices to gradient[0]. It needs a brightness of 1 and no noise, and
-            overwrites the other rows.
+        joined: write the tree's sum over all slices to gradient[0]. It needs no noise, and overwrites the other rows.
     """
     numbers, of_encoder, of_advantage, of_value = computed
     n, actions, kinds = numbers.shape
@@ -246,15 +247,13 @@ def differentiate(
                     by_advantage[i, a * kinds + k] += by_mean
     features = activations(of_encoder, network.encoder, n, len(network.encoder) - 1)
     by_features = np.empty(features.shape, np.float32)
-    _back_through(network.advantage, used, features, of_advantage, by_advantage, gradient, joined, by_features)
+    _back_through(network.advantage, used, features, of_advantage, by_advantage, gradient, joined, _ONE, by_features)
     if dueling:
         more = np.empty(features.shape, np.float32)
-        _back_through(network.value, used, features, of_value, by_numbers, gradient, joined, more)
+        _back_through(network.value, used, features, of_value, by_numbers, gradient, joined, _ONE, more)
         for i in range(n):
             for j in range(features.shape[1]):
                 by_features[i, j] += more[i, j]
-    _back_through(network.encoder, used, x, of_encoder, by_features, gradient, joined, x[:0])
+    _back_through(network.encoder, used, x, of_encoder, by_features, gradient, joined, network.brightest, x[:0])
     for s in range(len(gradient)):
-        if network.brightest != _ONE:
-            divide_by_brightness(network.encoder, network.brightest, gradient[s])
         _by_sigmas(network, noise, gradient[s])

@@ -145,41 +145,45 @@ def returns_gradients(
     """
     slices, size, atoms = len(out), len(parameters), network.atoms
     each, drawn = len(obs) // slices, len(noise) // slices
-    scaled = np.empty(drawn, np.float32)
-    terms, sums = np.empty((DQN_SUMS, each), np.float32), np.empty(DQN_SUMS, np.float32)
-    by_numbers = np.empty((each, max(1, len(atoms))), np.float32)
-    wanted = np.empty_like(by_numbers)
-    for s in range(slices):
-        begin, end = s * each, (s + 1) * each
+    several = 1 if drawn else slices  # pass through the networks together
+    n, scaled = several * each, np.empty(drawn, np.float32)
+    by_numbers, following = np.empty((n, max(1, len(atoms))), np.float32), np.empty(n, np.int64)
+    wanted, terms = np.empty_like(by_numbers), np.empty((DQN_SUMS, each), np.float32)
+    for first in range(0, slices, several):
+        begin, end = first * each, first * each + n
         x, then, chosen = obs[begin:end], next_obs[begin:end], action[begin:end]
-        scale_noise(noise[s * drawn : (s + 1) * drawn], scaled)
+        scale_noise(noise[first * drawn : (first + 1) * drawn], scaled)
         online_noise, target_noise = scaled[: drawn // 2], scaled[drawn // 2 :]
-        if s == 0 or drawn:
-            disturb(network, parameters, online_noise, used[0])
-            disturb(network, target, target_noise, used[1])
+        disturb(network, parameters, online_noise, used[0])
+        disturb(network, target, target_noise, used[1])
         numbers_t, _, _, _ = describe(network, used[1], then, False)
         selected = expected(atoms, describe(network, used[0], then, False)[0] if double else numbers_t)
-        following = np.empty(each, np.int64)
-        for i in range(each):
+        for i in range(n):
             following[i] = best(selected[i])
         computed = describe(network, used[0], x, False)
-        to_priority = priority[begin:end]
+        log_p = np.empty((0, 0), np.float32)
         if len(atoms):
             p_t = _log_probabilities(numbers_t, following)
             exponentiate(p_t)
             project(p_t, reward[begin:end], discount[begin:end], atoms, wanted)
             log_p = _log_probabilities(computed[0], chosen)
-            _learn_distributions(log_p, wanted, weight[begin:end], atoms, by_numbers, terms, to_priority)
         else:
-            value = np.empty(each, np.float32)
-            for i in range(each):
-                value[i] = computed[0][i, chosen[i], 0]
+            for i in range(n):
                 wanted[i, 0] = reward[begin + i] + discount[begin + i] * numbers_t[i, following[i], 0]
-            _learn_means(value, wanted[:, 0], weight[begin:end], by_numbers, terms, to_priority)
-        differentiate(network, used[0], online_noise, x, computed, chosen, by_numbers, out[s : s + 1], False)
-        row_sums(terms, sums)
-        out[s, size] = np.float32(each)
-        for j in range(DQN_SUMS):
-            out[s, size + 1 + j] = sums[j]
+        for s in range(several):
+            one, last = s * each, (s + 1) * each
+            of_slice, to_priority = weight[begin + one : begin + last], priority[begin + one : begin + last]
+            goal, by = wanted[one:last], by_numbers[one:last]
+            if len(atoms):
+                _learn_distributions(log_p[one:last], goal, of_slice, atoms, by, terms, to_priority)
+            else:
+                value = np.empty(each, np.float32)
+                for i in range(each):
+                    value[i] = computed[0][one + i, chosen[one + i], 0]
+                _learn_means(value, goal[:, 0], of_slice, by, terms, to_priority)
+            out[first + s, size] = np.float32(each)
+            row_sums(terms, out[first + s, size + 1 : size + 1 + DQN_SUMS])
+        to, at_once = out[first : first + several], joined and several == slices
+        differentiate(network, used[0], online_noise, x, computed, chosen, by_numbers, to, at_once)
     if joined:
-        add_up(out, 0, size + 1 + DQN_SUMS)
+        add_up(out, 0 if drawn else size, size + 1 + DQN_SUMS)
