@@ -133,7 +133,7 @@ def _learn_critics(
             priority[i] += abs(error) / np.float32(critics)
             sums[i // size, 0] += weight[i] * (error * error)
             sums[i // size, place] += q[i, 0] / np.float32(critics)
-        backward(parameters, table, x, scratch, gradients, gradient, True, joined, _ONE, x[:0])
+        backward(parameters, table, x, scratch, gradients, gradient, True, joined, x[:0])
     for i in range(n):
         sums[i // size, place + 1] += target[i]
         sums[i // size, place + 2] += priority[i]
@@ -198,7 +198,7 @@ def _climb(
         by_q = activations(gradients, table, len(chosen), last - 1)
         for i in range(len(chosen)):
             by_q[i, 0] = -weight[chosen[i]]
-        backward(parameters, table, seen, numbers, gradients, x[:0], False, False, _ONE, by_x)
+        backward(parameters, table, seen, numbers, gradients, x[:0], False, False, by_x)
         for i in range(len(chosen)):
             for d in range(by_action.shape[1]):
                 by_action[chosen[i], d] = by_x[i, size + d]
@@ -227,8 +227,8 @@ def sac_gradients(
     """The gradients of SAC's losses.
 
     Args:
-        policy: the policy's table, int64 [L, 13].
-        layers: the critics' table, int64 [C * L, 13].
+        policy: the policy's table, int64 [L, 14].
+        layers: the critics' table, int64 [C * L, 14].
         critics: C.
         parameters, target: of the model and of the target model, float32 [P].
         log_temperature: the place of log α among the parameters.
@@ -278,7 +278,7 @@ def sac_gradients(
         out[s, log_temperature] = alpha * of_temperature
         sums[s, 2] = alpha * of_temperature
         sums[s, 7] = alpha * np.float32(each)
-    backward(parameters, policy, obs, scratch, gradients, out, True, joined, _ONE, obs[:0])
+    backward(parameters, policy, obs, scratch, gradients, out, True, joined, obs[:0])
 
     _learn_critics(layers, critics, parameters, obs, action, wanted, weight, joined, out, priority, sums, 3)
     write_sums(each, sums, out, len(parameters))
@@ -342,7 +342,7 @@ def td3_gradients(
             for d in range(size):
                 by_output[i, d] = by_action[i, d] * (_ONE - chosen[i, d] * chosen[i, d])
             sums[i // each, 1] -= np.float32(period) * (weight[i] * values[i])
-        backward(parameters, policy, obs, scratch, gradients, out, True, joined, _ONE, obs[:0])
+        backward(parameters, policy, obs, scratch, gradients, out, True, joined, obs[:0])
     else:
         for s in range(1 if joined else slices):
             clear(policy, out[s])

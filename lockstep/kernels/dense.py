@@ -20,16 +20,17 @@ from lockstep.kernels.products import product
 from lockstep.kernels.sums import add_up
 from lockstep.kernels.tiles import address
 
-WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED, KERNEL, STRIDE, CHANNELS, HEIGHT, WIDTH, BLOCK = range(13)
-"""Columns of a table of layers, int64 [L, 13]: where weights and biases [M] begin among the parameters, the layer's
+WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED = range(7)
+KERNEL, STRIDE, CHANNELS, HEIGHT, WIDTH, BLOCK, BRIGHTEST = range(7, 14)
+"""Columns of a table of layers, int64 [L, 14]: where weights and biases [M] begin among the parameters, the layer's
 size, which activation follows it, the earlier layer whose output it takes, -1 for x, and how its weights lie: 0 as
 [M, K], 1 as [K, M]. With NORM there, the layer normalizes every K of the M numbers of an earlier layer, which no other
-one takes, and has K weights and K biases (lockstep.kernels.norms). The last six are 0 unless the layer is a
+one takes, and has K weights and K biases (lockstep.kernels.norms). The last seven are 0 unless the layer is a
 convolution. Then K are the numbers of a patch, M those of all places, and the columns are the shape that
 lockstep.kernels.patches takes. With a stride of 1, a layer of x is computed by lockstep.kernels.convolution."""
-COLUMNS = 13
+COLUMNS = 14
 """How many columns a table of layers has."""
-NO_IMAGE = (0, 0, 0, 0, 0, 0)
+NO_IMAGE = (0, 0, 0, 0, 0, 0, 0)
 """The last columns of a dense layer."""
 NORM = 2
 """How the weights of a layer lie that normalizes."""
@@ -49,7 +50,7 @@ def weights(parameters: np.ndarray, layers: np.ndarray, layer: int) -> tuple[int
 @compiled
 def _shared_by(layers: np.ndarray, layer: int) -> int:
     """How many outputs of a layer share a weight."""
-    kernel, stride, _, height, width, _ = layers[layer, KERNEL:]
+    kernel, stride, _, height, width, _, _ = layers[layer, KERNEL:]
     return places(height, width, kernel, stride) if kernel else 1
 
 
@@ -130,7 +131,7 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
 
     Args:
         parameters: float32 [P].
-        layers: the table, int64 [L, 13].
+        layers: the table, int64 [L, 14].
         x: observations, float32 [n, K].
         scratch: see activations.
     """
@@ -151,8 +152,7 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
             below = x if source < 0 else activations(scratch, layers, n, source)
             y = activations(scratch, layers, n, layer)
             if _of_grid(layers, layer):
-                kernel, _, channels, height, width, _ = shape
-                convolve(below, channels, height, width, kernel, weight, bias, rectify, y)
+                convolve(below, shape, weight, bias, rectify, y)
             else:
                 convolve_patches(below, shape, source < 0, weight, bias, rectify, y)
         else:  # by addresses, since views take time in small networks
@@ -175,23 +175,12 @@ def evaluate(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> np.nd
 
 
 @compiled
-def divide(values: np.ndarray, layers: np.ndarray, layer: int, brightest: np.float32) -> None:
-    """Divide the weights of a layer that convolves x, or the gradients by them, [1, P or more] in place."""
-    if brightest == 1 or layers[layer, KERNEL] == 0 or layers[layer, SOURCE] >= 0:
-        return
-    begin, (count, _) = layers[layer, WEIGHT], sizes(layers, layer)
-    for i in range(begin, begin + count):
-        values[0, i] /= brightest
-
-
-@compiled
 def _by_parameters(
     layers: np.ndarray,
     layer: int,
     below: np.ndarray,
     grad: np.ndarray,
     zeros: np.ndarray,
-    brightest: np.float32,
     gradient: np.ndarray,
 ) -> None:
     """Add a layer's gradients by weights and bias to gradient [1, P or more]; or, over several slices of the samples,
@@ -200,16 +189,14 @@ def _by_parameters(
     Args:
         below, grad: the layer's inputs [n, K], and the gradient by its outputs before the activation [n, M].
         zeros: at least K and M of them, to write the gradients instead of adding them; else none.
-        brightest: see backward.
     """
     (samples, k), m, slices, fresh = below.shape, grad.shape[1], len(gradient), len(zeros) > 0
     n, begin, to = samples // slices, layers[layer, BIAS], weights(gradient, layers, layer)[0]
-    kernel, _, channels, height, width, _ = layers[layer, KERNEL:]
+    shape, is_image = layers[layer, KERNEL:], layers[layer, KERNEL] > 0
     shared, outputs = _shared_by(layers, layer), rows_of_weights(layers, layer)
-    if kernel and _of_grid(layers, layer):
+    if is_image and _of_grid(layers, layer):
         by_bias = address(gradient) + 4 * begin
-        convolve_back(below, channels, height, width, kernel, grad, fresh, to, by_bias)
-        divide(gradient, layers, layer, brightest)
+        convolve_back(below, shape, grad, fresh, to, by_bias)
         return
     for s in range(slices):
         by_bias = gradient[s, begin : begin + outputs]
@@ -218,9 +205,8 @@ def _by_parameters(
         _gather(grad[s * n : (s + 1) * n].reshape((n * shared, outputs)), by_bias)
     add_up(gradient, begin, begin + outputs)
     start = address(zeros) if fresh else to
-    if kernel:
-        convolve_patches_back(below, layers[layer, KERNEL:], layers[layer, SOURCE] < 0, grad, fresh, to)
-        divide(gradient, layers, layer, brightest)
+    if is_image:
+        convolve_patches_back(below, shape, layers[layer, SOURCE] < 0, grad, fresh, to)
     elif layers[layer, TURNED]:
         product(slices, address(below), 1, k, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m, False)
     else:
@@ -290,7 +276,6 @@ def _norm_back(
     float32[:, ::1],
     boolean,
     boolean,
-    float32,
     float32[:, :],
 )
 def backward(
@@ -302,14 +287,13 @@ def backward(
     gradient: np.ndarray,
     fresh: bool,
     joined: bool,
-    brightest: np.float32,
     by_x: np.ndarray,
 ) -> None:
     """Compute the gradients by the parameters of all layers and by x, the last layer first.
 
     Args:
         parameters: float32 [P].
-        layers: the table, int64 [L, 13].
+        layers: the table, int64 [L, 14].
         x: observations, float32 [n, K].
         scratch: what forward wrote.
         gradients: as scratch: the gradient by the outputs of layers that no other layer takes. The rest is overwritten.
@@ -318,7 +302,6 @@ def backward(
         fresh: write these gradients instead of adding them.
         joined: write the tree's sum over all slices to gradient[0], which takes less time. The rest is overwritten. It
             needs fresh.
-        brightest: each slice's gradients by weights of convolutions of x are divided by it. It is 1 unless fresh.
         by_x: float32 [n, K], to which the gradient by x is written; [0, K] to leave it out.
     """
     samples, widest = len(x), 0
@@ -338,7 +321,7 @@ def backward(
         at_once = len(gradient) if joined and not layers[layer, KERNEL] else 1
         for s in range(0, len(gradient), at_once):
             begin, end = s * samples // len(gradient), (s + at_once) * samples // len(gradient)
-            _by_parameters(layers, layer, below[begin:end], grad[begin:end], none, brightest, gradient[s : s + at_once])
+            _by_parameters(layers, layer, below[begin:end], grad[begin:end], none, gradient[s : s + at_once])
         if joined and layers[layer, KERNEL]:
             weight, bias, outputs = layers[layer, WEIGHT], layers[layer, BIAS], rows_of_weights(layers, layer)
             add_up(gradient, weight, weight + layers[layer, INPUTS] * outputs)

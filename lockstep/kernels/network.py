@@ -24,12 +24,10 @@ from lockstep.kernels.dense import (
     WEIGHT,
     activations,
     backward,
-    divide,
     rows_of_weights,
 )
 from lockstep.kernels.sums import add_up, column_sums
 
-_ONE = np.float32(1)
 LOG_STD_LOW, LOG_STD_HIGH = np.float32(-20), np.float32(2)
 """Bounds of log standard deviations: see lockstep.models.gaussian."""
 
@@ -71,7 +69,7 @@ def evaluate(
     """Evaluate policy and value.
 
     Args:
-        layers: the table, int64 [L, 13].
+        layers: the table, int64 [L, 14].
         free_std: where the log standard deviations begin among the parameters, if they do not depend on the
             observation; else -1.
         log_stds: how many of the policy's last parameters are log standard deviations.
@@ -91,7 +89,10 @@ def divide_by_brightness(layers: np.ndarray, brightest: np.float32, values: np.n
     """Divide the weights of convolutions of x among parameters, or the gradients by them, [P or more] in place. With
     such weights, pixels are whole numbers: torch scales them so."""
     for layer in range(len(layers)):
-        divide(values.reshape((1, len(values))), layers, layer, brightest)
+        if layers[layer, KERNEL] and layers[layer, SOURCE] < 0:
+            begin, count = layers[layer, WEIGHT], layers[layer, INPUTS] * rows_of_weights(layers, layer)
+            for i in range(begin, begin + count):
+                values[i] /= brightest
 
 
 @compiled
@@ -190,7 +191,7 @@ def differentiate(
             to_head[i, j] = led_back(head[i, j], by_policy[i, j]) if bounded else by_policy[i, j]
         for j in range(emitted, size):
             gradient[i // each, free_std + j - emitted] += by_policy[i, j]
-    backward(parameters, layers, x, scratch, gradients, gradient, fresh, joined, _ONE, x[:0])
+    backward(parameters, layers, x, scratch, gradients, gradient, fresh, joined, x[:0])
 
 
 @compiled
@@ -283,7 +284,7 @@ def heads_as_torch(
         alone[0, SOURCE] = -1
         below, to = activations(scratch, layers, n, source), activations(gradients, layers, n, source)
         by_below, own = np.empty_like(below), gradients[first:last]
-        backward(parameters, alone, below, scratch[first:last], own, gradient, True, joined, _ONE, by_below)
+        backward(parameters, alone, below, scratch[first:last], own, gradient, True, joined, by_below)
         added = head == policy and source == layers[value, SOURCE]
         for i in range(n):
             for j in range(to.shape[1]):
@@ -317,6 +318,6 @@ def differentiate_as_torch(
     n, heads, gradients = len(x), len(layers) - 2, np.empty_like(scratch)
     heads_as_torch(layers, parameters, n, scratch, by_policy, by_value, gradients, gradient, joined)
     size = n * layers[:heads, OUTPUTS].sum()
-    backward(parameters, layers[:heads], x, scratch[:size], gradients[:size], gradient, True, joined, _ONE, x[:0])
+    backward(parameters, layers[:heads], x, scratch[:size], gradients[:size], gradient, True, joined, x[:0])
     biases_in_parts(layers, n, gradients, gradient, joined)
     by_free_std(free_std, layers[heads, OUTPUTS], parameters, by_policy, gradient, joined)

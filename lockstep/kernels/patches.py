@@ -5,9 +5,11 @@ Patches may overlap, and none is copied: lists say where the numbers of a produc
 the channels of a place lie together.
 
 Shape legend: n samples, C channels, H and W sides of an image, Q places of a kernel of k x k cells, K = Ckk numbers of
-a patch, in the order of torch's weights (C, k, k), M channels of outputs, which fill tiles. A shape is int64 [6]: k, the
-cells by which a kernel moves, C, H, W, and the side of a block. If that is not 1, a sum takes the numbers of a patch in
-the order of lockstep.models.layers.fold_kernel.
+a patch, in the order of torch's weights (C, k, k), M channels of outputs, which fill tiles.
+
+A shape, int64 [7], is k, the cells by which a kernel moves, C, H, W, the side of a block, and what divides weights and
+the gradients by them, as in PixelConv2d of lockstep.models.layers. If a block has several cells, sums take the numbers
+of a patch in the order of fold_kernel there. Both are 1 for images that another layer computed.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def places(height: int, width: int, kernel: int, stride: int = 1) -> int:
 def _of_patch(shape: np.ndarray, planes: bool) -> np.ndarray:
     """How many bytes behind its place each number of a patch lies, int64 [K]. planes: images are [C, H, W] instead of
     [H, W, C]."""
-    kernel, _, channels, height, width, _ = shape
+    kernel, _, channels, height, width, _, _ = shape
     found = np.empty(channels * kernel * kernel, np.int64)
     for i in range(len(found)):
         c, cell = i // (kernel * kernel), i // kernel % kernel * width + i % kernel
@@ -45,7 +47,7 @@ def _of_patch(shape: np.ndarray, planes: bool) -> np.ndarray:
 @compiled
 def _order(shape: np.ndarray) -> np.ndarray:
     """The order in which sums take the numbers of a patch, int64 [K]."""
-    kernel, _, channels, _, _, block = shape
+    kernel, _, channels, _, _, block, _ = shape
     across, i = kernel // block, 0
     found = np.empty(channels * kernel * kernel, np.int64)
     for outer in range(channels * block * block):
@@ -60,7 +62,7 @@ def _order(shape: np.ndarray) -> np.ndarray:
 @compiled
 def _places(shape: np.ndarray, planes: bool, samples: int, between: int) -> np.ndarray:
     """How many bytes behind the first sample each place lies, int64 [nQ]. between: bytes between samples."""
-    kernel, stride, channels, height, width, _ = shape
+    kernel, stride, channels, height, width, _, _ = shape
     across, each = (width - kernel) // stride + 1, places(height, width, kernel, stride)
     found, cell = np.empty(samples * each, np.int64), 4 if planes else 4 * channels
     for i in range(samples):
@@ -120,13 +122,13 @@ def _turn_each(b: int, count: int, rows: int, columns: int, out: int) -> None:
 
 
 @compiled
-def _ordered(weight: int, order: np.ndarray, outputs: int) -> np.ndarray:
-    """Weights [M, K] in the order in which sums take them."""
+def _of_pixels(weight: int, order: np.ndarray, brightest: int, outputs: int) -> np.ndarray:
+    """Weights [M, K] in the order in which sums take them, divided."""
     k = len(order)
     found = np.empty((outputs, k), np.float32)
     for j in range(outputs):
         for i in range(k):
-            found[j, i] = load(weight + 4 * (j * k + order[i]))
+            found[j, i] = load(weight + 4 * (j * k + order[i])) / np.float32(brightest)
     return found
 
 
@@ -154,7 +156,7 @@ def convolve_patches(
     out = y.reshape((len(where), y.size // len(where)))
     k, m = len(order), out.shape[1]
     assert m % tile_columns() == 0
-    panels = _panels(_ordered(weight, order, m)) if shape[5] > 1 else panels_of(weight, 1, k, k, m)
+    panels = _panels(_of_pixels(weight, order, shape[6], m)) if planes else panels_of(weight, 1, k, k, m)
     terms, width = _of_patch(shape, planes)[order], tile_columns()
     _tiles(address(x), where, terms, panels, width, k * width, bias, 0, out, rectify)
 
@@ -181,6 +183,9 @@ def convolve_patches_back(
             *(address(x) + i * x.strides[0], of_patch, where[: len(given) * each]),
             *(given, m, tile_columns(), to, m, turned, False),
         )
+    if shape[6] != 1:
+        assert fresh
+        turned /= np.float32(shape[6])
     _turn(address(turned), m, k, m, address(weights), k)
     _turn_each(address(weights), m, cells, channels, by_weight)
     hold(turned)
@@ -215,7 +220,7 @@ def _paste(by_y: np.ndarray, weights: np.ndarray, zeros: np.ndarray, where: np.n
 def paste_patches(by_y: np.ndarray, shape: np.ndarray, weight: int, by_x: np.ndarray) -> None:
     """Given the gradient by y, write that by images to by_x [n, HWC]: of each of their numbers, the sum over the cells
     of a patch, the first one first. Other arguments are those of convolve_patches."""
-    kernel, stride, channels, height, width, _ = shape
+    kernel, stride, channels, height, width, _, _ = shape
     each, cells = places(height, width, kernel, stride), kernel * kernel
     m, together = by_y.shape[1] // each, max(1, _TOGETHER // each)
     weights, zeros = np.empty((cells, m, channels), np.float32), np.zeros(channels, np.float32)

@@ -86,7 +86,7 @@ def dqn_gradients(
         of_slice[1] += value
         of_slice[2] += wanted
         of_slice[3] += priority[i]
-    backward(parameters, layers, obs, scratch, gradients, out, True, joined, _ONE, obs[:0])
+    backward(parameters, layers, obs, scratch, gradients, out, True, joined, obs[:0])
     write_sums(each, sums, out, len(parameters))
     if joined:
         add_up(out, len(parameters), len(parameters) + 1 + DQN_SUMS)

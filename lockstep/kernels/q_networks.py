@@ -14,9 +14,10 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import BIAS, WEIGHT, activations, backward, evaluate, sizes
 from lockstep.kernels.math import ndtri
-from lockstep.kernels.network import biases_in_parts, biases_last, divide_by_brightness
+from lockstep.kernels.network import biases_in_parts, biases_last
 from lockstep.kernels.policies import exponentiate, log_softmax, within
 from lockstep.kernels.sums import row_sums
+from lockstep.kernels.tiles import move_row
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -25,7 +26,7 @@ class QNetwork(NamedTuple):
     """Where the parts of a model lie among its parameters. Tables are those of lockstep.kernels.dense."""
 
     encoder: np.ndarray
-    """Its table, int64 [L, 13]."""
+    """Its table, int64 [L, 14]."""
     advantage: np.ndarray
     """The table of the stream of advantages, or of all values if there are no dueling streams. It takes features."""
     value: np.ndarray
@@ -35,8 +36,6 @@ class QNetwork(NamedTuple):
     layer has."""
     atoms: np.ndarray
     """float32 [K]; [0] for expected returns."""
-    brightest: np.float32
-    """What convolutions of x divide their weights by."""
 
 
 @compiled
@@ -55,26 +54,22 @@ def _copy_layers(layers: np.ndarray, parameters: np.ndarray, used: np.ndarray) -
     for layer in range(len(layers)):
         weight, bias = layers[layer, WEIGHT], layers[layer, BIAS]
         weights, biases = sizes(layers, layer)
-        for i in range(weight, weight + weights):
-            used[i] = parameters[i]
-        for i in range(bias, bias + biases):
-            used[i] = parameters[i]
+        move_row(parameters[weight : weight + weights], used[weight : weight + weights])
+        move_row(parameters[bias : bias + biases], used[bias : bias + biases])
 
 
 @compiled
-def disturb(network: QNetwork, parameters: np.ndarray, noise: np.ndarray, used: np.ndarray) -> None:
-    """Write the weights and biases that a network computes with at their places in used, float32 [P].
+def disturb(network: QNetwork, parameters: np.ndarray, noise: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """The parameters with which a network computes: those given if no layer is noisy.
 
     Args:
         parameters: float32 [P].
         noise: what scale_noise wrote, float32 [Z].
+        used: float32 [P], where the disturbed weights and biases are written.
     """
-    _copy_layers(network.encoder, parameters, used)
-    if network.brightest != _ONE:
-        divide_by_brightness(network.encoder, network.brightest, used)
     if len(network.noisy) == 0:
-        _copy_layers(network.advantage, parameters, used)
-        _copy_layers(network.value, parameters, used)
+        return parameters
+    _copy_layers(network.encoder, parameters, used)
     begin = 0
     for layer in range(len(network.noisy)):
         weight, bias, weight_sigma, bias_sigma, inputs, outputs = network.noisy[layer]
@@ -87,6 +82,7 @@ def disturb(network: QNetwork, parameters: np.ndarray, noise: np.ndarray, used: 
             for i in range(inputs):
                 to[i] = mean[i] + sigma[i] * (factor * into[i])
             used[bias + j] = parameters[bias + j] + parameters[bias_sigma + j] * factor
+    return used
 
 
 @compiled
@@ -133,7 +129,7 @@ def describe(
     encoder and the streams of advantages and of the value have computed.
 
     Args:
-        used: what disturb wrote.
+        used: what disturb returned.
         strided: whether dense layers of x add their bias last: see lockstep.kernels.network.biases_last.
     """
     n, kinds = len(x), max(1, len(network.atoms))
@@ -180,7 +176,7 @@ def expected(atoms: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 @compiled
 def act(network: QNetwork, used: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """The expected returns of all actions, [n, D] -> [n, A]. used: what disturb wrote."""
+    """The expected returns of all actions, [n, D] -> [n, A]. used: what disturb returned."""
     return expected(network.atoms, describe(network, used, x, False)[0])
 
 
@@ -193,18 +189,16 @@ def _back_through(
     by_y: np.ndarray,
     gradient: np.ndarray,
     joined: bool,
-    brightest: np.float32,
     by_x: np.ndarray,
 ) -> None:
     """Given the gradients by the last layer's outputs [n, M], write those by the layers' parameters to gradient
-    [S, P or more], and those by x to by_x [n, F] unless it is empty. joined, brightest: see
-    lockstep.kernels.dense.backward."""
+    [S, P or more], and those by x to by_x [n, F] unless it is empty. joined: see lockstep.kernels.dense.backward."""
     n, gradients = len(x), np.empty_like(scratch)
     to = activations(gradients, layers, n, len(layers) - 1)
     for i in range(n):
         for j in range(to.shape[1]):
             to[i, j] = by_y[i, j]
-    backward(used, layers, x, scratch, gradients, gradient, True, joined, brightest, by_x)
+    backward(used, layers, x, scratch, gradients, gradient, True, joined, by_x)
     biases_in_parts(layers, n, gradients, gradient, joined)
 
 
@@ -223,7 +217,7 @@ def differentiate(
     """Write each slice's gradients by all parameters.
 
     Args:
-        used, noise: see disturb.
+        used, noise: what disturb returned, and what it was given.
         x: observations [n, D].
         computed: what describe returned of them.
         action: int64 [n].
@@ -247,13 +241,13 @@ def differentiate(
                     by_advantage[i, a * kinds + k] += by_mean
     features = activations(of_encoder, network.encoder, n, len(network.encoder) - 1)
     by_features = np.empty(features.shape, np.float32)
-    _back_through(network.advantage, used, features, of_advantage, by_advantage, gradient, joined, _ONE, by_features)
+    _back_through(network.advantage, used, features, of_advantage, by_advantage, gradient, joined, by_features)
     if dueling:
         more = np.empty(features.shape, np.float32)
-        _back_through(network.value, used, features, of_value, by_numbers, gradient, joined, _ONE, more)
+        _back_through(network.value, used, features, of_value, by_numbers, gradient, joined, more)
         for i in range(n):
             for j in range(features.shape[1]):
                 by_features[i, j] += more[i, j]
-    _back_through(network.encoder, used, x, of_encoder, by_features, gradient, joined, network.brightest, x[:0])
+    _back_through(network.encoder, used, x, of_encoder, by_features, gradient, joined, x[:0])
     for s in range(len(gradient)):
         _by_sigmas(network, noise, gradient[s])

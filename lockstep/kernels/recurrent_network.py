@@ -31,8 +31,6 @@ from lockstep.kernels.products import panels_of, product
 from lockstep.kernels.recurrent import KEPT, LSTM, gru, gru_back, lstm, lstm_back
 from lockstep.kernels.tiles import address
 
-_ONE = np.float32(1)
-
 
 @compiled
 def first_core(layers: np.ndarray) -> int:
@@ -168,7 +166,7 @@ def _differentiate_core(
     hidden = layers[row : row + 1].copy()
     hidden[0, OUTPUTS], hidden[0, ACTIVATION], hidden[0, SOURCE] = wide, NONE, -1
     h_tm1, flat = kept[0], gates.reshape(gates.size)
-    backward(parameters, hidden, h_tm1, flat, delta.reshape(delta.size), gradient, True, joined, _ONE, h_tm1[:0])
+    backward(parameters, hidden, h_tm1, flat, delta.reshape(delta.size), gradient, True, joined, h_tm1[:0])
 
 
 @compiled
@@ -200,7 +198,7 @@ def _differentiate_projection(
     alone[0, SOURCE] = -1
     y, grad = activations(scratch, layers, samples, row), activations(gradients, layers, samples, row)
     by_below = np.empty_like(below)
-    backward(parameters, alone, below, y.reshape(y.size), grad.reshape(y.size), gradient, True, joined, _ONE, by_below)
+    backward(parameters, alone, below, y.reshape(y.size), grad.reshape(y.size), gradient, True, joined, by_below)
     for i in range(samples):
         for j in range(features):
             to[i, j] = by_below[i, j]
@@ -233,6 +231,6 @@ def differentiate_as_torch(
         _differentiate_projection(layers, layers[row, SOURCE], parameters, extra, scratch, gradients, gradient, joined)
     first = 2 * core - heads  # each core has a projection
     size = samples * layers[:first, OUTPUTS].sum()
-    backward(parameters, layers[:first], x, scratch[:size], gradients[:size], gradient, True, joined, _ONE, x[:0])
+    backward(parameters, layers[:first], x, scratch[:size], gradients[:size], gradient, True, joined, x[:0])
     biases_in_parts(layers, samples, gradients, gradient, joined)
     by_free_std(free_std, layers[heads, OUTPUTS], parameters, by_policy, gradient, joined)

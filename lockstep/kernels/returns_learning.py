@@ -154,13 +154,12 @@ def returns_gradients(
         x, then, chosen = obs[begin:end], next_obs[begin:end], action[begin:end]
         scale_noise(noise[first * drawn : (first + 1) * drawn], scaled)
         online_noise, target_noise = scaled[: drawn // 2], scaled[drawn // 2 :]
-        disturb(network, parameters, online_noise, used[0])
-        disturb(network, target, target_noise, used[1])
-        numbers_t, _, _, _ = describe(network, used[1], then, False)
-        selected = expected(atoms, describe(network, used[0], then, False)[0] if double else numbers_t)
+        online = disturb(network, parameters, online_noise, used[0])
+        numbers_t, _, _, _ = describe(network, disturb(network, target, target_noise, used[1]), then, False)
+        selected = expected(atoms, describe(network, online, then, False)[0] if double else numbers_t)
         for i in range(n):
             following[i] = best(selected[i])
-        computed = describe(network, used[0], x, False)
+        computed = describe(network, online, x, False)
         log_p = np.empty((0, 0), np.float32)
         if len(atoms):
             p_t = _log_probabilities(numbers_t, following)
@@ -184,6 +183,6 @@ def returns_gradients(
             out[first + s, size] = np.float32(each)
             row_sums(terms, out[first + s, size + 1 : size + 1 + DQN_SUMS])
         to, at_once = out[first : first + several], joined and several == slices
-        differentiate(network, used[0], online_noise, x, computed, chosen, by_numbers, to, at_once)
+        differentiate(network, online, online_noise, x, computed, chosen, by_numbers, to, at_once)
     if joined:
         add_up(out, 0 if drawn else size, size + 1 + DQN_SUMS)

@@ -1,4 +1,4 @@
-"""Learners of DQN, SAC, TD3 and DDPG in portable arithmetic: one kernel computes the gradients of all slots' slices.
+"""Learners that replay, in portable arithmetic: one kernel computes the gradients of all slots' slices.
 
 Shape legend: P parameters, S slots, N items of all slots, Z numbers of noise.
 """
@@ -14,6 +14,7 @@ import torch
 
 from lockstep.agent import Agent
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.drq import DrQConfig, augment
 from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.algorithms.sac import SAC
 from lockstep.algorithms.td3 import TD3Config
@@ -152,6 +153,28 @@ class ReturnsLearner(ReplayLearner):
     ) -> None:
         vectors = self._parameters, self._target, self._double
         returns_gradients(self._network, *vectors, *items, joined, self._used, out, priority)
+
+
+class DrQLearner(ReturnsLearner):
+    """Learns from images that DrQ augments."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        super().__init__(agent, slots, tree, alive=alive)
+        config, model = agent.experiment.algorithm, agent.model
+        assert isinstance(config, DrQConfig) and isinstance(model, QModel)
+        self._config, self._noise = config, 2 * model.noise_numbers
+        self._slice = config.batch_size // agent.experiment.scheme.shards
+        """Items of a slot's slice."""
+
+    def _arrays(self, batch: Transitions) -> Arrays:
+        config, items = self._config, len(batch.weight)
+        assert batch.noise is not None
+        noise = batch.noise.view(items // self._slice, -1)  # by gradient step
+        draws = noise[:, self._noise :].view(len(noise), 2, self._slice, -1)
+        of_obs, of_next = draws.transpose(0, 1).reshape(2, 1, items, -1)
+        obs = augment(batch.obs, of_obs, config.pad, config.intensity)
+        next_obs = augment(batch.next_obs, of_next, config.pad, config.intensity)
+        return super()._arrays(batch.replace(obs=obs, next_obs=next_obs, noise=noise[:, : self._noise].flatten()))
 
 
 class ActorCriticLearner(ReplayLearner):

@@ -154,8 +154,8 @@ class ImageEncoder:
         return _smallest_image(self.layers)
 
     @property
-    def cuts(self) -> bool:
-        """Whether convolutions move by more than one pixel, for which kernels cut images into patches."""
+    def strides(self) -> bool:
+        """Whether convolutions move by more than one pixel."""
         return self.layers[0][2] > 1
 
     def __call__(

@@ -75,8 +75,8 @@ class QNetworkInference(_KernelInference):
         self._network, self._stale = q_network(model, self._flat), True
         self._noise = np.zeros(model.noise_numbers, np.float32)
         self._parameters = self._flat.vector.detach().numpy()
-        self._used = np.zeros_like(self._parameters)
-        """The disturbed weights and biases."""
+        self._disturbed = self._used = np.zeros_like(self._parameters)
+        """Memory for disturbed weights and biases, and those with which the network computes."""
 
     def load(self, vector: Tensor, *, lasts: bool) -> bool:
         if not lasts:
@@ -94,7 +94,7 @@ class QNetworkInference(_KernelInference):
     def evaluate(self, inputs: Inputs) -> tuple[ModelOutput, Tensor]:
         if self._stale:
             self._stale = False
-            disturb(self._network, self._parameters, self._noise, self._used)
+            self._used = disturb(self._network, self._parameters, self._noise, self._disturbed)
         q = act(self._network, self._used, observed(self._encoder, inputs.obs, whole=True))
         numbers = torch.from_numpy(q).view(*inputs.start.shape[:2], -1)
         return ModelOutput(numbers, numbers.amax(-1)), inputs.state

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from lockstep.kernels import network as networks
-from lockstep.kernels.dense import COLUMNS, ELU, NO_IMAGE, NONE, NORM, RELU, TANH
+from lockstep.kernels.dense import BRIGHTEST, COLUMNS, ELU, KERNEL, NO_IMAGE, NONE, NORM, RELU, SOURCE, TANH
 from lockstep.kernels.patches import places as places_of
 from lockstep.kernels.q_networks import QNetwork
 from lockstep.kernels.recurrent import GRU, LSTM
@@ -81,7 +81,7 @@ def layer_row(
     patch = channels * kernel * kernel
     outputs = module.out_channels * places_of(height, width, kernel, stride)
     block = module.blocks_of(height, width) if isinstance(module, PixelConv2d) else 1
-    return [*places, patch, outputs, activation, source, 0, kernel, stride, channels, height, width, block]
+    return [*places, patch, outputs, activation, source, 0, kernel, stride, channels, height, width, block, 1]
 
 
 def _after(norm: str) -> str:
@@ -104,7 +104,7 @@ def _image_before(modules: Mapping[str, nn.Module], name: str) -> tuple[int, int
 
 
 def _rows(model: nn.Module, layers: Iterable[tuple[str, int]], flat: FlatParameters) -> np.ndarray:
-    """The table of layers that follow each other, given by name and activation, int64 [L, 13]."""
+    """The table of layers that follow each other, given by name and activation, int64 [L, 14]."""
     modules, rows = dict(model.named_modules()), list[list[int]]()
     for name, activation in layers:
         rows.append(layer_row(modules, name, activation, len(rows) - 1, flat))
@@ -134,7 +134,7 @@ def core_layers(modules: Mapping[str, nn.Module], ends: list[int], first: int, f
 
 
 def q_layers(model: QModel, flat: FlatParameters) -> np.ndarray:
-    """The table of a Q-network with one linear layer behind its encoder, int64 [L, 13]."""
+    """The table of a Q-network with one linear layer behind its encoder, int64 [L, 14]."""
     return _rows(model, (*encoder_layers(model, "trunk.encoder"), ("head.advantage", NONE)), flat)
 
 
@@ -153,12 +153,11 @@ def q_network(model: QModel, flat: FlatParameters) -> QNetwork:
             places = [flat.offset(f"{name}.{part}") for part in ("weight", "bias", "weight_sigma", "bias_sigma")]
             noisy.append([*places, module.weight.shape[1], module.weight.shape[0]])
     return QNetwork(
-        _rows(model, encoder_layers(model, "trunk.encoder"), flat),
+        of_whole_pixels(_rows(model, encoder_layers(model, "trunk.encoder"), flat), encoder_of(model)),
         _rows(model, stream("head.advantage"), flat),
         _rows(model, stream("head.value"), flat).reshape(-1, COLUMNS),
         np.array(noisy, np.int64).reshape(-1, 6),
         np.zeros(0, np.float32) if model.atoms is None else model.atoms.numpy(),
-        np.float32(brightness(encoder_of(model))),
     )
 
 
@@ -189,11 +188,17 @@ def brightness(encoder: ObservationEncoder) -> int:
     return encoder.layout.brightest[0] if encoder.layout.images else 1
 
 
+def of_whole_pixels(layers: np.ndarray, encoder: ObservationEncoder) -> np.ndarray:
+    """A table, int64 [L, 14], whose convolutions of x divide their weights instead of the pixels."""
+    layers[(layers[:, KERNEL] > 0) & (layers[:, SOURCE] < 0), BRIGHTEST] = brightness(encoder)
+    return layers
+
+
 def observed(encoder: ObservationEncoder, obs: Any, *, whole: bool = False) -> np.ndarray:
     """What an encoder's layers see of observations [T, B, ...]: float32 [T * B, D].
 
     Args:
-        whole: leave pixels as they are, since the weights are divided: see lockstep.kernels.network.
+        whole: leave pixels as they are, since the weights are divided: see of_whole_pixels.
     """
     if encoder.layout.images:
         pixels, brightest = rows_of(entry(obs, encoder.layout.images[0][0]).flatten(2)), brightness(encoder)

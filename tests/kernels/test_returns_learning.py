@@ -130,6 +130,12 @@ def test_so_are_those_of_data_efficient_rainbow(
     compare(EXPERIMENTS["der"]().replace(precision="portable", **change), tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize("change", [{}, {"model.noisy": True, "algorithm.pad": 0}])
+def test_so_are_those_of_drq(change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = {"algorithm.copies": 1, "algorithm.target_copies": 1, "model.dense_size": 9, **change}
+    compare(EXPERIMENTS["drq"]().replace(precision="portable", **change), tmp_path, monkeypatch)
+
+
 def compare(experiment: Experiment, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Assert that a run's ledger is the same without kernels."""
     assert isinstance(Agent(experiment).kernels, ReturnsKernels)
@@ -188,7 +194,7 @@ def test_convolutions_are_those_of_torch_bit_by_bit(
         for parameter in convolution.parameters():
             parameter.data = 0.1 * torch.randn(parameter.shape, generator=draw)
         block = convolution.blocks_of(height, width) if isinstance(convolution, PixelConv2d) else 1
-        shape = [kernel, stride, channels, height, width, block]
+        shape = [kernel, stride, channels, height, width, block, 1 if index else 255]
         height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
         patch, end = channels * kernel**2, place + convolution.weight.numel()
         rows.append([place, end, patch, outputs * height * width, RELU, index - 1, 0, *shape])
@@ -199,25 +205,20 @@ def test_convolutions_are_those_of_torch_bit_by_bit(
         y = network(images, torch.float32)
         y.backward(by_y)
     flat = torch.cat([x.detach().flatten() for x in network.parameters()]).numpy()
-    used, x, brightest = flat.copy(), images.flatten(1).float().numpy(), np.float32(255)
-    used[: rows[0][1]] /= brightest
-    scratch = evaluate(table, used, x)
+    x = images.flatten(1).float().numpy()
+    scratch = evaluate(table, flat, x)
     assert same(activations(scratch, table, samples, last), y.detach())
-    for fresh in (True, False):
-        gradients, gradient = np.empty_like(scratch), np.zeros((1, len(flat)), np.float32)
-        activations(gradients, table, samples, last)[:] = by_y
-        divisor = brightest if fresh else np.float32(1)
-        backward(used, table, x, scratch, gradients, gradient, fresh, False, divisor, x[:0])
-        if not fresh:
-            gradient[0, : rows[0][1]] /= brightest
-        for (begin, end, *_), convolution in zip(rows, network.convolutions, strict=True):
-            assert same(gradient[0, begin:end], convolution.weight.grad.flatten())  # type: ignore[union-attr]
+    gradients, gradient = np.empty_like(scratch), np.zeros((1, len(flat)), np.float32)
+    activations(gradients, table, samples, last)[:] = by_y
+    backward(flat, table, x, scratch, gradients, gradient, True, False, x[:0])
+    for (begin, end, *_), convolution in zip(rows, network.convolutions, strict=True):
+        assert same(gradient[0, begin:end], convolution.weight.grad.flatten())  # type: ignore[union-attr]
 
 
 def test_gradients_are_added_to_earlier_ones() -> None:
     """Those by weights of convolutions, sample by sample, as if all had come at once."""
     draw, samples = np.random.default_rng(1), 6
-    table = np.array([[0, 1024, 32, 32 * 12, RELU, -1, 0, 4, 2, 2, 8, 10, 2]], np.int64)
+    table = np.array([[0, 1024, 32, 32 * 12, RELU, -1, 0, 4, 2, 2, 8, 10, 2, 1]], np.int64)
     flat, x = draw.standard_normal(1056).astype(np.float32), draw.standard_normal((samples, 160)).astype(np.float32)
     scratch = evaluate(table, flat, x)
     by_y, found = draw.standard_normal(scratch.shape).astype(np.float32), list[np.ndarray]()
@@ -226,9 +227,6 @@ def test_gradients_are_added_to_earlier_ones() -> None:
         for begin, end in itertools.pairwise(parts):
             rows = slice(begin * 384, end * 384)
             of_part = by_y[rows].copy()
-            backward(
-                *(flat, table, x[begin:end], scratch[rows], of_part, gradient, begin == 0, False),
-                *(np.float32(1), x[:0]),
-            )
+            backward(flat, table, x[begin:end], scratch[rows], of_part, gradient, begin == 0, False, x[:0])
         found.append(gradient)
     assert same(*found) and np.count_nonzero(found[0]) > 500
