@@ -14,7 +14,7 @@ import torch
 
 from lockstep.agent import Agent
 from lockstep.algorithms.dqn import DQNConfig
-from lockstep.algorithms.drq import DrQConfig, augment
+from lockstep.algorithms.drq import DrQConfig
 from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.algorithms.sac import SAC
 from lockstep.algorithms.td3 import TD3Config
@@ -23,6 +23,7 @@ from lockstep.buffers.replay_batches import ReplayBatches, Taken
 from lockstep.core.transitions import Transitions
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradients, td3_gradients
+from lockstep.kernels.images import augment
 from lockstep.kernels.optimizers import follow
 from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradients
 from lockstep.kernels.returns_learning import returns_gradients
@@ -30,6 +31,7 @@ from lockstep.learners.kernels import KernelLearner
 from lockstep.learners.learner import LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers, q_network
+from lockstep.models.observations import entry
 from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
 
@@ -108,10 +110,14 @@ class ReplayLearner(KernelLearner):
         return Arrays(*(x[index] for x in self._seen[1]))
 
     def _arrays(self, batch: Transitions) -> Arrays:
-        obs, next_obs = (observed(self._encoder, x, whole=self._whole) for x in (batch.obs, batch.next_obs))
+        obs, next_obs = self._observations(batch)
         action, reward, discount = (np.ascontiguousarray(x[0]) for x in (batch.action, batch.reward, batch.discount))
         noise = np.zeros(0, np.float32) if batch.noise is None else batch.noise.numpy()
         return Arrays(obs, action, reward, discount, next_obs, np.ascontiguousarray(batch.weight), noise)
+
+    def _observations(self, batch: Transitions) -> list[np.ndarray]:
+        """What layers see of what was observed, and of what was observed next: float32 [N, D]."""
+        return [observed(self._encoder, x, whole=self._whole) for x in (batch.obs, batch.next_obs)]
 
     @abstractmethod
     def _call(
@@ -167,14 +173,23 @@ class DrQLearner(ReturnsLearner):
         """Items of a slot's slice."""
 
     def _arrays(self, batch: Transitions) -> Arrays:
-        config, items = self._config, len(batch.weight)
+        return super()._arrays(batch)._replace(noise=self._noise_of(batch)[:, : self._noise].ravel())
+
+    def _noise_of(self, batch: Transitions) -> np.ndarray:
+        """Random numbers by gradient step: those of noisy layers, and those of augmentation."""
         assert batch.noise is not None
-        noise = batch.noise.view(items // self._slice, -1)  # by gradient step
-        draws = noise[:, self._noise :].view(len(noise), 2, self._slice, -1)
-        of_obs, of_next = draws.transpose(0, 1).reshape(2, 1, items, -1)
-        obs = augment(batch.obs, of_obs, config.pad, config.intensity)
-        next_obs = augment(batch.next_obs, of_next, config.pad, config.intensity)
-        return super()._arrays(batch.replace(obs=obs, next_obs=next_obs, noise=noise[:, : self._noise].flatten()))
+        return batch.noise.view(len(batch.weight) // self._slice, -1).numpy()
+
+    def _observations(self, batch: Transitions) -> list[np.ndarray]:
+        noise, found = self._noise_of(batch), list[np.ndarray]()
+        draws = noise[:, self._noise :].reshape(len(noise), 2, self._slice, -1)
+        for place, obs in enumerate((batch.obs, batch.next_obs)):
+            images = entry(obs, self._encoder.layout.images[0][0])[0].contiguous().numpy()
+            out = np.empty(images.shape, np.float32)
+            of_images = draws[:, place].reshape(len(images), -1)
+            augment(images, of_images, self._config.pad, np.float32(self._config.intensity), out)
+            found.append(out.reshape(len(out), -1))
+        return found
 
 
 class ActorCriticLearner(ReplayLearner):
