@@ -23,8 +23,8 @@ def _brighten(row: np.ndarray, factor: np.float32, out: np.ndarray) -> None:
 
 @compiled
 def augment(images: np.ndarray, draws: np.ndarray, pad: int, intensity: np.float32, out: np.ndarray) -> None:
-    """Write shifted and brightened images: uint8 [n, C, H, W], uniform numbers [n, 3] -> float32 [n, C, H, W]. Arguments
-    are those of lockstep.algorithms.drq.augment, and so are the bits in portable arithmetic."""
+    """Write shifted and brightened images: uint8 [n, C, H, W], uniform numbers [n, 3] -> float32 [n, C, H, W].
+    Arguments and bits are those of lockstep.algorithms.drq.augment in portable arithmetic."""
     n, channels, height, width = images.shape
     for i in range(n):
         down = min(int(draws[i, 0] * np.float32(2 * pad + 1)), 2 * pad) - pad

@@ -153,12 +153,11 @@ def convolve_patches(
         y: float32 [n, QM].
     """
     order, where = _order(shape), _places(shape, planes, len(x), x.strides[0])
-    out = y.reshape((len(where), y.size // len(where)))
-    k, m = len(order), out.shape[1]
+    k, m = len(order), y.size // len(where)
     assert m % tile_columns() == 0
     panels = _panels(_of_pixels(weight, order, shape[6], m)) if planes else panels_of(weight, 1, k, k, m)
     terms, width = _of_patch(shape, planes)[order], tile_columns()
-    _tiles(address(x), where, terms, panels, width, k * width, bias, 0, out, rectify)
+    _tiles(address(x), where, terms, panels, width, k * width, bias, 0, y.reshape((len(where), m)), rectify)
 
 
 @apart(float32[:, :], int64[:], boolean, float32[:, ::1], boolean, intp)
