@@ -132,8 +132,21 @@ def test_so_are_those_of_data_efficient_rainbow(
 
 @pytest.mark.parametrize("change", [{}, {"model.noisy": True, "algorithm.pad": 0}])
 def test_so_are_those_of_drq(change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change = {"algorithm.copies": 1, "algorithm.target_copies": 1, "model.dense_size": 9, **change}
-    compare(EXPERIMENTS["drq"]().replace(precision="portable", **change), tmp_path, monkeypatch)
+    compare(drq(**change), tmp_path, monkeypatch)
+
+
+def drq(**change: Any) -> Experiment:
+    one = {"algorithm.copies": 1, "algorithm.target_copies": 1, "model.dense_size": 9}
+    return EXPERIMENTS["drq"]().replace(precision="portable", **one, **change)
+
+
+def test_no_layout_changes_drqs_digest_and_several_copies_have_no_kernels(tmp_path: Path) -> None:
+    digests = {
+        train(drq(), layout, options(tmp_path / f"run-{place}")).digest
+        for place, layout in enumerate(("inline", "processes:2"))
+    }
+    assert len(digests) == 1
+    assert not Agent(drq().replace(**{"algorithm.target_copies": 2})).kernels
 
 
 def compare(experiment: Experiment, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
