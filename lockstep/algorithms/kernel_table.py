@@ -21,6 +21,7 @@ from lockstep.algorithms.appo import APPOConfig
 from lockstep.algorithms.base import AlgorithmConfig, Setup
 from lockstep.algorithms.ddpg import DDPGConfig
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.drq import DrQConfig
 from lockstep.algorithms.impala import IMPALAConfig
 from lockstep.algorithms.onpolicy import OnPolicyConfig
 from lockstep.algorithms.ppo import PPOConfig
@@ -144,8 +145,8 @@ class LossKernels(_OnPolicyKernels):
 class _QKernels(Kernels):
     """Of a Q-network on vectors or one image."""
 
-    cuts: ClassVar[bool] = False
-    """Whether they know convolutions for which images are cut into patches."""
+    strides: ClassVar[bool] = False
+    """Whether they know convolutions that move by more than one pixel."""
     cores: ClassVar[tuple[str, ...]] = ("none",)
     """Cores that they know."""
 
@@ -158,7 +159,7 @@ class _QKernels(Kernels):
             model.core in self.cores
             and not (model.core == "none" and model.previous_action_reward)
             and self._knows(model, layout)
-            and _encodes(model, layout, cuts=self.cuts)
+            and _encodes(model, layout, strides=self.strides)
         )
 
     @abstractmethod
@@ -178,10 +179,10 @@ class DQNKernels(_QKernels):
 
 
 class ReturnsKernels(_QKernels):
-    """Noisy layers, dueling streams, distributions of returns, normalized layers, and the network for few samples."""
+    """Noisy layers, dueling streams, distributions of returns, normalized layers, and larger networks of images."""
 
     as_torch = True
-    cuts = True
+    strides = True
 
     def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
         if model.layer_norm and min((model.dense_size or 2, *model.hidden_sizes), default=2) < 2:
@@ -190,6 +191,15 @@ class ReturnsKernels(_QKernels):
 
     def inference(self, model: Any) -> Inference:
         return QNetworkInference(model)
+
+
+class DrQKernels(ReturnsKernels):
+    """DrQ with one copy of every image: the same loss, of augmented images."""
+
+    def covers(self, case: Case) -> bool:
+        config = case.config
+        assert isinstance(config, DrQConfig)
+        return config.copies == config.target_copies == 1 and super().covers(case)
 
 
 class ValueKernels(ReturnsKernels):
@@ -234,9 +244,9 @@ class TD3Kernels(_ActorCriticKernels):
     """TD3 and DDPG."""
 
 
-def _encodes(model: TrunkConfig, layout: ObservationLayout, *, cuts: bool = False) -> bool:
+def _encodes(model: TrunkConfig, layout: ObservationLayout, *, strides: bool = False) -> bool:
     """Whether kernels compute an encoder: that of a vector, or of an image by a network that has kernels."""
-    networks = [name for name, each in IMAGE_ENCODERS.items() if each.kernels and cuts >= each.cuts]
+    networks = [name for name, each in IMAGE_ENCODERS.items() if each.kernels and strides >= each.strides]
     return model.encoder in (networks if layout.images else ("auto", "mlp", *networks))
 
 
@@ -270,6 +280,7 @@ TABLE: Mapping[type[AlgorithmConfig], tuple[Kernels, ...]] = {
     PQNConfig: (ValueKernels(),),
     DQNConfig: (DQNKernels(), ReturnsKernels()),
     R2D2Config: (SequenceKernels(),),
+    DrQConfig: (DrQKernels(),),
     SACConfig: (SACKernels(),),
     TD3Config: (TD3Kernels(),),
     DDPGConfig: (TD3Kernels(),),

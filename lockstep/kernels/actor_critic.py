@@ -227,8 +227,8 @@ def sac_gradients(
     """The gradients of SAC's losses.
 
     Args:
-        policy: the policy's table, int64 [L, 12].
-        layers: the critics' table, int64 [C * L, 12].
+        policy: the policy's table, int64 [L, 14].
+        layers: the critics' table, int64 [C * L, 14].
         critics: C.
         parameters, target: of the model and of the target model, float32 [P].
         log_temperature: the place of log α among the parameters.

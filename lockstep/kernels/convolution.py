@@ -11,7 +11,7 @@ vectors; the columns behind M are 0.
 from __future__ import annotations
 
 import numpy as np
-from numba import boolean, float32, intp
+from numba import boolean, float32, int64, intp
 
 from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.cells import (
@@ -25,13 +25,8 @@ from lockstep.kernels.cells import (
     take_places,
     visit_cells,
 )
+from lockstep.kernels.patches import places
 from lockstep.kernels.tiles import WIDTH, add_rows, address, load, narrow_tile, store, tile_rows
-
-
-@compiled
-def places(height: int, width: int, kernel: int, stride: int = 1) -> int:
-    """Q, and how many places a kernel has that moves by several cells."""
-    return ((height - kernel) // stride + 1) * ((width - kernel) // stride + 1)
 
 
 @compiled
@@ -87,26 +82,18 @@ def _take_columns(of: np.ndarray, count: int, to: np.ndarray) -> None:
             to[i, j] = of[i, j]
 
 
-@apart(float32[:, :], *[intp] * 6, boolean, float32[:, ::1])
-def convolve(
-    x: np.ndarray,
-    channels: int,
-    height: int,
-    width: int,
-    kernel: int,
-    weight: int,
-    bias: int,
-    rectify: bool,
-    y: np.ndarray,
-) -> None:
+@apart(float32[:, :], int64[:], intp, intp, boolean, float32[:, ::1])
+def convolve(x: np.ndarray, shape: np.ndarray, weight: int, bias: int, rectify: bool, y: np.ndarray) -> None:
     """Write the convolution of images to y.
 
     Args:
         x: images, float32 [n, CHW].
+        shape: see lockstep.kernels.patches. The kernel moves by one cell.
         weight, bias: the addresses of weights [M, K] and biases [M].
         rectify: write 0 for negative results.
         y: float32 [n, QM].
     """
+    kernel, _, channels, height, width, _, brightest = shape
     of_patch, first = _lists(channels, height, width, kernel)
     m, k = y.shape[1] // len(first), len(of_patch)
     v = _filled(m)
@@ -114,7 +101,7 @@ def convolve(
     for j in range(m):
         start[j] = load(bias + 4 * j)
         for i in range(k):
-            turned[i, j] = load(weight + 4 * (j * k + i))
+            turned[i, j] = load(weight + 4 * (j * k + i)) / np.float32(brightest)
     filled = np.empty((len(first) if m < v else 0, v), np.float32)
     skips = ordinary(start) and ordinary(turned)
     margin, across, cell_of = kernel - 1, width + kernel - 1, np.empty(x.shape[1] + 1, np.int64)
@@ -133,20 +120,14 @@ def convolve(
             _take_columns(filled, m, out)
 
 
-@apart(float32[:, :], *[intp] * 4, float32[:, ::1], boolean, intp, intp)
+@apart(float32[:, :], int64[:], float32[:, ::1], boolean, intp, intp)
 def convolve_back(
-    x: np.ndarray,
-    channels: int,
-    height: int,
-    width: int,
-    kernel: int,
-    by_y: np.ndarray,
-    fresh: bool,
-    by_weight: int,
-    by_bias: int,
+    x: np.ndarray, shape: np.ndarray, by_y: np.ndarray, fresh: bool, by_weight: int, by_bias: int
 ) -> None:
     """Add the gradients by weights and biases to by_weight and by_bias or, if they are to be fresh, write them: sample
     by sample, given the one by y. Arguments as for convolve."""
+    kernel, _, channels, height, width, _, brightest = shape
+    assert fresh or brightest == 1
     of_patch, first = _lists(channels, height, width, kernel)
     m, k = by_y.shape[1] // len(first), len(of_patch)
     v = _filled(m)
@@ -176,4 +157,4 @@ def convolve_back(
     for j in range(m):
         store(by_bias + 4 * j, total[j])
         for i in range(k):
-            store(by_weight + 4 * (j * k + i), turned[i, j])
+            store(by_weight + 4 * (j * k + i), turned[i, j] / np.float32(brightest))

@@ -12,27 +12,27 @@ import numpy as np
 from numba import boolean, float32, int64
 
 from lockstep.kernels.cache import apart, compiled
-from lockstep.kernels.convolution import convolve, convolve_back, places
+from lockstep.kernels.convolution import convolve, convolve_back
 from lockstep.kernels.math import expm1, tanh
 from lockstep.kernels.norms import normalize_rows, normalize_rows_back
-from lockstep.kernels.patches import convolve_patches, convolve_patches_back, paste_patches
+from lockstep.kernels.patches import convolve_patches, convolve_patches_back, paste_patches, places
 from lockstep.kernels.products import product
 from lockstep.kernels.sums import add_up
 from lockstep.kernels.tiles import address
 
-WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED, KERNEL, STRIDE, CHANNELS, HEIGHT, WIDTH = range(12)
-"""Columns of a table of layers, int64 [L, 12]: where weights and biases [M] begin among the parameters, the layer's
+WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED = range(7)
+KERNEL, STRIDE, CHANNELS, HEIGHT, WIDTH, BLOCK, BRIGHTEST = range(7, 14)
+"""Columns of a table of layers, int64 [L, 14]: where weights and biases [M] begin among the parameters, the layer's
 size, which activation follows it, the earlier layer whose output it takes, and how its weights lie: 0 as [M, K], 1 as
 [K, M]. A layer of x has -1 - c for the earlier one, and takes the K numbers of x from column c on.
 
 With NORM for how its weights lie, the layer normalizes every K of the M numbers of an earlier layer, which no other one
-takes, and has K weights and K biases (lockstep.kernels.norms). The last five are 0 unless the layer is a convolution.
-Then K are the numbers of a patch, and M those of all places. With a stride of 1, the layer convolves x
-(lockstep.kernels.convolution). Any other stride is the kernel's size (lockstep.kernels.patches); such a layer of x
-takes patches."""
-COLUMNS = 12
+takes, and has K weights and K biases (lockstep.kernels.norms). The last seven are 0 unless the layer is a convolution.
+Then K are the numbers of a patch, M those of all places, and the columns are the shape that lockstep.kernels.patches
+takes. With a stride of 1, a layer of x is computed by lockstep.kernels.convolution."""
+COLUMNS = 14
 """How many columns a table of layers has."""
-NO_IMAGE = (0, 0, 0, 0, 0)
+NO_IMAGE = (0, 0, 0, 0, 0, 0, 0)
 """The last columns of a dense layer."""
 NORM = 2
 """How the weights of a layer lie that normalizes."""
@@ -52,8 +52,14 @@ def weights(parameters: np.ndarray, layers: np.ndarray, layer: int) -> tuple[int
 @compiled
 def _shared_by(layers: np.ndarray, layer: int) -> int:
     """How many outputs of a layer share a weight."""
-    kernel, stride, _, height, width = layers[layer, KERNEL:]
+    kernel, stride, _, height, width, _, _ = layers[layer, KERNEL:]
     return places(height, width, kernel, stride) if kernel else 1
+
+
+@compiled
+def _of_grid(layers: np.ndarray, layer: int) -> bool:
+    """Whether lockstep.kernels.convolution computes a convolution."""
+    return layers[layer, STRIDE] == 1 and layers[layer, SOURCE] < 0
 
 
 @compiled
@@ -127,7 +133,7 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
 
     Args:
         parameters: float32 [P].
-        layers: the table, int64 [L, 12].
+        layers: the table, int64 [L, 14].
         x: observations, float32 [n, K].
         scratch: see activations.
     """
@@ -137,20 +143,20 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
         begin = n * _outputs_before(layers, layer)
         bias = address(parameters) + 4 * layers[layer, BIAS]
         weight, between_inputs, between_outputs = weights(parameters, layers, layer)
-        kernel, stride, channels, height, width = layers[layer, KERNEL:]
+        shape = layers[layer, KERNEL:]
         rectify = layers[layer, ACTIVATION] == RELU
         if layers[layer, TURNED] == NORM:
             size, first, shifts = layers[layer, INPUTS], layers[layer, WEIGHT], layers[layer, BIAS]
             scale, shift = parameters[first : first + size].copy(), parameters[shifts : shifts + size].copy()
             given, y = activations(scratch, layers, n, source), activations(scratch, layers, n, layer)
             normalize_rows(given.reshape((-1, size)), scale, shift, rectify, y.reshape((-1, size)))
-        elif kernel:
+        elif layers[layer, KERNEL]:
             below = x if source < 0 else activations(scratch, layers, n, source)
             y = activations(scratch, layers, n, layer)
-            if stride > 1:
-                convolve_patches(below, source < 0, channels, height, width, kernel, weight, bias, rectify, y)
+            if _of_grid(layers, layer):
+                convolve(below, shape, weight, bias, rectify, y)
             else:
-                convolve(below, channels, height, width, kernel, weight, bias, rectify, y)
+                convolve_patches(below, shape, source < 0, weight, bias, rectify, y)
         else:  # by addresses, since views take time in small networks
             k, row, inputs = layers[layer, INPUTS], x.shape[1], address(x) + 4 * (-1 - source)
             if source >= 0:
@@ -172,7 +178,12 @@ def evaluate(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> np.nd
 
 @compiled
 def _by_parameters(
-    layers: np.ndarray, layer: int, below: np.ndarray, grad: np.ndarray, zeros: np.ndarray, gradient: np.ndarray
+    layers: np.ndarray,
+    layer: int,
+    below: np.ndarray,
+    grad: np.ndarray,
+    zeros: np.ndarray,
+    gradient: np.ndarray,
 ) -> None:
     """Add a layer's gradients by weights and bias to gradient [1, P or more]; or, over several slices of the samples,
     write the tree's sum to gradient[0], [S, P or more]. That needs zeros and a dense layer.
@@ -184,11 +195,11 @@ def _by_parameters(
     """
     (samples, k), m, slices, fresh = below.shape, grad.shape[1], len(gradient), len(zeros) > 0
     n, begin, to = samples // slices, layers[layer, BIAS], weights(gradient, layers, layer)[0]
-    kernel, stride, channels, height, width = layers[layer, KERNEL:]
+    shape, is_image = layers[layer, KERNEL:], layers[layer, KERNEL] > 0
     shared, outputs = _shared_by(layers, layer), rows_of_weights(layers, layer)
-    if kernel and stride == 1:
+    if is_image and _of_grid(layers, layer):
         by_bias = address(gradient) + 4 * begin
-        convolve_back(below, channels, height, width, kernel, grad, fresh, to, by_bias)
+        convolve_back(below, shape, grad, fresh, to, by_bias)
         return
     for s in range(slices):
         by_bias = gradient[s, begin : begin + outputs]
@@ -197,9 +208,8 @@ def _by_parameters(
         _gather(grad[s * n : (s + 1) * n].reshape((n * shared, outputs)), by_bias)
     add_up(gradient, begin, begin + outputs)
     start, row = address(zeros) if fresh else to, below.strides[0] // 4
-    if stride > 1:
-        is_cut = layers[layer, SOURCE] < 0
-        convolve_patches_back(below, is_cut, channels, height, width, kernel, grad, fresh, to)
+    if is_image:
+        convolve_patches_back(below, shape, layers[layer, SOURCE] < 0, grad, fresh, to)
     elif layers[layer, TURNED]:
         product(slices, address(below), 1, row, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m, False)
     else:
@@ -286,7 +296,7 @@ def backward(
 
     Args:
         parameters: float32 [P].
-        layers: the table, int64 [L, 12].
+        layers: the table, int64 [L, 14].
         x: observations, float32 [n, K].
         scratch: what forward wrote.
         gradients: as scratch: the gradient by the outputs of layers that no other layer takes. The rest is overwritten.
@@ -328,9 +338,8 @@ def backward(
             added = False  # whether a later layer has added to it
             for later in range(layer + 1, len(layers)):
                 added = added or layers[later, SOURCE] == source
-            kernel, stride, channels, height, width = layers[layer, KERNEL:]
-            if kernel:
-                assert stride > 1
-                paste_patches(grad, channels, height, width, kernel, weight, added, of_below)
+            if layers[layer, KERNEL]:
+                assert not added and source >= 0
+                paste_patches(grad, layers[layer, KERNEL:], weight, of_below)
                 continue
             _back(grad, weight, between_outputs, between_inputs, zeros[: 0 if added else below.shape[1]], of_below)

@@ -69,7 +69,7 @@ def evaluate(
     """Evaluate policy and value.
 
     Args:
-        layers: the table, int64 [L, 12].
+        layers: the table, int64 [L, 14].
         free_std: where the log standard deviations begin among the parameters, if they do not depend on the
             observation; else -1.
         log_stds: how many of the policy's last parameters are log standard deviations.

@@ -1,62 +1,102 @@
-"""Convolutions whose kernels do not overlap, in float32 arithmetic that is the same on every CPU.
+"""Convolutions whose kernels move by several cells, or over what another layer computed, in float32 arithmetic that is
+the same on every CPU.
 
-Kernels move by their size, without padding, so every cell belongs to at most one patch, and a convolution is a product
-of patches and weights. In a layer's outputs, the channels of a place lie together. cut_pixels cuts the pixels of an
-observation into patches once, before the first layer.
+Patches may overlap, and none is copied: lists say where the numbers of a product lie in images. In a layer's outputs,
+the channels of a place lie together.
 
-Shape legend: n samples, C channels, H and W sides of an image, Q = (H // k)(W // k) patches of k x k cells, K = Ckk
-numbers of a patch, in the order of torch's weights (C, k, k), M channels of outputs.
+Shape legend: n samples, C channels, H and W sides of an image, Q places of a kernel of k x k cells, K = Ckk numbers of
+a patch, in the order of torch's weights (C, k, k), M channels of outputs, which fill tiles.
+
+A shape, int64 [7], is k, the cells by which a kernel moves, C, H, W, the side of a block, and what divides weights and
+the gradients by them, as in PixelConv2d of lockstep.models.layers. If a block has several cells, sums take the numbers
+of a patch in the order of fold_kernel there. Both are 1 for images that another layer computed.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import boolean, float32, intp
+from numba import boolean, float32, int64, intp
 
 from lockstep.kernels.cache import apart, compiled
-from lockstep.kernels.products import product
-from lockstep.kernels.tiles import EDGE, address, load, move, move_edge, plus, store, turn
+from lockstep.kernels.products import hold, panels_of, product
+from lockstep.kernels.tiles import EDGE, address, listed_tile, load, plus, store, tile_columns, tile_rows, turn
 from lockstep.kernels.tiles import WIDTH as VECTOR
 
 _TOGETHER = 256
-"""How many patches are multiplied at once by the gradients by their outputs, so that they stay in the cache."""
+"""How many places gradients take at once, so that what belongs to them stays in the cache."""
 
 
 @compiled
-def _cut_rows(floats: np.ndarray, channels: int, width: int, kernel: int, cut: np.ndarray) -> None:
-    """Write the patches of an image as high as they are, [CkW] with 8 more numbers behind it, to cut, and up to 7
-    numbers behind them."""
-    place = address(cut)
-    for q in range(width // kernel):
-        for line in range(channels * kernel):
-            begin = address(floats) + 4 * (line * width + q * kernel)
-            for j in range(0, kernel, EDGE):
-                move_edge(begin + 4 * j, place + 4 * j)
-            place += 4 * kernel
+def places(height: int, width: int, kernel: int, stride: int = 1) -> int:
+    """Q"""
+    return ((height - kernel) // stride + 1) * ((width - kernel) // stride + 1)
 
 
 @compiled
-def cut_pixels(images: np.ndarray, kernel: int, out: np.ndarray) -> None:
-    """Write the patches of images, uint8 [n, C, H, W] -> float32 [n, QK].
+def _of_patch(shape: np.ndarray, planes: bool) -> np.ndarray:
+    """How many bytes behind its place each number of a patch lies, int64 [K]. planes: images are [C, H, W] instead of
+    [H, W, C]."""
+    kernel, _, channels, height, width, _, _ = shape
+    found = np.empty(channels * kernel * kernel, np.int64)
+    for i in range(len(found)):
+        c, cell = i // (kernel * kernel), i // kernel % kernel * width + i % kernel
+        found[i] = 4 * (c * height * width + cell if planes else cell * channels + c)
+    return found
 
-    One row of patches is made at a time, whose pixels stay in the cache. Lines of patches are moved 8 numbers at a
-    time. What one writes too much, the next one overwrites, so the last row is cut where there is room for more.
-    """
-    n, channels, height, width = images.shape
-    down, together = height // kernel, kernel * width
-    size = width // kernel * channels * kernel * kernel
-    floats, last = np.zeros(channels * together + EDGE, np.float32), np.empty(size + EDGE, np.float32)
-    flat, rows = images.reshape((n * channels, height * width)), out.reshape((n * down, size))
-    for i in range(n * down):
-        begin = i % down * together
-        for c in range(channels):
-            of, to = flat[i // down * channels + c, begin : begin + together], floats[c * together : (c + 1) * together]
-            for j in range(together):
-                to[j] = of[j]
-        _cut_rows(floats, channels, width, kernel, rows[i] if i < n * down - 1 else last)
-    to = rows[n * down - 1]
-    for j in range(size):
-        to[j] = last[j]
+
+@compiled
+def _order(shape: np.ndarray) -> np.ndarray:
+    """The order in which sums take the numbers of a patch, int64 [K]."""
+    kernel, _, channels, _, _, block, _ = shape
+    across, i = kernel // block, 0
+    found = np.empty(channels * kernel * kernel, np.int64)
+    for outer in range(channels * block * block):
+        c, above, before = outer // (block * block), outer // block % block, outer % block
+        for inner in range(across * across):
+            row, column = inner // across * block + above, inner % across * block + before
+            found[i] = (c * kernel + row) * kernel + column
+            i += 1
+    return found
+
+
+@compiled
+def _places(shape: np.ndarray, planes: bool, samples: int, between: int) -> np.ndarray:
+    """How many bytes behind the first sample each place lies, int64 [nQ]. between: bytes between samples."""
+    kernel, stride, channels, height, width, _, _ = shape
+    across, each = (width - kernel) // stride + 1, places(height, width, kernel, stride)
+    found, cell = np.empty(samples * each, np.int64), 4 if planes else 4 * channels
+    for i in range(samples):
+        for q in range(each):
+            found[i * each + q] = i * between + cell * stride * (q // across * width + q % across)
+    return found
+
+
+@compiled
+def _tiles(
+    images: int,
+    rows: np.ndarray,
+    terms: np.ndarray,
+    b: np.ndarray,
+    b_term: int,
+    b_next: int,
+    start: int,
+    start_row: int,
+    c: np.ndarray,
+    rectify: bool,
+) -> None:
+    """Write start + a @ b to c [n, m]: rows [n] and terms [k] list where a's numbers lie in images. b_term is the
+    stride between b's terms, b_next that between its parts that are as wide as a tile."""
+    (n, m), width = c.shape, tile_columns()
+    for j in range(0, m, width):
+        i, from_b = 0, address(b) + 4 * (j // width) * b_next
+        while i < n:
+            height, at_rows = tile_rows(n - i), address(rows) + 8 * i
+            from_start, to = start + 4 * (i * start_row + j), address(c) + 4 * (i * m + j)
+            listed_tile(
+                *(height, images, at_rows, address(terms), from_b, b_term),
+                *(from_start, start_row, to, m, len(terms), rectify),
+            )
+            i += height
 
 
 @compiled
@@ -74,13 +114,81 @@ def _turn(b: int, b_row: int, rows: int, columns: int, out: int, out_row: int) -
 
 
 @compiled
-def _copy(b: int, count: int, out: int) -> None:
-    """Copy numbers from an address to another one."""
-    whole = count - count % VECTOR
-    for j in range(0, whole, VECTOR):
-        move(b + 4 * j, out + 4 * j)
-    for j in range(whole, count):
-        store(out + 4 * j, load(b + 4 * j))
+def _turn_each(b: int, count: int, rows: int, columns: int, out: int) -> None:
+    """Write several transposed matrices [rows, columns] at an address to another one."""
+    for i in range(count):
+        begin = 4 * i * rows * columns
+        _turn(b + begin, columns, rows, columns, out + begin, rows)
+
+
+@compiled
+def _of_pixels(weight: int, order: np.ndarray, brightest: int, outputs: int) -> np.ndarray:
+    """Weights [M, K] in the order in which sums take them, divided."""
+    k = len(order)
+    found = np.empty((outputs, k), np.float32)
+    for j in range(outputs):
+        for i in range(k):
+            found[j, i] = load(weight + 4 * (j * k + order[i])) / np.float32(brightest)
+    return found
+
+
+@compiled
+def _panels(weights: np.ndarray) -> np.ndarray:
+    """Weights [M, K] as tiles read them. This is a function because an argument keeps its array alive, and an address
+    does not."""
+    m, k = weights.shape
+    return panels_of(address(weights), 1, k, k, m)
+
+
+@apart(float32[:, :], int64[:], boolean, intp, intp, boolean, float32[:, ::1])
+def convolve_patches(
+    x: np.ndarray, shape: np.ndarray, planes: bool, weight: int, bias: int, rectify: bool, y: np.ndarray
+) -> None:
+    """Write the convolution of images to y.
+
+    Args:
+        x: images, float32 [n, CHW] if planes, else [n, HWC].
+        weight, bias: the addresses of weights [M, K] and biases [M].
+        rectify: write 0 for negative results.
+        y: float32 [n, QM].
+    """
+    order, where = _order(shape), _places(shape, planes, len(x), x.strides[0])
+    k, m = len(order), y.size // len(where)
+    assert m % tile_columns() == 0
+    panels = _panels(_of_pixels(weight, order, shape[6], m)) if planes else panels_of(weight, 1, k, k, m)
+    terms, width = _of_patch(shape, planes)[order], tile_columns()
+    _tiles(address(x), where, terms, panels, width, k * width, bias, 0, y.reshape((len(where), m)), rectify)
+
+
+@apart(float32[:, :], int64[:], boolean, float32[:, ::1], boolean, intp)
+def convolve_patches_back(
+    x: np.ndarray, shape: np.ndarray, planes: bool, by_y: np.ndarray, fresh: bool, by_weight: int
+) -> None:
+    """Given the gradient by y, add that by weights to by_weight sample by sample, or write it if it is to be fresh.
+    Other arguments are those of convolve_patches."""
+    of_patch, each = _of_patch(shape, planes), places(shape[3], shape[4], shape[0], shape[1])
+    k, m, together = len(of_patch), by_y.shape[1] // each, max(1, _TOGETHER // each)
+    channels = k if planes else shape[2]
+    cells = k // channels
+    of_patch = of_patch.reshape((channels, cells)).transpose().copy().reshape(k)  # a tile's rows should lie together
+    turned, weights = np.zeros((k, m), np.float32), np.empty((m, k), np.float32)
+    if not fresh:
+        _turn_each(by_weight, m, channels, cells, address(weights))
+        _turn(address(weights), k, m, k, address(turned), m)
+    where = _places(shape, planes, min(together, len(x)), x.strides[0])
+    for i in range(0, len(x), together):
+        given, to = by_y[i : i + together], address(turned)
+        _tiles(
+            *(address(x) + i * x.strides[0], of_patch, where[: len(given) * each]),
+            *(given, m, tile_columns(), to, m, turned, False),
+        )
+    if shape[6] != 1:
+        assert fresh
+        turned /= np.float32(shape[6])
+    _turn(address(turned), m, k, m, address(weights), k)
+    _turn_each(address(weights), m, cells, channels, by_weight)
+    hold(turned)
+    hold(weights)
 
 
 @compiled
@@ -94,133 +202,33 @@ def _add(b: int, count: int, out: int) -> None:
 
 
 @compiled
-def _cut(x: np.ndarray, channels: int, height: int, width: int, kernel: int, out: np.ndarray) -> None:
-    """Write the patches of images whose channels lie together, [n, HWC] -> [nQ, K]."""
-    across, square, to = width // kernel, kernel * kernel, address(out)
-    each, cells = (height // kernel) * across, np.empty((square, channels), np.float32)
-    for i in range(len(x) * each):
-        q, image = i % each, address(x) + 4 * (i // each) * height * width * channels
-        for row in range(kernel):
-            begin = image + 4 * ((q // across * kernel + row) * width + q % across * kernel) * channels
-            _copy(begin, kernel * channels, address(cells) + 4 * row * kernel * channels)
-        _turn(address(cells), channels, square, channels, to, square)
-        to += 4 * channels * square
+def _paste(by_y: np.ndarray, weights: np.ndarray, zeros: np.ndarray, where: np.ndarray, to: int) -> None:
+    """Add one cell of all patches to images that begin at an address: the product of gradients by outputs [nQ, M] and
+    the cell's weights [M, C]. where: bytes behind the address, [nQ]."""
+    (n, m), channels = by_y.shape, weights.shape[1]
+    found = np.empty((n, channels), np.float32)
+    product(
+        *(1, address(by_y), m, 1, address(weights), channels, 1),
+        *(address(zeros), 0, address(found), channels, n, m, channels, False),
+    )
+    for i in range(n):
+        _add(address(found[i]), channels, to + where[i])
 
 
-@compiled
-def _paste(
-    patches: np.ndarray, channels: int, height: int, width: int, kernel: int, added: bool, out: np.ndarray
-) -> None:
-    """Add patches [nQ, K] to images whose channels lie together, [n, HWC], or, if not added, write such images."""
-    across, square, of = width // kernel, kernel * kernel, address(patches)
-    each, cells = (height // kernel) * across, np.empty((square, channels), np.float32)
-    if not added:
-        out[:] = 0
-    for i in range(len(out) * each):
-        q, image = i % each, address(out) + 4 * (i // each) * height * width * channels
-        _turn(of, square, channels, square, address(cells), channels)
-        for row in range(kernel):
-            begin = image + 4 * ((q // across * kernel + row) * width + q % across * kernel) * channels
-            _add(address(cells) + 4 * row * kernel * channels, kernel * channels, begin)
-        of += 4 * channels * square
-
-
-@compiled
-def _weigh(patches: np.ndarray, k: int, weight: int, bias: int, rectify: bool, y: np.ndarray) -> None:
-    """Write the outputs [nQ, M] of all patches, nQK numbers. This is a function because an argument keeps its array
-    alive, and an address does not."""
-    n, m = y.shape
-    product(1, address(patches), k, 1, weight, 1, k, bias, 0, address(y), m, n, k, m, rectify)
-
-
-@apart(float32[:, :], boolean, *[intp] * 6, boolean, float32[:, ::1])
-def convolve_patches(
-    x: np.ndarray,
-    is_cut: bool,
-    channels: int,
-    height: int,
-    width: int,
-    kernel: int,
-    weight: int,
-    bias: int,
-    rectify: bool,
-    y: np.ndarray,
-) -> None:
-    """Write the convolution of images to y.
-
-    Args:
-        x: patches [n, QK] if is_cut; else images whose channels lie together [n, HWC].
-        weight, bias: the addresses of weights [M, K] and biases [M].
-        rectify: write 0 for negative results.
-        y: float32 [n, QM].
-    """
-    count, k = len(x) * (height // kernel) * (width // kernel), channels * kernel * kernel
-    out = y.reshape((count, y.size // count))
-    if is_cut:
-        _weigh(x, k, weight, bias, rectify, out)
-    else:
-        patches = np.empty((count, k), np.float32)
-        _cut(x, channels, height, width, kernel, patches)
-        _weigh(patches, k, weight, bias, rectify, out)
-
-
-@compiled
-def _add_products(patches: np.ndarray, by_y: np.ndarray, to: np.ndarray) -> None:
-    """For each of Q patches, add the products of its numbers and the gradients by its outputs to a matrix [K, M]. All
-    patches have QK numbers and QM outputs."""
-    k, m = to.shape
-    product(1, address(patches), 1, k, address(by_y), m, 1, address(to), m, address(to), m, k, by_y.size // m, m, False)
-
-
-@apart(float32[:, :], boolean, *[intp] * 4, float32[:, ::1], boolean, intp)
-def convolve_patches_back(
-    x: np.ndarray,
-    is_cut: bool,
-    channels: int,
-    height: int,
-    width: int,
-    kernel: int,
-    by_y: np.ndarray,
-    fresh: bool,
-    by_weight: int,
-) -> None:
-    """Given the gradient by y, add that by weights to by_weight sample by sample, or write it if it is to be fresh.
-    Other arguments are those of convolve_patches."""
-    each, k = (height // kernel) * (width // kernel), channels * kernel * kernel
-    m = by_y.shape[1] // each
-    turned = np.zeros((k, m), np.float32)
-    if not fresh:
-        for j in range(m):
-            for i in range(k):
-                turned[i, j] = load(by_weight + 4 * (j * k + i))
-    together = max(1, _TOGETHER // each)
-    patches = np.empty((0 if is_cut else together * each, k), np.float32)
-    for i in range(0, len(x), together):
-        end = min(i + together, len(x))
-        if is_cut:
-            _add_products(x[i:end], by_y[i:end], turned)
-        else:
-            _cut(x[i:end], channels, height, width, kernel, patches)
-            _add_products(patches, by_y[i:end], turned)
-    for j in range(m):
-        for i in range(k):
-            store(by_weight + 4 * (j * k + i), turned[i, j])
-
-
-@compiled
-def _weigh_back(by_y: np.ndarray, weight: int, zeros: np.ndarray, patches: np.ndarray) -> None:
-    """Write the gradient by patches [nQ, K], given that by their outputs [nQ, M]."""
-    (n, m), k = by_y.shape, patches.shape[1]
-    product(1, address(by_y), m, 1, weight, k, 1, address(zeros), 0, address(patches), k, n, m, k, False)
-
-
-@apart(float32[:, ::1], *[intp] * 5, boolean, float32[:, :])
-def paste_patches(
-    by_y: np.ndarray, channels: int, height: int, width: int, kernel: int, weight: int, added: bool, by_x: np.ndarray
-) -> None:
-    """Given the gradient by y, add that by images to by_x [n, HWC], or write it if not added. Other arguments are those
-    of convolve_patches."""
-    count, k = len(by_y) * (height // kernel) * (width // kernel), channels * kernel * kernel
-    patches = np.empty((count, k), np.float32)
-    _weigh_back(by_y.reshape((count, by_y.size // count)), weight, np.zeros(k, np.float32), patches)
-    _paste(patches, channels, height, width, kernel, added, by_x)
+@apart(float32[:, ::1], int64[:], intp, float32[:, :])
+def paste_patches(by_y: np.ndarray, shape: np.ndarray, weight: int, by_x: np.ndarray) -> None:
+    """Given the gradient by y, write that by images to by_x [n, HWC]: of each of their numbers, the sum over the cells
+    of a patch, the first one first. Other arguments are those of convolve_patches."""
+    kernel, stride, channels, height, width, _, _ = shape
+    each, cells = places(height, width, kernel, stride), kernel * kernel
+    m, together = by_y.shape[1] // each, max(1, _TOGETHER // each)
+    weights, zeros = np.empty((cells, m, channels), np.float32), np.zeros(channels, np.float32)
+    _turn(weight, cells, m * channels, cells, address(weights), m * channels)
+    where = _places(shape, False, min(together, len(by_y)), by_x.strides[0])
+    by_x[:] = 0
+    for i in range(0, len(by_y), together):
+        given = by_y[i : i + together]
+        for cell in range(cells):
+            to = address(by_x) + i * by_x.strides[0] + 4 * channels * (cell // kernel * width + cell % kernel)
+            count = len(given) * each
+            _paste(given.reshape((count, m)), weights[cell], zeros, where[:count], to)

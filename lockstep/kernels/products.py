@@ -33,13 +33,15 @@ from lockstep.kernels.tiles import (
 
 _COPIED = 4096
 """Numbers of the right-hand matrix from which it is copied, so that what a tile reads lies together in the cache."""
+_FEW = 64
+"""Rows for which copying the right-hand matrix takes longer than reading it more than once."""
 _LINE = 4 * WIDTH
 """Bytes of a line of the cache."""
 _ZERO = np.float32(0)
 
 
 @compiled
-def _hold(memory: np.ndarray) -> None:
+def hold(memory: np.ndarray) -> None:
     """Keep an array until here. An address does not keep it alive."""
 
 
@@ -205,7 +207,8 @@ def product(
                 store(c + 4 * (i * c_row + j), load(start + 4 * (i * start_row + j)))
         return
     width, terms = tile_columns(), slices * k
-    turns = m < n and 2 * m <= width  # few columns are computed as rows, which fill tiles
+    # Few columns are computed as rows, which fill tiles. So are many that would be copied for few rows.
+    turns = (m < n and 2 * m <= width) or (b_column > b_term == 1 and n % width == 0 and n <= _FEW and 4 * n <= m)
     if turns:
         a, a_row, a_term, b, b_term, b_column, n, m = b, b_column, b_term, a, a_term, a_row, m, n
     direct = b_column == 1 and (terms * m <= _COPIED or b_term <= 2 * width)
@@ -234,7 +237,7 @@ def product(
         _columns(slices, a, a_row, a_term, *of_b, at_of, of_row, at_to, to_row, n, k, rectify, sums, parts)
     if turns:
         _turn(to, m, n, m, c, c_row)
-    _hold(memory)
+    hold(memory)
 
 
 @apart(*[intp] * 5)
@@ -258,7 +261,7 @@ def panel_product(
     for j in range(0, m, width):
         of_b, at_start, at_c = (address(panels) + 4 * j * k, width, min(width, m - j)), start + 4 * j, c + 4 * j
         _columns(1, a, a_row, 1, *of_b, at_start, start_row, at_c, c_row, n, k, False, address(sums), 0)
-    _hold(sums)
+    hold(sums)
 
 
 @compiled

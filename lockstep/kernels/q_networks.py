@@ -16,9 +16,10 @@ from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import BIAS, WEIGHT, activations, backward, evaluate, sizes
 from lockstep.kernels.fractions import cosines, embed, embed_back
 from lockstep.kernels.math import ndtri
-from lockstep.kernels.network import biases_in_parts, biases_last, divide_by_brightness
+from lockstep.kernels.network import biases_in_parts, biases_last
 from lockstep.kernels.policies import exponentiate, log_softmax, within
 from lockstep.kernels.sums import middle_sums, row_sums
+from lockstep.kernels.tiles import move_row
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -27,7 +28,7 @@ class QNetwork(NamedTuple):
     """Where the parts of a model lie among its parameters. Tables are those of lockstep.kernels.dense."""
 
     encoder: np.ndarray
-    """Its table, int64 [L, 12]."""
+    """Its table, int64 [L, 14]."""
     advantage: np.ndarray
     """The table of the stream of advantages, or of all values if there are no dueling streams. It takes features."""
     value: np.ndarray
@@ -44,8 +45,6 @@ class QNetwork(NamedTuple):
     fractions: np.ndarray
     """float32 [K]: those of quantiles, or those of the implicit ones whose mean chooses actions; [0] for other
     returns."""
-    brightest: np.float32
-    """What convolutions of x divide their weights by."""
 
 
 class Computed(NamedTuple):
@@ -84,27 +83,23 @@ def _copy_layers(layers: np.ndarray, parameters: np.ndarray, used: np.ndarray) -
     for layer in range(len(layers)):
         weight, bias = layers[layer, WEIGHT], layers[layer, BIAS]
         weights, biases = sizes(layers, layer)
-        for i in range(weight, weight + weights):
-            used[i] = parameters[i]
-        for i in range(bias, bias + biases):
-            used[i] = parameters[i]
+        move_row(parameters[weight : weight + weights], used[weight : weight + weights])
+        move_row(parameters[bias : bias + biases], used[bias : bias + biases])
 
 
 @compiled
-def disturb(network: QNetwork, parameters: np.ndarray, noise: np.ndarray, used: np.ndarray) -> None:
-    """Write the weights and biases that a network computes with at their places in used, float32 [P].
+def disturb(network: QNetwork, parameters: np.ndarray, noise: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """The parameters with which a network computes: those given if no layer is noisy.
 
     Args:
         parameters: float32 [P].
         noise: what scale_noise wrote, float32 [Z].
+        used: float32 [P], where the disturbed weights and biases are written.
     """
+    if len(network.noisy) == 0:
+        return parameters
     _copy_layers(network.encoder, parameters, used)
     _copy_layers(network.embedding, parameters, used)
-    if network.brightest != _ONE:
-        divide_by_brightness(network.encoder, network.brightest, used)
-    if len(network.noisy) == 0:
-        _copy_layers(network.advantage, parameters, used)
-        _copy_layers(network.value, parameters, used)
     begin = 0
     for layer in range(len(network.noisy)):
         weight, bias, weight_sigma, bias_sigma, inputs, outputs = network.noisy[layer]
@@ -117,6 +112,7 @@ def disturb(network: QNetwork, parameters: np.ndarray, noise: np.ndarray, used: 
             for i in range(inputs):
                 to[i] = mean[i] + sigma[i] * (factor * into[i])
             used[bias + j] = parameters[bias + j] + parameters[bias_sigma + j] * factor
+    return used
 
 
 @compiled
@@ -155,7 +151,7 @@ def encode(network: QNetwork, used: np.ndarray, x: np.ndarray, strided: bool) ->
     """Evaluate the encoder: observations [n, D] -> the outputs of its layers.
 
     Args:
-        used: what disturb wrote.
+        used: what disturb returned.
         strided: whether dense layers of x add their bias last: see lockstep.kernels.network.biases_last.
     """
     if strided:
@@ -197,7 +193,7 @@ def describe_at(network: QNetwork, used: np.ndarray, of_encoder: np.ndarray, n: 
     """Describe every action's return by K numbers, given what encode returned of n observations.
 
     Args:
-        used: what disturb wrote.
+        used: what disturb returned.
         tau: fractions of implicit quantiles, float32 [n, K], or [1, K] for all observations. Other returns ignore them.
     """
     inputs, implicit = activations(of_encoder, network.encoder, n, len(network.encoder) - 1), len(network.embedding) > 0
@@ -257,7 +253,7 @@ def expected(network: QNetwork, numbers: np.ndarray) -> np.ndarray:
 
 @compiled
 def act(network: QNetwork, used: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """The expected returns of all actions, [n, D] -> [n, A]. used: what disturb wrote."""
+    """The expected returns of all actions, [n, D] -> [n, A]. used: what disturb returned."""
     return expected(network, describe(network, used, x, False).numbers)
 
 
@@ -341,8 +337,6 @@ def differentiate_encoder(
     those by the sizes of noise. Other arguments are those of differentiate."""
     _back_through(network.encoder, used, x, of_encoder, by_features, gradient, joined, x[:0])
     for s in range(len(gradient)):
-        if network.brightest != _ONE:
-            divide_by_brightness(network.encoder, network.brightest, gradient[s])
         _by_sigmas(network, noise, gradient[s])
 
 
@@ -361,14 +355,13 @@ def differentiate(
     """Write each slice's gradients by all parameters.
 
     Args:
-        used, noise: see disturb.
+        used, noise: what disturb returned, and what it was given.
         x: observations [n, D].
         computed: what describe returned of them. Implicit quantiles are at fractions of each observation.
         action: int64 [n].
         by_numbers: the gradient by the chosen actions' numbers, float32 [n, K].
         gradient: float32 [S, P or more].
-        joined: write the tree's sum over all slices to gradient[0]. It needs a brightness of 1 and no noise, and
-            overwrites the other rows.
+        joined: write the tree's sum over all slices to gradient[0]. It needs no noise, and overwrites the other rows.
     """
     of_streams = computed.numbers, computed.advantage, computed.value
     by_features = differentiate_streams(

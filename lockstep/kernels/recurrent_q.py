@@ -62,7 +62,7 @@ def unroll(
 
     Args:
         network, core: where the parts of the model lie.
-        used: what lockstep.kernels.q_networks.disturb wrote of the parameters.
+        used: what lockstep.kernels.q_networks.disturb returned.
         parameters: float32 [P].
         panels: what panels_of_core returned.
         x: observations as the encoder's layers see them, float32 [N, D].

@@ -43,21 +43,23 @@ def _of_actions(numbers: np.ndarray, action: np.ndarray) -> np.ndarray:
 
 
 @compiled
-def _following(network: QNetwork, used: np.ndarray, double: bool, next_obs: np.ndarray, tau: np.ndarray) -> np.ndarray:
+def _following(
+    network: QNetwork, online: np.ndarray, frozen: np.ndarray, double: bool, next_obs: np.ndarray, tau: np.ndarray
+) -> np.ndarray:
     """What the target network says about the best next actions' returns, [n, J].
 
     Args:
-        used: float32 [2, P], what disturb wrote of the model and of the target network.
+        online, frozen: float32 [P], what disturb returned of the model and of the target network.
         tau: fractions of implicit quantiles, float32 [n, J].
     """
     n, midpoints = len(next_obs), network.fractions.reshape((1, len(network.fractions)))
-    of_encoder = encode(network, used[1], next_obs, False)
-    numbers = describe_at(network, used[1], of_encoder, n, tau).numbers
+    of_encoder = encode(network, frozen, next_obs, False)
+    numbers = describe_at(network, frozen, of_encoder, n, tau).numbers
     selecting = numbers
     if double:
-        selecting = describe(network, used[0], next_obs, False).numbers
+        selecting = describe(network, online, next_obs, False).numbers
     elif len(network.embedding):
-        selecting = describe_at(network, used[1], of_encoder, n, midpoints).numbers
+        selecting = describe_at(network, frozen, of_encoder, n, midpoints).numbers
     q, action = expected(network, selecting), np.empty(n, np.int64)
     for i in range(n):
         action[i] = best(q[i])
@@ -226,43 +228,46 @@ def returns_gradients(
     """
     slices, size = len(out), len(parameters)
     each, drawn = len(obs) // slices, len(noise) // slices
-    disturbing, moved = drawn - each * (samples[0] + samples[1]), each * samples[0]
+    several = 1 if drawn else slices  # pass through the networks together
+    disturbing, moved, n = drawn - each * (samples[0] + samples[1]), each * samples[0], several * each
     scaled, midpoints = np.empty(disturbing, np.float32), network.fractions.reshape((1, len(network.fractions)))
-    terms, sums = np.empty((DQN_SUMS, each), np.float32), np.empty(DQN_SUMS, np.float32)
-    for s in range(slices):
-        begin, end = s * each, (s + 1) * each
-        x, then, chosen, of_noise = obs[begin:end], next_obs[begin:end], action[begin:end], noise[s * drawn :]
+    terms = np.empty((DQN_SUMS, each), np.float32)
+    for first in range(0, slices, several):
+        begin, end, of_noise = first * each, first * each + n, noise[first * drawn :]
+        x, then, chosen = obs[begin:end], next_obs[begin:end], action[begin:end]
         scale_noise(of_noise[:disturbing], scaled)
         online_noise, target_noise = scaled[: disturbing // 2], scaled[disturbing // 2 :]
-        if s == 0 or disturbing:
-            disturb(network, parameters, online_noise, used[0])
-            disturb(network, target, target_noise, used[1])
+        online = disturb(network, parameters, online_noise, used[0])
+        frozen = disturb(network, target, target_noise, used[1])
         tau = of_noise[disturbing : disturbing + moved].reshape((each, samples[0]))
-        following = _following(
-            network, used, double, then, of_noise[disturbing + moved : drawn].reshape((each, samples[1]))
-        )
-        computed = describe_at(network, used[0], encode(network, used[0], x, False), each, tau)
-        value, to_priority = _of_actions(computed.numbers, chosen), priority[begin:end]
+        of_target = of_noise[disturbing + moved : drawn].reshape((each, samples[1]))
+        following = _following(network, online, frozen, double, then, of_target)
+        computed = describe_at(network, online, encode(network, online, x, False), n, tau)
+        value = _of_actions(computed.numbers, chosen)
         by_numbers, wanted = np.empty_like(value), np.empty_like(following)
         if len(network.atoms):
             p_t = np.empty_like(following)
             log_softmax(following, p_t)
             exponentiate(p_t)
             project(p_t, reward[begin:end], discount[begin:end], network.atoms, wanted)
-            _learn_distributions(value, wanted, weight[begin:end], network.atoms, by_numbers, terms, to_priority)
         else:
-            for i in range(each):
+            for i in range(n):
                 for j in range(following.shape[1]):
                     wanted[i, j] = reward[begin + i] + discount[begin + i] * following[i, j]
-            if len(network.fractions):
+        for s in range(several):
+            one, last = s * each, (s + 1) * each
+            of_slice, to_priority = weight[begin + one : begin + last], priority[begin + one : begin + last]
+            of_value, goal, by = value[one:last], wanted[one:last], by_numbers[one:last]
+            if len(network.atoms):
+                _learn_distributions(of_value, goal, of_slice, network.atoms, by, terms, to_priority)
+            elif len(network.fractions):
                 at = tau if len(network.embedding) else midpoints
-                learn_quantiles(value, wanted, at, weight[begin:end], by_numbers, terms, to_priority)
+                learn_quantiles(of_value, goal, at, of_slice, by, terms, to_priority)
             else:
-                _learn_means(value, wanted, weight[begin:end], by_numbers, terms, to_priority)
-        differentiate(network, used[0], online_noise, x, computed, chosen, by_numbers, out[s : s + 1], False)
-        row_sums(terms, sums)
-        out[s, size] = np.float32(each)
-        for j in range(DQN_SUMS):
-            out[s, size + 1 + j] = sums[j]
+                _learn_means(of_value, goal, of_slice, by, terms, to_priority)
+            out[first + s, size] = np.float32(each)
+            row_sums(terms, out[first + s, size + 1 : size + 1 + DQN_SUMS])
+        to, at_once = out[first : first + several], joined and several == slices
+        differentiate(network, online, online_noise, x, computed, chosen, by_numbers, to, at_once)
     if joined:
-        add_up(out, 0, size + 1 + DQN_SUMS)
+        add_up(out, 0 if drawn else size, size + 1 + DQN_SUMS)

@@ -153,27 +153,26 @@ def sequence_gradients(
     for s in range(slices):
         x, extra, start, action = items.obs[s], items.extra[s], items.start[s], items.action[s]
         scale_noise(items.noise[s * drawn : (s + 1) * drawn], noise)
-        if s == 0 or drawn:
-            disturb(network, parameters, online_noise, used[0])
-            disturb(network, target, target_noise, used[1])
+        online = disturb(network, parameters, online_noise, used[0])
+        following = disturb(network, target, target_noise, used[1])
         state = items.state[s].copy()
         inputs = x, extra, start, state
-        h_t = unroll(network, core, used[1], target, target_panels, *inputs).h
-        q_t = describe_features(network, used[1], h_t[begin:])[0]
+        h_t = unroll(network, core, following, target, target_panels, *inputs).h
+        q_t = describe_features(network, following, h_t[begin:])[0]
         state = items.state[s].copy()
-        of_model = network, core, used[0], parameters, panels
+        of_model = network, core, online, parameters, panels
         if burn_in:
             unroll(*of_model, x[:begin], extra[:begin], start[:begin], state)
         unrolled = unroll(*of_model, x[begin:end], extra[begin:end], start[begin:end], state)
-        computed = describe_features(network, used[0], unrolled.h)
+        computed = describe_features(network, online, unrolled.h)
         selector = expected(network, q_t)
         if double:
             after = unroll(*of_model, x[end:], extra[end:], start[end:], state)
             selector[:learned] = expected(network, computed[0])
-            selector[learned:] = expected(network, describe_features(network, used[0], after.h)[0])
+            selector[learned:] = expected(network, describe_features(network, online, after.h)[0])
         for i in range(learned):
-            following = i + items.ahead[s, i] * sequences
-            found = unscale(q_t[following, best(selector[following]), 0], epsilon)
+            then = i + items.ahead[s, i] * sequences
+            found = unscale(q_t[then, best(selector[then]), 0], epsilon)
             wanted[i] = rescale(items.reward[s, i] + items.discount[s, i] * found, epsilon)
             value[i] = computed[0][i, action[i], 0]
         first, last = s * sequences, (s + 1) * sequences
@@ -181,6 +180,6 @@ def sequence_gradients(
         _learn(value, wanted, items.valid[s], weight, share, by_value[:, 0], out[s, size + 1 :], to_priority)
         out[s, size] = np.float32(items.valid[s].sum())
         of_learned = x[begin:end], start[begin:end], sequences, unrolled, computed, action, by_value
-        differentiate(network, core, used[0], parameters, online_noise, *of_learned, out[s : s + 1])
+        differentiate(network, core, online, parameters, online_noise, *of_learned, out[s : s + 1])
     if joined:
         add_up(out, 0, size + 1 + DQN_SUMS)

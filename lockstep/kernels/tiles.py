@@ -350,6 +350,36 @@ def narrow_tile(
 
 
 @instruction
+def listed_tile(
+    typingctx: Any,
+    rows: Any,
+    a: Any,
+    a_rows: Any,
+    a_terms: Any,
+    b: Any,
+    b_term: Any,
+    start: Any,
+    start_row: Any,
+    c: Any,
+    c_row: Any,
+    k: Any,
+    rectify: Any,
+) -> Any:
+    """As narrow_tile, for as many columns as tile has."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, vectors = _size(context)
+
+        def write(height: int, given: Any) -> None:
+            _terms(context, builder, height, vectors, given, listed=True)
+
+        _of_heights(context, builder, arguments, write)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 11, types.boolean), generate
+
+
+@instruction
 def tallest_tile(typingctx: Any) -> Any:
     """Rows of the tallest tile."""
 

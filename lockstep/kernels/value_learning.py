@@ -67,9 +67,9 @@ def value_gradients(
     (shards, each), size = index.shape, len(parameters)
     alike = strided.all() or not strided.any()
     several = max(1, _TOGETHER // each) if alike else 1
-    at_once = joined and several >= shards and network.brightest == _ONE
+    at_once = joined and several >= shards
     noise, terms = np.empty(0, np.float32), np.empty((1 + PQN_SUMS, each), np.float32)
-    disturb(network, parameters, noise, used)
+    used = disturb(network, parameters, noise, used)
     for first in range(0, shards, several):
         last = min(first + several, shards)
         n = (last - first) * each

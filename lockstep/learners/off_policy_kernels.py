@@ -1,4 +1,4 @@
-"""Learners of DQN, SAC, TD3 and DDPG in portable arithmetic: one kernel computes the gradients of all slots' slices.
+"""Learners that replay, in portable arithmetic: one kernel computes the gradients of all slots' slices.
 
 Shape legend: P parameters, S slots, N items of all slots, Z numbers of noise.
 """
@@ -14,6 +14,7 @@ import torch
 
 from lockstep.agent import Agent
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.drq import DrQConfig
 from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.algorithms.sac import SAC
 from lockstep.algorithms.td3 import TD3Config
@@ -22,6 +23,7 @@ from lockstep.buffers.replay_batches import ReplayBatches, Taken
 from lockstep.core.transitions import Transitions
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradients, td3_gradients
+from lockstep.kernels.images import augment
 from lockstep.kernels.optimizers import follow
 from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradients
 from lockstep.kernels.returns_learning import returns_gradients
@@ -29,6 +31,7 @@ from lockstep.learners.kernels import KernelLearner
 from lockstep.learners.learner import LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers, q_network
+from lockstep.models.observations import entry
 from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
 
@@ -107,10 +110,14 @@ class ReplayLearner(KernelLearner):
         return Arrays(*(x[index] for x in self._seen[1]))
 
     def _arrays(self, batch: Transitions) -> Arrays:
-        obs, next_obs = (observed(self._encoder, x, whole=self._whole) for x in (batch.obs, batch.next_obs))
+        obs, next_obs = self._observations(batch)
         action, reward, discount = (np.ascontiguousarray(x[0]) for x in (batch.action, batch.reward, batch.discount))
         noise = np.zeros(0, np.float32) if batch.noise is None else batch.noise.numpy()
         return Arrays(obs, action, reward, discount, next_obs, np.ascontiguousarray(batch.weight), noise)
+
+    def _observations(self, batch: Transitions) -> list[np.ndarray]:
+        """What layers see of what was observed, and of what was observed next: float32 [N, D]."""
+        return [observed(self._encoder, x, whole=self._whole) for x in (batch.obs, batch.next_obs)]
 
     @abstractmethod
     def _call(self, items: Any, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
@@ -151,6 +158,37 @@ class ReturnsLearner(ReplayLearner):
     ) -> None:
         vectors, switches = (self._parameters, self._target), (self._double, self._samples)
         returns_gradients(self._network, *vectors, *switches, *items, joined, self._used, out, priority)
+
+
+class DrQLearner(ReturnsLearner):
+    """Learns from images that DrQ augments."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        super().__init__(agent, slots, tree, alive=alive)
+        config, model = agent.experiment.algorithm, agent.model
+        assert isinstance(config, DrQConfig) and isinstance(model, QModel)
+        self._config, self._noise = config, 2 * model.noise_numbers
+        self._slice = config.batch_size // agent.experiment.scheme.shards
+        """Items of a slot's slice."""
+
+    def _arrays(self, batch: Transitions) -> Arrays:
+        return super()._arrays(batch)._replace(noise=self._noise_of(batch)[:, : self._noise].ravel())
+
+    def _noise_of(self, batch: Transitions) -> np.ndarray:
+        """Random numbers by gradient step: those of noisy layers, and those of augmentation."""
+        assert batch.noise is not None
+        return batch.noise.view(len(batch.weight) // self._slice, -1).numpy()
+
+    def _observations(self, batch: Transitions) -> list[np.ndarray]:
+        noise, found = self._noise_of(batch), list[np.ndarray]()
+        draws = noise[:, self._noise :].reshape(len(noise), 2, self._slice, -1)
+        for place, obs in enumerate((batch.obs, batch.next_obs)):
+            images = entry(obs, self._encoder.layout.images[0][0])[0].contiguous().numpy()
+            out = np.empty(images.shape, np.float32)
+            of_images = draws[:, place].reshape(len(images), -1)
+            augment(images, of_images, self._config.pad, np.float32(self._config.intensity), out)
+            found.append(out.reshape(len(out), -1))
+        return found
 
 
 class ActorCriticLearner(ReplayLearner):

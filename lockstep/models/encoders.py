@@ -154,8 +154,8 @@ class ImageEncoder:
         return _smallest_image(self.layers)
 
     @property
-    def cuts(self) -> bool:
-        """Whether convolutions move by more than one pixel, for which kernels cut images into patches."""
+    def strides(self) -> bool:
+        """Whether convolutions move by more than one pixel."""
         return self.layers[0][2] > 1
 
     def __call__(
@@ -170,7 +170,7 @@ class ImageEncoder:
         return ConvNet(shape, self.layers, features, self.activation, initialization, layer_norm)
 
 
-NatureCNN = ImageEncoder(((32, 8, 4), (64, 4, 2), (64, 3, 1)))
+NatureCNN = ImageEncoder(((32, 8, 4), (64, 4, 2), (64, 3, 1)), kernels=True)
 """The network of Mnih et al. 2015: three convolutions and a dense layer."""
 SimpleConvNet = ImageEncoder(((32, 8, 4), (64, 4, 2), (128, 3, 2)), activation="elu")
 """The image network of Petrenko et al. 2020 (arXiv:2006.11751), which Sample Factory calls convnet_simple."""

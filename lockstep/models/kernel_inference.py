@@ -76,8 +76,8 @@ class QNetworkInference(_KernelInference):
         self._network, self._stale = q_network(model, self._flat), True
         self._noise = np.zeros(model.noise_numbers, np.float32)
         self._parameters = self._flat.vector.detach().numpy()
-        self._used = np.zeros_like(self._parameters)
-        """The disturbed weights and biases."""
+        self._disturbed = self._used = np.zeros_like(self._parameters)
+        """Memory for disturbed weights and biases, and those with which the network computes."""
 
     def load(self, vector: Tensor, *, lasts: bool) -> bool:
         if not lasts:
@@ -102,7 +102,7 @@ class QNetworkInference(_KernelInference):
 
     def _renew(self) -> None:
         """Compute what depends on parameters and noise alone."""
-        disturb(self._network, self._parameters, self._noise, self._used)
+        self._used = disturb(self._network, self._parameters, self._noise, self._disturbed)
 
     def _values(self, x: np.ndarray, inputs: Inputs) -> tuple[np.ndarray, Tensor]:
         """The expected returns of all actions [T * B, A], given what the encoder sees, and the core's next state."""

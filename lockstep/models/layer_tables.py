@@ -13,16 +13,15 @@ import numpy as np
 from torch import Tensor, nn
 
 from lockstep.kernels import network as networks
-from lockstep.kernels.convolution import places as places_of
-from lockstep.kernels.dense import COLUMNS, ELU, NO_IMAGE, NONE, NORM, RELU, TANH
-from lockstep.kernels.patches import cut_pixels
+from lockstep.kernels.dense import BRIGHTEST, COLUMNS, ELU, KERNEL, NO_IMAGE, NONE, NORM, RELU, SOURCE, TANH
+from lockstep.kernels.patches import places as places_of
 from lockstep.kernels.q_networks import QNetwork
 from lockstep.kernels.recurrent import GRU, LSTM
 from lockstep.models import core as recurrent
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import PolicyModel
 from lockstep.models.encoders import ConvNet, ObservationEncoder
-from lockstep.models.layers import ChannelNorm, LayerNorm
+from lockstep.models.layers import ChannelNorm, LayerNorm, PixelConv2d
 from lockstep.models.mlps import MLPs
 from lockstep.models.observations import entry
 from lockstep.models.parameters import FlatParameters
@@ -79,10 +78,10 @@ def layer_row(
         return [*places, inputs, outputs, activation, source, 0, *NO_IMAGE]
     channels, height, width = _image_before(modules, name)
     kernel, stride = module.kernel_size[0], module.stride[0]
-    assert stride in (1, kernel)
     patch = channels * kernel * kernel
     outputs = module.out_channels * places_of(height, width, kernel, stride)
-    return [*places, patch, outputs, activation, source, 0, kernel, stride, channels, height, width]
+    block = module.blocks_of(height, width) if isinstance(module, PixelConv2d) else 1
+    return [*places, patch, outputs, activation, source, 0, kernel, stride, channels, height, width, block, 1]
 
 
 def _after(norm: str) -> str:
@@ -105,7 +104,7 @@ def _image_before(modules: Mapping[str, nn.Module], name: str) -> tuple[int, int
 
 
 def _rows(model: nn.Module, layers: Iterable[tuple[str, int]], flat: FlatParameters) -> np.ndarray:
-    """The table of layers that follow each other, given by name and activation, int64 [L, 12]."""
+    """The table of layers that follow each other, given by name and activation, int64 [L, 14]."""
     modules, rows = dict(model.named_modules()), list[list[int]]()
     for name, activation in layers:
         rows.append(layer_row(modules, name, activation, len(rows) - 1, flat))
@@ -138,7 +137,7 @@ def _rows_of_core(
 
 
 def q_layers(model: QModel, flat: FlatParameters) -> np.ndarray:
-    """The table of a Q-network with one linear layer behind its encoder, int64 [L, 12]."""
+    """The table of a Q-network with one linear layer behind its encoder, int64 [L, 14]."""
     return _rows(model, (*encoder_layers(model, "trunk.encoder"), ("head.advantage", NONE)), flat)
 
 
@@ -161,7 +160,7 @@ def q_network(model: QModel, flat: FlatParameters) -> QNetwork:
             places = [flat.offset(f"{name}.{part}") for part in ("weight", "bias", "weight_sigma", "bias_sigma")]
             noisy.append([*places, module.weight.shape[1], module.weight.shape[0]])
     return QNetwork(
-        _rows(model, encoder_layers(model, "trunk.encoder"), flat),
+        of_whole_pixels(_rows(model, encoder_layers(model, "trunk.encoder"), flat), encoder_of(model)),
         _rows(model, stream(f"{path}.advantage"), flat),
         _rows(model, stream(f"{path}.value"), flat).reshape(-1, COLUMNS),
         np.array(noisy, np.int64).reshape(-1, 6),
@@ -169,12 +168,11 @@ def q_network(model: QModel, flat: FlatParameters) -> QNetwork:
         head.multiples.numpy() if implicit else np.zeros(0, np.float32),
         np.zeros(0, np.float32) if model.atoms is None else model.atoms.numpy(),
         fractions,
-        np.float32(brightness(encoder_of(model))),
     )
 
 
 def core_of_q(model: QModel, flat: FlatParameters) -> np.ndarray:
-    """The table of a Q-network's core, int64 [2, 12]: its projection and itself (lockstep.kernels.recurrent_q)."""
+    """The table of a Q-network's core, int64 [2, 14]: its projection and itself (lockstep.kernels.recurrent_q)."""
     return np.array(_rows_of_core(dict(model.named_modules()), "trunk.core", -1, 0, flat), np.int64)
 
 
@@ -205,19 +203,19 @@ def brightness(encoder: ObservationEncoder) -> int:
     return encoder.layout.brightest[0] if encoder.layout.images else 1
 
 
+def of_whole_pixels(layers: np.ndarray, encoder: ObservationEncoder) -> np.ndarray:
+    """A table, int64 [L, 14], whose convolutions of x divide their weights instead of the pixels."""
+    layers[(layers[:, KERNEL] > 0) & (layers[:, SOURCE] < 0), BRIGHTEST] = brightness(encoder)
+    return layers
+
+
 def observed(encoder: ObservationEncoder, obs: Any, *, whole: bool = False) -> np.ndarray:
     """What an encoder's layers see of observations [T, B, ...]: float32 [T * B, D].
 
     Args:
-        whole: leave pixels as they are, since the weights are divided: see lockstep.kernels.network. If the kernels of
-            the first convolution do not overlap, images are cut into patches.
+        whole: leave pixels as they are, since the weights are divided: see of_whole_pixels.
     """
     if encoder.layout.images:
-        assert encoder.images is not None
-        first = encoder.images[0].convolutions[0]  # type: ignore[index]
-        if first.stride[0] > 1:  # type: ignore[union-attr]
-            assert whole, "kernels that cut images into patches divide the weights"
-            return _patches(entry(obs, encoder.layout.images[0][0]), first.kernel_size[0])  # type: ignore
         pixels, brightest = rows_of(entry(obs, encoder.layout.images[0][0]).flatten(2)), brightness(encoder)
         pixels = pixels.astype(np.float32)
         return pixels if whole or brightest == 1 else pixels / np.float32(brightest)
@@ -226,15 +224,6 @@ def observed(encoder: ObservationEncoder, obs: Any, *, whole: bool = False) -> n
         return x
     out = np.empty_like(x)
     networks.normalize(x, encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip), out)
-    return out
-
-
-def _patches(images: Tensor, kernel: int) -> np.ndarray:
-    """Images uint8 [T, B, C, H, W] -> float32 [T * B, D], cut into patches: see lockstep.kernels.patches."""
-    held = np.ascontiguousarray(images.numpy()).reshape(-1, *images.shape[2:])
-    count, channels, height, width = held.shape
-    out = np.empty((count, (height // kernel) * (width // kernel) * channels * kernel * kernel), np.float32)
-    cut_pixels(held, kernel, out)
     return out
 
 

@@ -139,13 +139,17 @@ class PixelConv2d(nn.Conv2d):
         """The pixel value that becomes 1."""
         self.block = stride if stride in _WORDS and padding == 0 and kernel_size % stride == 0 else 1
 
+    def blocks_of(self, height: int, width: int) -> int:
+        """The side of the blocks of pixels that are folded in images of this size; 1 if none are."""
+        return self.block if height % self.block == width % self.block == 0 else 1
+
     def forward(self, input: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         assert self.bias is not None
-        image, block = input, self.block
+        image, block = input, self.blocks_of(*input.shape[-2:])
         # Compute in fp32 and round afterwards, also in an acting copy: both must use the same rounded weights.
         weight = self.weight / self.brightest
         stride, padding = self.stride, self.padding
-        if block > 1 and image.shape[-2] % block == 0 and image.shape[-1] % block == 0:
+        if block > 1:
             image, weight, stride = fold_pixels(image, block), fold_kernel(weight, block), 1
         else:
             image = channels_last(image)

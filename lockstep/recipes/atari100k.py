@@ -49,7 +49,7 @@ def drq_atari100k(game: str = "Pong") -> Experiment:
             epsilon_fraction=0.066,
             replay=ReplayConfig(capacity=100_000),
         ),
-    ).replace(precision="bf16")
+    ).replace(precision="portable")
 
 
 def _hundred_thousand(game: str, model: QModelConfig, algorithm: OffPolicyConfig) -> Experiment:

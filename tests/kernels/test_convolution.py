@@ -42,15 +42,15 @@ def check(x: Tensor, weight: Tensor, bias: Tensor, by_y: Tensor, *, rectify: boo
     m, kernel = len(weight), weight.shape[2]
     expected = convolution(x, weight, bias, *PLAIN, False, [0, 0], 1)
     _, by_weight, by_bias = convolution_backward(by_y, x, weight, [m], *PLAIN, False, [0, 0], 1, [False, True, False])
-    size = CHANNELS, HEIGHT, WIDTH, kernel
+    shape = np.array([kernel, 1, CHANNELS, HEIGHT, WIDTH, 1, 1])
     y = np.empty((N, by_y[0].numel()), np.float32)
-    convolve(x.flatten(1).numpy(), *size, weight.data_ptr(), bias.data_ptr(), rectify, y)
+    convolve(x.flatten(1).numpy(), shape, weight.data_ptr(), bias.data_ptr(), rectify, y)
     expected = expected.relu() + 0 if rectify else expected
     assert_same_bits(y, expected.permute(0, 2, 3, 1).flatten(1))
     given = by_y.permute(0, 2, 3, 1).flatten(1).contiguous().numpy()
     of_weight, of_bias = torch.full_like(weight, 3), torch.full_like(bias, 3)
     places = of_weight.data_ptr(), of_bias.data_ptr()
-    convolve_back(x.flatten(1).numpy(), *size, given, True, *places)
+    convolve_back(x.flatten(1).numpy(), shape, given, True, *places)
     assert by_weight is not None and by_bias is None
     assert_same_bits(of_weight.numpy(), by_weight)
     total = torch.zeros(m)
@@ -58,7 +58,7 @@ def check(x: Tensor, weight: Tensor, bias: Tensor, by_y: Tensor, *, rectify: boo
         total += row
     assert_same_bits(of_bias.numpy(), total)
     for part in range(N):
-        convolve_back(x[part : part + 1].flatten(1).numpy(), *size, given[part : part + 1], part == 0, *places)
+        convolve_back(x[part : part + 1].flatten(1).numpy(), shape, given[part : part + 1], part == 0, *places)
     assert_same_bits(of_weight.numpy(), by_weight)
     assert_same_bits(of_bias.numpy(), total)
 
@@ -91,13 +91,13 @@ def test_infinities_spoil_sums_over_empty_cells() -> None:
     x, weight = images("sparse"), drawn(16, CHANNELS, 3, 3)
     weight[3, 1, 2, 0] = torch.inf
     y = np.empty((N, (HEIGHT - 2) * (WIDTH - 2) * 16), np.float32)
-    size = CHANNELS, HEIGHT, WIDTH, 3
-    convolve(x.flatten(1).numpy(), *size, weight.data_ptr(), drawn(16).data_ptr(), True, y)
+    shape = np.array([3, 1, CHANNELS, HEIGHT, WIDTH, 1, 1])
+    convolve(x.flatten(1).numpy(), shape, weight.data_ptr(), drawn(16).data_ptr(), True, y)
     assert not np.isfinite(y.reshape(N, -1, 16)[:, :, 3]).any()
     assert np.isfinite(y.reshape(N, -1, 16)[:, :, 4:]).all()
     given, of_weight, of_bias = np.ones_like(y), torch.zeros(16, CHANNELS, 3, 3), torch.zeros(16)
     given[2, 5] = np.nan
-    convolve_back(x.flatten(1).numpy(), *size, given, True, of_weight.data_ptr(), of_bias.data_ptr())
+    convolve_back(x.flatten(1).numpy(), shape, given, True, of_weight.data_ptr(), of_bias.data_ptr())
     assert of_weight[5].isnan().all() and of_bias[5].isnan()
     assert of_weight[6:].isfinite().all()
 

@@ -18,6 +18,8 @@ SHAPES = [
     (27, 70, 75),
     (40, 9, 1),
     (75, 70, 5),
+    (32, 70, 130),  # computed as columns if those of b do not lie together
+    (64, 9, 256),
     (5, 0, 4),
 ]
 

@@ -13,7 +13,6 @@ import torch
 from slices import by_autograd, by_kernel
 from test_q_learning import CARTPOLE, ITEMS, MINATAR, agent_of, items
 from tiny import EXPERIMENTS, options
-from torch.nn import functional as F
 
 from lockstep import resume, train
 from lockstep.agent import Agent
@@ -23,15 +22,16 @@ from lockstep.core.transitions import Transitions
 from lockstep.experiment import Experiment
 from lockstep.kernels import returns_learning
 from lockstep.kernels.dense import RELU, activations, backward, evaluate
-from lockstep.kernels.patches import cut_pixels
 from lockstep.models.arithmetic import portable_operations
+from lockstep.models.encoders import ConvNet
+from lockstep.models.layers import Conv2d, PixelConv2d
 
 ATOMS = {"returns": "categorical", "numbers": 11, "v_min": -4.0, "v_max": 5.0}
 QUANTILES = {"returns": "quantiles", "numbers": 11}
 IMPLICIT = {"returns": "implicit", "numbers": 5, "cosines": 9}
 STREAMS = {"dueling": True, "noisy": True, "stream_size": 8}
 RAINBOW = {**STREAMS, **ATOMS}
-PIXELS = ("Pong", {"encoder": "der"})
+PIXELS, NATURE = ("Pong", {"encoder": "der"}), ("Pong", {"encoder": "nature", "dense_size": 7})
 OF_PIXELS: list[dict[str, Any]] = [
     {},
     {"dense_size": 7},
@@ -40,6 +40,7 @@ OF_PIXELS: list[dict[str, Any]] = [
     {"dense_size": 7, **QUANTILES, **STREAMS},
     {"dense_size": 7, **IMPLICIT, "dueling": True},
 ]
+OF_NATURE: list[dict[str, Any]] = [{}, {"layer_norm": True, **RAINBOW}, {**IMPLICIT, "dueling": True}]
 CHANGES: list[dict[str, Any]] = [
     {"dueling": True},
     {"stream_size": 9},
@@ -72,7 +73,11 @@ def drawn_for(agent: Agent) -> Transitions:
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize(
     ("task", "change"),
-    [*itertools.product([CARTPOLE, MINATAR], CHANGES), *itertools.product([PIXELS], OF_PIXELS)],
+    [
+        *itertools.product([CARTPOLE, MINATAR], CHANGES),
+        *itertools.product([PIXELS], OF_PIXELS),
+        *itertools.product([NATURE], OF_NATURE),
+    ],
 )
 def test_gradients_are_those_of_torch_bit_by_bit(
     task: tuple[str, dict[str, Any]], change: dict[str, Any], double: bool
@@ -88,7 +93,7 @@ def test_gradients_are_those_of_torch_bit_by_bit(
     assert found[0][1].min() < 1 < found[0][1].max()
 
 
-@pytest.mark.parametrize("task", [CARTPOLE, MINATAR, PIXELS])
+@pytest.mark.parametrize("task", [CARTPOLE, MINATAR, PIXELS, NATURE])
 @pytest.mark.parametrize("change", [{"dueling": True}, RAINBOW, QUANTILES, {**IMPLICIT, **STREAMS}])
 def test_a_kernel_acts_with_the_bits_of_torch(task: tuple[str, dict[str, Any]], change: dict[str, Any]) -> None:
     name, settings = task
@@ -153,6 +158,25 @@ def test_so_are_those_of_data_efficient_rainbow(
     compare(EXPERIMENTS["der"]().replace(precision="portable", **change), tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize("change", [{}, {"model.noisy": True, "algorithm.pad": 0}])
+def test_so_are_those_of_drq(change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(drq(**change), tmp_path, monkeypatch)
+
+
+def drq(**change: Any) -> Experiment:
+    one = {"algorithm.copies": 1, "algorithm.target_copies": 1, "model.dense_size": 9}
+    return EXPERIMENTS["drq"]().replace(precision="portable", **one, **change)
+
+
+def test_no_layout_changes_drqs_digest_and_several_copies_have_no_kernels(tmp_path: Path) -> None:
+    digests = {
+        train(drq(), layout, options(tmp_path / f"run-{place}")).digest
+        for place, layout in enumerate(("inline", "processes:2"))
+    }
+    assert len(digests) == 1
+    assert not Agent(drq().replace(**{"algorithm.target_copies": 2})).kernels
+
+
 def compare(experiment: Experiment, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Assert that a run's ledger is the same without kernels."""
     assert isinstance(Agent(experiment).kernels, ReturnsKernels)
@@ -165,14 +189,14 @@ def compare(experiment: Experiment, folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_has_other_bits_is_left_to_torch() -> None:
-    """ELU's slope, cores, larger networks."""
+    """ELU's slope, cores, other networks of images."""
     full = EXPERIMENTS["rainbow-lag-1"]().replace(precision="portable")
     assert Agent(full).kernels
     for change in ({"activation": "elu"}, {"core": "gru"}):
         assert not Agent(full.replace(model=replace(full.model, **change))).kernels
     der = EXPERIMENTS["der"]().replace(precision="portable")
     assert Agent(der).kernels
-    assert not Agent(der.replace(**{"model.encoder": "nature"})).kernels
+    assert not Agent(der.replace(**{"model.encoder": "convnet_simple"})).kernels
 
 
 @pytest.mark.parametrize("change", [QUANTILES, {**IMPLICIT, "noisy": True}])
@@ -230,36 +254,60 @@ def test_projections_are_those_of_torch_bit_by_bit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "middle", "kernel"), [((13, 11), 5, 2), ((15, 10), 5, 2), ((20, 28), 9, 3), ((28, 20), 20, 3)]
+    ("size", "layers"),
+    [
+        ((13, 11), ((32, 3, 3), (32, 2, 2))),  # with a rest
+        ((20, 28), ((32, 3, 3), (64, 3, 3))),
+        ((12, 16), ((32, 4, 2), (32, 2, 1))),  # pixels in blocks, and patches that overlap
+        ((40, 44), ((32, 8, 4), (64, 4, 2), (32, 3, 1))),
+        ((37, 43), ((32, 8, 4), (64, 4, 2))),
+    ],
 )
-def test_convolutions_of_patches_are_those_of_torch_bit_by_bit(size: tuple[int, int], middle: int, kernel: int) -> None:
-    """Two of them, the first of pixels, on images with and without rest: 3 x 3 cells, and then 2 x 2, or as many as are
-    turned in squares of 8 x 8."""
-    draw, (height, width) = torch.Generator().manual_seed(1), size
-    images = torch.randint(256, (3, 2, height, width), dtype=torch.uint8, generator=draw)
-    shapes = (middle, 2, 3, 3), (middle,), (7, middle, kernel, kernel), (7,)
-    parameters = [(torch.randn(shape, generator=draw) * 0.1).requires_grad_() for shape in shapes]
-    down, across = height // 3, width // 3
-    count, patch = 7 * (down // kernel) * (across // kernel), middle * kernel * kernel
-    second = 19 * middle  # where the second one's weights begin
-    end = second + 7 * patch
-    by_y = torch.randn(3, count, generator=draw)
+def test_convolutions_are_those_of_torch_bit_by_bit(
+    size: tuple[int, int], layers: tuple[tuple[int, int, int], ...]
+) -> None:
+    draw, samples = torch.Generator().manual_seed(1), 7
+    images = torch.randint(256, (samples, 2, *size), dtype=torch.uint8, generator=draw)
+    network, height, width, channels = ConvNet((2, *size), layers, 0, "relu"), *size, 2
+    rows, place = list[list[int]](), 0
+    for index, (convolution, (outputs, kernel, stride)) in enumerate(zip(network.convolutions, layers, strict=True)):
+        assert isinstance(convolution, Conv2d | PixelConv2d)
+        for parameter in convolution.parameters():
+            parameter.data = 0.1 * torch.randn(parameter.shape, generator=draw)
+        block = convolution.blocks_of(height, width) if isinstance(convolution, PixelConv2d) else 1
+        shape = [kernel, stride, channels, height, width, block, 1 if index else 255]
+        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        patch, end = channels * kernel**2, place + convolution.weight.numel()
+        rows.append([place, end, patch, outputs * height * width, RELU, index - 1, 0, *shape])
+        channels, place = outputs, end + outputs
+    table, last = np.array(rows, np.int64), len(rows) - 1
+    by_y = torch.randn(samples, channels * height * width, generator=draw)
     with portable_operations():
-        x = F.relu(F.conv2d(images.float(), *parameters[:2], stride=3))
-        y = F.relu(F.conv2d(x, *parameters[2:], stride=kernel)).permute(0, 2, 3, 1).flatten(1)
+        y = network(images, torch.float32)
         y.backward(by_y)
-    flat = torch.cat([x.detach().flatten() for x in parameters]).numpy()
-    rows = [
-        [0, 18 * middle, 18, middle * down * across, RELU, -1, 0, 3, 3, 2, height, width],
-        [second, end, patch, count, RELU, 0, 0, kernel, kernel, middle, down, across],
-    ]
-    layers, cut = np.array(rows, np.int64), np.empty((3, down * across * 18), np.float32)
-    cut_pixels(images.numpy(), 3, cut)
-    scratch = evaluate(layers, flat, cut)
-    assert same(activations(scratch, layers, 3, 1), y.detach())
-    for fresh in (True, False):
-        gradients, gradient = np.empty_like(scratch), np.zeros((1, len(flat)), np.float32)
-        activations(gradients, layers, 3, 1)[:] = by_y
-        backward(flat, layers, cut, scratch, gradients, gradient, fresh, False, cut[:0])
-        assert same(gradient[0, : 18 * middle], parameters[0].grad.flatten())  # type: ignore[union-attr]
-        assert same(gradient[0, second:end], parameters[2].grad.flatten())  # type: ignore[union-attr]
+    flat = torch.cat([x.detach().flatten() for x in network.parameters()]).numpy()
+    x = images.flatten(1).float().numpy()
+    scratch = evaluate(table, flat, x)
+    assert same(activations(scratch, table, samples, last), y.detach())
+    gradients, gradient = np.empty_like(scratch), np.zeros((1, len(flat)), np.float32)
+    activations(gradients, table, samples, last)[:] = by_y
+    backward(flat, table, x, scratch, gradients, gradient, True, False, x[:0])
+    for (begin, end, *_), convolution in zip(rows, network.convolutions, strict=True):
+        assert same(gradient[0, begin:end], convolution.weight.grad.flatten())  # type: ignore[union-attr]
+
+
+def test_gradients_are_added_to_earlier_ones() -> None:
+    """Those by weights of convolutions, sample by sample, as if all had come at once."""
+    draw, samples = np.random.default_rng(1), 6
+    table = np.array([[0, 1024, 32, 32 * 12, RELU, -1, 0, 4, 2, 2, 8, 10, 2, 1]], np.int64)
+    flat, x = draw.standard_normal(1056).astype(np.float32), draw.standard_normal((samples, 160)).astype(np.float32)
+    scratch = evaluate(table, flat, x)
+    by_y, found = draw.standard_normal(scratch.shape).astype(np.float32), list[np.ndarray]()
+    for parts in ([0, samples], [0, 1, 4, samples]):
+        gradient = np.zeros((1, len(flat)), np.float32)
+        for begin, end in itertools.pairwise(parts):
+            rows = slice(begin * 384, end * 384)
+            of_part = by_y[rows].copy()
+            backward(flat, table, x[begin:end], scratch[rows], of_part, gradient, begin == 0, False, x[:0])
+        found.append(gradient)
+    assert same(*found) and np.count_nonzero(found[0]) > 500

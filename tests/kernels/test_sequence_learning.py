@@ -97,6 +97,7 @@ def same(a: Any, b: Any) -> bool:
         {**CARTPOLE, **NOISY},
         {**MINATAR, **NOISY, "model.core": "gru"},
         {**PIXELS, **DUELING},
+        {**PIXELS, **DUELING, "model.encoder": "nature", "model.dense_size": 9},
         {**CARTPOLE, "algorithm.burn_in": 0},
         {**CARTPOLE, **DUELING, "algorithm.double": False, "algorithm.replay.prioritized": True},
         {**MINATAR, "algorithm.priority_max": 0.3, "algorithm.rescaling": 0.01, "algorithm.replay.prioritized": True},
@@ -198,4 +199,6 @@ def test_what_has_other_bits_or_no_core_is_left_to_torch() -> None:
     assert Agent(full).kernels
     for change in ({"activation": "elu"}, {"core": "mingru"}, {"core": "none"}):
         assert not Agent(full.replace(model=replace(full.model, **change))).kernels
-    assert not Agent(experiment_of("r2d2-prioritized-frames")).kernels, "the network nature"
+    frames = experiment_of("r2d2-prioritized-frames")
+    assert Agent(frames).kernels
+    assert not Agent(frames.replace(**{"model.encoder": "convnet_simple"})).kernels
