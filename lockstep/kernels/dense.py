@@ -160,7 +160,9 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
         else:  # by addresses, since views take time in small networks
             k, row, inputs = layers[layer, INPUTS], x.shape[1], address(x) + 4 * (-1 - source)
             if source >= 0:
-                row, inputs = k, address(scratch) + 4 * n * _outputs_before(layers, source)
+                # A core's projection has more inputs, which lockstep.kernels.recurrent_network adds.
+                k = row = layers[source, OUTPUTS]
+                inputs = address(scratch) + 4 * n * _outputs_before(layers, source)
             of_weights = weight, between_inputs, between_outputs
             to = address(scratch) + 4 * begin
             product(1, inputs, row, 1, *of_weights, bias, 0, to, outputs, n, k, outputs, rectify)

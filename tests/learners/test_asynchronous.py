@@ -140,6 +140,7 @@ class Toy:
             target=None,
             device=torch.device("cpu"),
             follow=lambda updates: self.followed.append(updates),
+            sees_gradients=False,
             vectors=[flat.vector.detach()],
             round=lambda: None,
         )
@@ -288,6 +289,7 @@ def test_learners_see_each_others_updates(device: str) -> None:
             device=SimpleNamespace(type=device),
             round=lambda: None,
             follow=lambda updates: None,
+            sees_gradients=False,
             algorithm=SimpleNamespace(updates_before=lambda *_: 0),
             experiment=recipes.ppo_cartpole(),
         )

@@ -55,7 +55,7 @@ CHOICES, ARMS = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
     ("recipe", "changes", "seen", "actions", "kernels"),
     [
         ("ppo-mujoco", {}, VECTOR, ARMS, True),
-        ("ppo-mujoco", {}, ENTRIES, ARMS, False),
+        ("ppo-mujoco", {}, ENTRIES, ARMS, True),
         ("ppo-mujoco", {}, VECTOR, spaces.Tuple((CHOICES, ARMS)), False),
         ("ppo-mujoco", {"model.encoder": "auto"}, PICTURE, ARMS, False),
         ("ppo-mujoco", {"model.core": "mingru"}, VECTOR, ARMS, False),
@@ -70,7 +70,8 @@ CHOICES, ARMS = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
         ("dqn-cartpole", {"model.encoder": "der"}, PICTURE, CHOICES, True),
         ("dqn-cartpole", {"model.returns": "implicit"}, VECTOR, CHOICES, True),
         ("dqn-cartpole", {"model.returns": "implicit", "model.activation": "elu"}, VECTOR, CHOICES, False),
-        ("qrdqn-atari", {}, PICTURE, CHOICES, False),
+        ("qrdqn-atari", {}, PICTURE, CHOICES, True),
+        ("qrdqn-atari", {"model.encoder": "convnet_simple"}, PICTURE, CHOICES, False),
         ("qrdqn-atari", {"model.encoder": "der"}, PICTURE, CHOICES, True),
         ("r2d2-memory", {}, VECTOR, CHOICES, True),
         ("r2d2-memory", {"model.core": "none"}, VECTOR, CHOICES, False),
