@@ -86,8 +86,10 @@ class Learner:
     ) -> None:
         self._agent, self._algorithm, self._flat = agent, agent.algorithm, agent.flat
         self._slots, self._tree, self._alive = slots, tree, alive
+        self._size, self._counts = agent.flat.vector.numel(), 1 + len(agent.algorithm.metric_names)
+        """How many numbers a gradient has, and how many the counts and sums of metrics behind it."""
         self.batches: Batches = batches_for(agent, slots, tree)
-        self.reduction = agent.experiment.scheme.reduction(tree, agent.flat.vector.numel())
+        self.reduction = agent.experiment.scheme.reduction(tree, self._size)
         self.optimizer = optimizer_for(agent.experiment, agent.flat)
         lag = agent.experiment.scheme.gradient_lag
         self._lag = 0 if lag == "async" else lag
@@ -115,14 +117,14 @@ class Learner:
 
     def _learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         begin, waited = time.perf_counter(), self._tree.group.waited
-        agent, algorithm, names = self._agent, self._algorithm, self._algorithm.metric_names
+        agent, algorithm = self._agent, self._algorithm
         reads = algorithm.reads_steps
         hyper = self._hyperparameters(iteration) | self._adapted
         steps = self._begin(iteration, rollouts, hyper)
         before = algorithm.updates_before(iteration, agent.experiment.samples_per_iteration)
         digests: dict[int, str] = {}
         applied: dict[int, Applied] = {}
-        sums = torch.zeros(1 + len(names), dtype=torch.float64, device=agent.device)
+        sums = torch.zeros(self._counts, dtype=torch.float64, device=agent.device)
         norms: float | Tensor = 0.0
         updates, moved = 0, 0
         for step in range(steps):
@@ -250,8 +252,8 @@ class Learner:
     def _split(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Split the sum over slices into the mean gradient, and the number of valid samples followed by the sum of
         every metric. Nothing waits for a GPU."""
-        algorithm, size = self._algorithm, self._flat.vector.numel()
-        gradient, tail = total[:size], total[size:]
+        algorithm = self._algorithm
+        gradient, tail = total[: self._size], total[self._size :]
         for prefix, name in algorithm.counted:
             gradient[self._flat.span(prefix)] /= self._at_least_one(tail[1 + algorithm.metric_names.index(name)])
         divisor = self._divisor(tail)
@@ -263,7 +265,7 @@ class Learner:
                 gradient /= divisor
             else:
                 gradient *= factor
-        return gradient, tail[: 1 + len(algorithm.metric_names)]
+        return gradient, tail[: self._counts]
 
     def _divisor(self, tail: Any) -> Any:
         """What the sum over slices is divided by, for its mean. With prioritized replay, the largest importance
@@ -275,7 +277,7 @@ class Learner:
         algorithm = self._algorithm
         divisor = self._at_least_one(tail[0]) if algorithm.mean_loss and not algorithm.counted else 1.0
         if algorithm.weighted:
-            largest = self._number(tail[1 + len(algorithm.metric_names) :].max())
+            largest = self._number(tail[self._counts :].max())
             divisor = divisor * largest
             for place, name in enumerate(algorithm.metric_names, start=1):
                 if name.startswith("loss/"):

@@ -71,8 +71,8 @@ class ValueHead(nn.Module):
         self.linear = nn.Linear(in_features, 1)
         initialize_orthogonal(self.linear, 1.0)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """[T, B, F] -> [T, B]"""
+    def forward(self, features: Tensor, obs: Any = None) -> Tensor:
+        """[T, B, F] -> [T, B]. It ignores observations, which a PopArtHead takes."""
         return self.linear(features.float()).squeeze(-1)
 
 
@@ -137,7 +137,7 @@ class StandardModel(PolicyModel):
         if head is None:
             value = params.new_zeros(params.shape[:2])
         else:
-            value = head(results[-1][0], obs) if isinstance(head, PopArtHead) else head(results[-1][0])
+            value = head(results[-1][0], obs)
         if self.state_size:
             state = torch.cat([s for _, s in results], -1) if len(results) > 1 else results[0][1]
         return ModelOutput(params, value, results[0][0]), state
