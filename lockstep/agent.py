@@ -51,8 +51,7 @@ class Agent:
         algorithm = with_popart(algorithm, self.model)
         self.algorithm: Algorithm[Any] = with_policies(algorithm, self.observation_space)
         self.algorithm.annealings = experiment.annealings(self.algorithm)
-        self.sees_gradients = type(self.algorithm).before_step is not Algorithm.before_step
-        """Whether before_step does something."""
+        self.sees_gradients = self.algorithm.sees_gradients
         portable = experiment.precision == "portable"
         self.kernels = experiment.kernels(*spaces)
         """What computes everything in portable arithmetic, instead of torch's operations."""

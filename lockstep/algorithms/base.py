@@ -261,6 +261,11 @@ class Algorithm(ABC, Generic[ConfigT]):
         """
         return (ParameterGroup("", hyper["learning_rate"]),)
 
+    @property
+    def sees_gradients(self) -> bool:
+        """Whether before_step does something."""
+        return type(self).before_step is not Algorithm.before_step
+
     def before_step(self, model: PolicyModel, gradient: Mapping[str, Tensor]) -> None:
         """Called with each global gradient before the optimizer moves parameters by it. It may change both in place: to
         move running statistics, for example, by sums that the loss returned as their gradient. With CUDA graphs, it is

@@ -85,6 +85,10 @@ class PopArt(Wrapper):
         metrics = loss.metrics | dict(zip(self._names, numbers.unbind(), strict=True))
         return loss._replace(total=loss.total + (led - led.detach()), metrics=metrics)
 
+    @property
+    def sees_gradients(self) -> bool:
+        return True
+
     def before_step(self, model: PolicyModel, gradient: Mapping[str, Tensor]) -> None:
         """Move the statistics, which the optimizer then leaves alone."""
         self.inner.before_step(model, gradient)

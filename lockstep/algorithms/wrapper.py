@@ -28,6 +28,11 @@ class Wrapper(OnPolicy[OnPolicyConfig]):
     def variables(self, model: PolicyModel) -> dict[str, Tensor]:
         return self.inner.variables(model)
 
+    @property
+    def sees_gradients(self) -> bool:
+        """That of the inner algorithm: a wrapper whose before_step does more overrides this."""
+        return self.inner.sees_gradients
+
     def before_step(self, model: PolicyModel, gradient: Mapping[str, Tensor]) -> None:
         self.inner.before_step(model, gradient)
 

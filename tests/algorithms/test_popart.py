@@ -204,6 +204,7 @@ def _rollout(case: Case) -> Rollout:
 
 def test_the_optimizer_leaves_statistics_alone() -> None:
     case = Case(PPOConfig())
+    assert case.algorithm.sees_gradients
     gradient = {"statistics.value": torch.tensor([[3.0, 0.0], [9.0, 0.0], [1.0, 0.0]])}
     case.algorithm.before_step(case.model, gradient)
     assert not gradient["statistics.value"].any()

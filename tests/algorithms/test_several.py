@@ -113,6 +113,7 @@ def test_each_policy_sees_its_own_gradient_before_a_step() -> None:
     together = experiment(ALGORITHMS["ppo"], "none")
     agent = Agent(together)
     several = with_policies(Seeing(PPOConfig()), agent.observation_space)
+    assert several.sees_gradients and not agent.sees_gradients
     gradient = agent.flat.named(torch.ones_like(agent.flat.vector))
     several.before_step(agent.model, gradient)
     assert not any(x.any() for x in gradient.values())
