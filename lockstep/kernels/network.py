@@ -85,17 +85,6 @@ def evaluate(
 
 
 @compiled
-def divide_by_brightness(layers: np.ndarray, brightest: np.float32, values: np.ndarray) -> None:
-    """Divide the weights of convolutions of x among parameters, or the gradients by them, [P or more] in place. With
-    such weights, pixels are whole numbers: torch scales them so."""
-    for layer in range(len(layers)):
-        if layers[layer, KERNEL] and layers[layer, SOURCE] < 0:
-            begin, count = layers[layer, WEIGHT], layers[layer, INPUTS] * rows_of_weights(layers, layer)
-            for i in range(begin, begin + count):
-                values[i] /= brightest
-
-
-@compiled
 def biases_last(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A table, parameters and observations with which the dense layers of x add their bias after the inputs instead of
     before them. That is torch's order for observations that lie between others in memory.

@@ -19,7 +19,7 @@ from lockstep.kernels import network, recurrent_network
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import OUTPUTS, activations
 from lockstep.kernels.math import exp
-from lockstep.kernels.network import divide_by_brightness, led_back
+from lockstep.kernels.network import led_back
 from lockstep.kernels.policies import (
     CATEGORICAL,
     entropy_gaussian,
@@ -190,7 +190,6 @@ def _gradients(
     free_std,
     log_stds,
     parameters,
-    brightest,
     observations,
     actions,
     choices,
@@ -211,7 +210,6 @@ def _gradients(
     Args:
         layers, kind, free_std, log_stds: see lockstep.kernels.network.evaluate and lockstep.kernels.policies.
         parameters: float32 [P].
-        brightest: what the weights of a convolution are divided by.
         observations: of all shards' rollouts, normalized, or whole pixels: float32 [S, R, C, D].
         actions, choices: float32 [S, T, C, A] and int64 [S, T, C], of which one is not used.
         numbers, flags: float32 [S, K, T, C] and bool [S, F, T, C]: what the loss learns from. The last flag says what
@@ -235,17 +233,13 @@ def _gradients(
     several = max(1, _TOGETHER // (before * layers[:, OUTPUTS].sum())) if alike else 1
     if states.shape[2] and alike:
         several = max(several, _ROWS // each)
-    scaled = brightest != 1
-    at_once = joined and several >= shards and not scaled
-    used = parameters.copy() if scaled else parameters
-    if scaled:
-        divide_by_brightness(layers, brightest, used)
+    at_once = joined and several >= shards
     for first in range(0, shards, several):
         last = min(first + several, shards)
         x = _observations(observations, first, last, index)
         extra, start, state = _remembered(extras, starts, states, first, last, index)
         inputs = x, strided[first], extra, each, start, state
-        policy, value, scratch, kept = evaluate(layers, free_std, log_stds, used, *inputs)
+        policy, value, scratch, kept = evaluate(layers, free_std, log_stds, parameters, *inputs)
         emitted = activations(scratch, layers, len(x), len(layers) - 2)
         of_policy, of_value = np.zeros_like(policy), np.zeros_like(value)
         for shard in range(first, last):
@@ -281,9 +275,6 @@ def _gradients(
                 _by_point(acted, unbounded, action, by_log_prob, by_entropy, of_policy[begin:end])
         found = scratch, kept, each, start
         differentiate(layers, free_std, parameters, x, extra, *found, of_policy, of_value, out[first:last], at_once)
-    if scaled:
-        for shard in range(shards):
-            divide_by_brightness(layers, brightest, out[shard])
     if at_once:
         add_up(out, size, size + sums)
     elif joined:

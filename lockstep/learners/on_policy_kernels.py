@@ -25,7 +25,7 @@ from lockstep.kernels.value_learning import value_gradients
 from lockstep.learners.kernels import KernelLearner
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, Network
-from lockstep.models.layer_tables import brightness, encoder_of, observed, q_network
+from lockstep.models.layer_tables import encoder_of, observed, q_network
 from lockstep.models.policy import StandardModel
 from lockstep.models.q import QModel
 
@@ -142,9 +142,9 @@ class LossLearner(RolloutLearner):
         assert isinstance(model.distribution, (KernelCategorical, KernelGaussian))
         self._standard, self._extra_features, self._kernel = model, model.extra_features, kernels
         super().__init__(agent, slots, tree, alive=alive)
-        self._kind, self._brightest = model.distribution.kind, np.float32(brightness(self._encoder))
+        self._kind = model.distribution.kind
         self._gradients_of = gradients_of(self._kernel.loss, model.state_size > 0)
-        self._network = Network.of(model, agent.flat)
+        self._network = Network.of(model, agent.flat, whole=True)
 
     def _extra(self, whole: Batch) -> Tensor | None:
         return self._standard.extra(whole.start, whole.prev_action, whole.prev_reward)
@@ -157,7 +157,7 @@ class LossLearner(RolloutLearner):
         elif "advantage" in self._kernel.numbers:
             numbers += [0.0, 1.0]
         self._gradients_of(
-            *(network.layers, self._kind, network.free_std, network.log_stds, self._parameters, self._brightest),
+            *(network.layers, self._kind, network.free_std, network.log_stds, self._parameters),
             *self._items,
             self._index[step],
             np.array(numbers, np.float32),

@@ -33,6 +33,7 @@ from lockstep.models.layer_tables import (
     layer_row,
     normalizes,
     observed,
+    of_whole_pixels,
     rows_of,
 )
 from lockstep.models.parameters import FlatParameters
@@ -113,7 +114,8 @@ class Network:
     log_stds: int
 
     @staticmethod
-    def of(model: StandardModel, flat: FlatParameters) -> Network:
+    def of(model: StandardModel, flat: FlatParameters, *, whole: bool = False) -> Network:
+        """whole: for whole pixels, see lockstep.models.layer_tables.of_whole_pixels."""
         modules = dict(model.named_modules())
         rows: list[list[int]] = []
         ends = []
@@ -132,9 +134,9 @@ class Network:
             rows.append(layer_row(modules, "value_head.linear", NONE, ends[-1], flat))
         else:
             rows.append(rows[-1])  # a number that nobody reads
-        free = model.policy_head.log_std is not None
+        free, layers = model.policy_head.log_std is not None, np.array(rows, np.int64)
         return Network(
-            np.array(rows, np.int64),
+            of_whole_pixels(layers, encoder_of(model)) if whole else layers,
             flat.offset("policy_head.log_std") if free else -1,
             len(model.policy_head.distribution.log_std_columns),
         )
@@ -200,23 +202,15 @@ class _Acting(KernelModel):
     def __init__(self, model: KernelModel) -> None:
         super().__init__(acting_copy(model), model.kernel_distribution, as_torch=model.as_torch)
         self._flat = self.flat_parameters = FlatParameters(self)
-        self._network = Network.of(self, self._flat)
+        self._network = Network.of(self, self._flat, whole=self.as_torch)
         self._encoder = encoder_of(self)
-        self._brightest = np.float32(brightness(self._encoder))
-        self._used = self._flat.vector.detach().numpy()
-        """The parameters, or a copy whose weights are divided for whole pixels."""
-        self._divides = model.as_torch and self._brightest != 1
-        if self._divides:
-            self._used = self._used.copy()
-        self._panels = recurrent_network.hidden_panels(self._network.layers, self._used) if self.state_size else None
-        self.weights_changed()
+        self._vector = self._flat.vector.detach().numpy()
+        of_network = self._network.layers, self._vector
+        self._panels = recurrent_network.hidden_panels(*of_network) if self.state_size else None
 
     def weights_changed(self) -> None:
-        if self._divides:
-            self._used[:] = self._flat.vector.detach().numpy()
-            networks.divide_by_brightness(self._network.layers, self._brightest, self._used)
         if self._panels is not None:
-            self._panels[...] = recurrent_network.hidden_panels(self._network.layers, self._used)
+            self._panels[...] = recurrent_network.hidden_panels(self._network.layers, self._vector)
 
     def kernels(self) -> PolicyKernels | None:
         actions, network, encoder = self.kernel_distribution.kernels(), self._network, self._encoder
@@ -224,10 +218,10 @@ class _Acting(KernelModel):
             return None
         arguments = (
             *(network.layers, network.free_std, network.log_stds),
-            self._used,
+            self._vector,
             *(() if self._panels is None else (self._panels,)),
             *(encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip if normalizes(encoder) else 0)),
-            np.float32(1) if self._divides else self._brightest,
+            np.float32(1 if self.as_torch else brightness(encoder)),
         )
         evaluate = evaluate_raw_with_memory if self.state_size else evaluate_raw
         return PolicyKernels(Bound(evaluate, arguments), self.extra_features, actions)
@@ -240,8 +234,8 @@ class _Acting(KernelModel):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
-        network, x = self._network, observed(self._encoder, obs, whole=self._divides)
-        of_network = network.layers, network.free_std, network.log_stds, self._used
+        network, x = self._network, observed(self._encoder, obs, whole=self.as_torch)
+        of_network = network.layers, network.free_std, network.log_stds, self._vector
         leading = start.shape[:2]
         if self._panels is not None:
             given = self.extra(start, prev_action, prev_reward)

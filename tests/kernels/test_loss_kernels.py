@@ -25,9 +25,7 @@ from lockstep.kernels.policies import CATEGORICAL, GAUSSIAN
 from lockstep.kernels.sums import add_up, column_sums, row_sums
 from lockstep.models import StandardModelConfig
 from lockstep.models.arithmetic import portable_operations
-from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.kernel_policy import Network, with_kernels
-from lockstep.models.layer_tables import brightness
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel
 
@@ -126,11 +124,10 @@ def by_kernel(
     strided: Sequence[bool] = (False,) * SHARDS,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Each shard's gradient, count and sums of metrics; and the tree's sum of them."""
-    kernel, network = TABLE[type(config)][-1], Network.of(model, flat)
+    kernel, network = TABLE[type(config)][-1], Network.of(model, flat, whole=True)
     assert isinstance(kernel, LossKernels)
     parameters = flat.vector.detach().numpy()
-    discrete, encoder = not model.distribution.action_shape, model.trunks[0].encoder
-    assert isinstance(encoder, ObservationEncoder)
+    discrete = not model.distribution.action_shape
     hyper = [HYPER["value_coef"], *kernel.hyper(config, HYPER), *([] if config.sequences else [0.1, 1.3])]
 
     def stacked(names: tuple[str, ...]) -> np.ndarray:
@@ -155,7 +152,6 @@ def by_kernel(
         gradients_of(kernel.loss, model.state_size > 0)(
             *(network.layers, CATEGORICAL if discrete else GAUSSIAN, network.free_std, network.log_stds, parameters),
             *(
-                np.float32(brightness(encoder)),
                 *items,
                 index,
                 np.array(hyper, np.float32),
