@@ -250,11 +250,35 @@ def gru_back(
 
 
 @compiled
+def with_extra(features: np.ndarray, extra: np.ndarray) -> np.ndarray:
+    """What a core takes: features [N, F], which extra features [N, E] follow. Without any, the features themselves."""
+    (samples, size), more = features.shape, extra.shape[1]
+    if more == 0:
+        return features
+    found = np.empty((samples, size + more), np.float32)
+    for i in range(samples):
+        for j in range(size):
+            found[i, j] = features[i, j]
+        for j in range(more):
+            found[i, size + j] = extra[i, j]
+    return found
+
+
+@compiled
+def without_extra(by_inputs: np.ndarray, by_features: np.ndarray) -> None:
+    """Write to by_features [N, F] the part of the gradient by what a core takes, [N, F + E]."""
+    samples, size = by_features.shape
+    for i in range(samples):
+        for j in range(size):
+            by_features[i, j] = by_inputs[i, j]
+
+
+@compiled
 def core_panels(row: np.ndarray, wide: int, parameters: np.ndarray) -> np.ndarray:
     """The hidden weights of a core as [H, G * H]: see lstm.
 
     Args:
-        row: of the core, int64 [12]: see lockstep.kernels.recurrent_network.
+        row: of the core, int64 [14]: see lockstep.kernels.recurrent_network.
         wide: G * H.
         parameters: float32 [P].
     """

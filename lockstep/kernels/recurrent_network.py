@@ -17,7 +17,7 @@ from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import ACTIVATION, INPUTS, OUTPUTS, SOURCE, WEIGHT, activations, backward, forward
 from lockstep.kernels.network import biases_in_parts, biases_last, by_free_std, heads_as_torch, outputs
 from lockstep.kernels.products import product
-from lockstep.kernels.recurrent import KEPT, LSTM, core_back, core_forward, core_panels
+from lockstep.kernels.recurrent import KEPT, LSTM, core_back, core_forward, core_panels, with_extra, without_extra
 from lockstep.kernels.tiles import address
 
 
@@ -132,26 +132,14 @@ def _differentiate_projection(
 ) -> None:
     """Write each slice's gradient by a projection's weights and biases. Of gradients, take the gradient by the
     projection, and write that by its encoder's features."""
-    (samples, more), source = extra.shape, layers[row, SOURCE]
-    to = activations(gradients, layers, samples, source)
-    features = to.shape[1]
-    below = activations(scratch, layers, samples, source)
-    if more:
-        encoded = below
-        below = np.empty((samples, features + more), np.float32)
-        for i in range(samples):
-            for j in range(features):
-                below[i, j] = encoded[i, j]
-            for j in range(more):
-                below[i, features + j] = extra[i, j]
+    samples, source = len(extra), layers[row, SOURCE]
+    below = with_extra(activations(scratch, layers, samples, source), extra)
     alone = layers[row : row + 1].copy()
     alone[0, SOURCE] = -1
     y, grad = activations(scratch, layers, samples, row), activations(gradients, layers, samples, row)
     by_below = np.empty_like(below)
     backward(parameters, alone, below, y.reshape(y.size), grad.reshape(y.size), gradient, True, joined, by_below)
-    for i in range(samples):
-        for j in range(features):
-            to[i, j] = by_below[i, j]
+    without_extra(by_below, activations(gradients, layers, samples, source))
 
 
 @compiled

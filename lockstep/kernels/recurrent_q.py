@@ -22,7 +22,7 @@ from lockstep.kernels.q_networks import (
     differentiate_streams,
     expected,
 )
-from lockstep.kernels.recurrent import KEPT, core_back, core_forward, core_panels
+from lockstep.kernels.recurrent import KEPT, core_back, core_forward, core_panels, with_extra, without_extra
 
 
 class Unrolled(NamedTuple):
@@ -42,7 +42,7 @@ class Unrolled(NamedTuple):
 
 @compiled
 def panels_of_core(core: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-    """The core's hidden weights in the order in which `unroll` takes them. core: its table, int64 [2, 12]."""
+    """The core's hidden weights in the order in which `unroll` takes them. core: its table, int64 [2, 14]."""
     return core_panels(core[1], core[0, OUTPUTS], parameters)
 
 
@@ -70,18 +70,9 @@ def unroll(
         start: bool [N]: where the state is zeroed before the step.
         state: float32 [n, K], before the first step. It is replaced by that after the last step.
     """
-    samples, more, wide, size = len(x), extra.shape[1], core[0, OUTPUTS], core[1, OUTPUTS]
+    samples, wide, size = len(x), core[0, OUTPUTS], core[1, OUTPUTS]
     of_encoder = evaluate(network.encoder, used, x)
-    features = activations(of_encoder, network.encoder, samples, len(network.encoder) - 1)
-    encoded = features.shape[1]
-    inputs = features
-    if more:
-        inputs = np.empty((samples, encoded + more), np.float32)
-        for i in range(samples):
-            for j in range(encoded):
-                inputs[i, j] = features[i, j]
-            for j in range(more):
-                inputs[i, encoded + j] = extra[i, j]
+    inputs = with_extra(activations(of_encoder, network.encoder, samples, len(network.encoder) - 1), extra)
     gates = evaluate(core[:1], parameters, inputs).reshape((samples, wide))
     h, kept = np.empty((samples, size), np.float32), np.empty((KEPT, samples, size), np.float32)
     core_forward(core[1], parameters, panels, len(state), start, state, gates, h, kept)
@@ -140,9 +131,6 @@ def differentiate(
     by_inputs, flat = np.empty_like(inputs), gates.reshape(gates.size)
     projected = by_projected.reshape(by_projected.size)
     backward(parameters, core[:1], inputs, flat, projected, gradient, True, False, by_inputs)
-    samples, encoded = len(x), network.encoder[len(network.encoder) - 1, OUTPUTS]
-    by_features = np.empty((samples, encoded), np.float32)
-    for i in range(samples):
-        for j in range(encoded):
-            by_features[i, j] = by_inputs[i, j]
+    by_features = np.empty((len(x), network.encoder[len(network.encoder) - 1, OUTPUTS]), np.float32)
+    without_extra(by_inputs, by_features)
     differentiate_encoder(network, used, noise, x, of_encoder, by_features, gradient, False)
