@@ -180,12 +180,7 @@ def evaluate(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> np.nd
 
 @compiled
 def _by_parameters(
-    layers: np.ndarray,
-    layer: int,
-    below: np.ndarray,
-    grad: np.ndarray,
-    zeros: np.ndarray,
-    gradient: np.ndarray,
+    layers: np.ndarray, layer: int, below: np.ndarray, grad: np.ndarray, zeros: np.ndarray, gradient: np.ndarray
 ) -> None:
     """Add a layer's gradients by weights and bias to gradient [1, P or more]; or, over several slices of the samples,
     write the tree's sum to gradient[0], [S, P or more]. That needs zeros and a dense layer.

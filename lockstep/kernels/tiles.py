@@ -194,17 +194,6 @@ EDGE = 8
 
 
 @instruction
-def move_edge(typingctx: Any, b: Any, out: Any) -> Any:
-    """Copy 8 numbers from an address to another one."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        put_vector(builder, _load(builder, arguments[0], ir.VectorType(_FLOAT, EDGE)), arguments[1])
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), generate
-
-
-@instruction
 def turn(typingctx: Any, b: Any, b_row: Any, out: Any, out_row: Any) -> Any:
     """Write the transposed square at an address to another one; the rows of both are strides in numbers apart."""
 
@@ -226,7 +215,7 @@ def turn(typingctx: Any, b: Any, b_row: Any, out: Any, out_row: Any) -> Any:
     return types.void(*[types.intp] * 4), generate
 
 
-def _terms(context: Any, builder: Any, rows: int, vectors: int, arguments: Any, *, listed: bool = False) -> None:
+def _terms(context: Any, builder: Any, rows: int, vectors: int, arguments: Any, *, listed: bool) -> None:
     """Write the loop over the terms of a tile of rows × 16 * vectors numbers: c = start + a @ b, perhaps rectified.
 
     Args:
@@ -293,6 +282,26 @@ def _of_heights(context: Any, builder: Any, arguments: Any, write: Callable[[int
     builder.position_at_end(done)
 
 
+def _tile(*, narrow: bool, listed: bool) -> Any:
+    """The signature and the code of a tile.
+
+    Args:
+        narrow: whether it has the columns of one vector.
+        listed: whether a's numbers lie anywhere.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vectors = 1 if narrow else _size(context)[1]
+
+        def write(height: int, given: Any) -> None:
+            _terms(context, builder, height, vectors, given, listed=listed)
+
+        _of_heights(context, builder, arguments, write)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 11, types.boolean), generate
+
+
 @instruction
 def tile(
     typingctx: Any,
@@ -312,12 +321,7 @@ def tile(
     """Write start + a @ b to a tile of the tallest kind's rows or of 4, 2 or 1: a is rows × k, b is k × its columns.
     a, b, start and c are addresses, a_row to c_row strides in numbers; k is at least 1, rectify a bool."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, vectors = _size(context)
-        _of_heights(context, builder, arguments, lambda height, given: _terms(context, builder, height, vectors, given))
-        return context.get_dummy_value()
-
-    return types.void(*[types.intp] * 11, types.boolean), generate
+    return _tile(narrow=False, listed=False)
 
 
 @instruction
@@ -339,14 +343,7 @@ def narrow_tile(
     """As tile, for 16 columns and for numbers of a that lie anywhere: a_rows and a_terms are the addresses of lists,
     int64, of how many bytes behind a each row and each term begins."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        def write(height: int, given: Any) -> None:
-            _terms(context, builder, height, 1, given, listed=True)
-
-        _of_heights(context, builder, arguments, write)
-        return context.get_dummy_value()
-
-    return types.void(*[types.intp] * 11, types.boolean), generate
+    return _tile(narrow=True, listed=True)
 
 
 @instruction
@@ -367,16 +364,7 @@ def listed_tile(
 ) -> Any:
     """As narrow_tile, for as many columns as tile has."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, vectors = _size(context)
-
-        def write(height: int, given: Any) -> None:
-            _terms(context, builder, height, vectors, given, listed=True)
-
-        _of_heights(context, builder, arguments, write)
-        return context.get_dummy_value()
-
-    return types.void(*[types.intp] * 11, types.boolean), generate
+    return _tile(narrow=False, listed=True)
 
 
 @instruction
