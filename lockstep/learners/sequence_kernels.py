@@ -37,20 +37,8 @@ class SequenceLearner(ReplayLearner):
         batches = self.batches
         assert isinstance(batches, ReplayBatches)
         parts = [self._read(batches.taken(slot, step)[0].batch) for slot in self._slots]
-        obs, extra, start, state, action, reward, discount, ahead, valid, weight, noise = zip(*parts, strict=True)
-        return Sequences(
-            obs=np.stack(obs),
-            extra=np.stack(extra),
-            start=np.stack(start),
-            state=np.stack(state),
-            action=np.stack(action),
-            reward=np.stack(reward),
-            discount=np.stack(discount),
-            ahead=np.stack(ahead),
-            valid=np.stack(valid),
-            weight=np.concatenate(weight),
-            noise=np.concatenate(noise),
-        )
+        together = Sequences(*map(np.stack, zip(*parts, strict=True)))
+        return together._replace(weight=together.weight.ravel(), noise=together.noise.ravel())
 
     def _read(self, batch: transitions.Sequences) -> Sequences:
         """A slot's part of Sequences, without their first axis."""
