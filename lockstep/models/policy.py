@@ -71,8 +71,8 @@ class ValueHead(nn.Module):
         self.linear = nn.Linear(in_features, 1)
         initialize_orthogonal(self.linear, 1.0)
 
-    def forward(self, features: Tensor, obs: Any = None) -> Tensor:
-        """[T, B, F] -> [T, B]. It ignores observations, which a PopArtHead takes."""
+    def forward(self, features: Tensor) -> Tensor:
+        """[T, B, F] -> [T, B]"""
         return self.linear(features.float()).squeeze(-1)
 
 
@@ -91,6 +91,8 @@ class StandardModel(PolicyModel):
     """
 
     policy_columns: list[int] | None = None
+    _has_popart = False
+    """Whether the value head is a PopArtHead, which takes the observations, too."""
 
     def __init__(
         self,
@@ -119,6 +121,7 @@ class StandardModel(PolicyModel):
         self.value_head: ValueHead | PopArtHead | None
         self.value_head = ValueHead(features) if popart is None else PopArtHead(features, *popart)
         if isinstance(self.value_head, PopArtHead):
+            self._has_popart = True
             self.statistics = nn.ParameterDict({"value": self.value_head.statistics[0]})
 
     def forward(
@@ -137,7 +140,7 @@ class StandardModel(PolicyModel):
         if head is None:
             value = params.new_zeros(params.shape[:2])
         else:
-            value = head(results[-1][0], obs)
+            value = head(results[-1][0], obs) if self._has_popart else head(results[-1][0])
         if self.state_size:
             state = torch.cat([s for _, s in results], -1) if len(results) > 1 else results[0][1]
         return ModelOutput(params, value, results[0][0]), state
