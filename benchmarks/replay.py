@@ -264,12 +264,16 @@ class Case:
     layout: str
     shards: int = 4
     torch_threads: int = 1
+    precision: str | None = None
+    """Instead of the recipe's."""
 
 
 CASES = {
     "dqn": Case("dqn-atari", "processes:2"),
     "dqn-2-shards": Case("dqn-atari", "processes:2", shards=2),
     "dqn-1-shard": Case("dqn-atari", "inline,env_threads=2", shards=1, torch_threads=2),
+    "dqn-portable": Case("dqn-atari", "processes:2", precision="portable"),
+    "dqn-portable-1-shard": Case("dqn-atari", "inline,env_threads=2", shards=1, precision="portable"),
     "sac": Case("sac-mujoco", "processes:2"),
     "sac-2-shards": Case("sac-mujoco", "processes:2", shards=2),
     "sac-1-shard": Case("sac-mujoco", "inline", shards=1),
@@ -289,8 +293,9 @@ def against(name: str, rounds: int, seconds: float, layout: str | None) -> None:
     # Its buffer of a million stacks would not fit into this machine's memory.
     small = replace(settings, replay=replace(settings.replay, capacity=100_000))
     scheme = replace(experiment.scheme, shards=case.shards, acting_batch=0)
+    precision = case.precision or experiment.precision
     found = compare(
-        experiment.replace(algorithm=small, scheme=scheme, torch_threads=case.torch_threads),
+        experiment.replace(algorithm=small, scheme=scheme, torch_threads=case.torch_threads, precision=precision),
         Layout.parse(layout or case.layout),
         ["stable-baselines3"],
         rounds=rounds,
