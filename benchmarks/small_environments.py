@@ -145,7 +145,9 @@ def alone(task: Task, num_envs: int, epochs: int, given: argparse.Namespace) -> 
                 stack.enter_context(contextlib.closing(trial))
                 trial.run(1.0, iterations=2)
                 rows[name] = lambda trial=trial: trial.run(given.seconds).rate
-        settings = settings_of(task, experiment_of(task, flags(task, num_envs, epochs, "compiled")), CALL)
+        settings = settings_of(
+            task, experiment_of(task, flags(task, num_envs, epochs, "compiled")), CALL // (1 if cartpole else 5)
+        )
         peers: dict[str, Callable[[], Served]] = {"PureJaxRL": lambda: purejaxrl(settings, given.purejaxrl)}
         for threads in sorted({1, cores()}) if cartpole else ():
             peers[f"rlox, {threads} thread{'s' * (threads > 1)}"] = functools.partial(rlox, settings, threads)
