@@ -76,7 +76,7 @@ class Task:
     """Whether PureJaxRL's network has one, too."""
 
 
-_TWO_NETWORKS = {"model.hidden-sizes": "64 64", "model.encoder": "mlp", "model.separate-value-network": "true"}
+_TWO_NETWORKS = {"model.hidden-sizes": "64 64", "model.encoder": "mlp", "model.separate-value-network": ""}
 TASKS = {
     "cartpole": Task("ppo-cartpole", "CartPole-v1", {"model.hidden-sizes": "64 64"}),
     "minatar": Task("ppo-minatar", "Breakout-MinAtar", {}, convolution=True),

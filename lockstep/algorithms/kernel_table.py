@@ -83,7 +83,7 @@ class Kernels(ABC):
 
 
 class _OnPolicyKernels(Kernels):
-    """Of a policy and a value, on vectors or MinAtar's grids."""
+    """Of a policy and a value, on vectors, MinAtar's grids, or images that an MLP sees."""
 
     entries: ClassVar[bool] = False
     """Whether observations may be a Dict of vectors, some of which the value alone may see."""
@@ -102,7 +102,7 @@ class _OnPolicyKernels(Kernels):
             and not (config.rnd.coef or config.keeps_policy)
             and (discrete or floats)
             and (same or not self.as_torch)
-            and _encodes(model, layout)
+            and _encodes(model, layout, flat=self.as_torch)
         )
 
     def _joins(self, case: Case) -> bool:
@@ -159,7 +159,7 @@ class _QKernels(Kernels):
             model.core in self.cores
             and not (model.core == "none" and model.previous_action_reward)
             and self._knows(model, layout)
-            and _encodes(model, layout, strides=self.strides)
+            and _encodes(model, layout, strides=self.strides, flat=self.as_torch)
         )
 
     @abstractmethod
@@ -244,10 +244,15 @@ class TD3Kernels(_ActorCriticKernels):
     """TD3 and DDPG."""
 
 
-def _encodes(model: TrunkConfig, layout: ObservationLayout, *, strides: bool = False) -> bool:
-    """Whether kernels compute an encoder: that of a vector, or of an image by a network that has kernels."""
+def _encodes(model: TrunkConfig, layout: ObservationLayout, *, strides: bool = False, flat: bool = False) -> bool:
+    """Whether kernels compute an encoder: that of a vector, or of an image by a network that has kernels.
+
+    Args:
+        strides: whether they know convolutions that move by more than one pixel.
+        flat: whether they know images that an MLP sees.
+    """
     networks = [name for name, each in IMAGE_ENCODERS.items() if each.kernels and strides >= each.strides]
-    return model.encoder in (networks if layout.images else ("auto", "mlp", *networks))
+    return model.encoder in ((*networks, *["mlp"] * flat) if layout.images else ("auto", "mlp", *networks))
 
 
 def _like_torch(model: TrunkConfig, layout: ObservationLayout) -> bool:

@@ -221,7 +221,7 @@ class _Acting(KernelModel):
             self._vector,
             *(() if self._panels is None else (self._panels,)),
             *(encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip if normalizes(encoder) else 0)),
-            np.float32(1 if self.as_torch else brightness(encoder)),
+            np.float32(brightness(encoder, whole=self.as_torch)),
         )
         evaluate = evaluate_raw_with_memory if self.state_size else evaluate_raw
         return PolicyKernels(Bound(evaluate, arguments), self.extra_features, actions)

@@ -198,9 +198,14 @@ def normalizes(encoder: ObservationEncoder) -> bool:
     return encoder.normalize and not encoder.layout.images
 
 
-def brightness(encoder: ObservationEncoder) -> int:
-    """What observations are divided by."""
-    return encoder.layout.brightest[0] if encoder.layout.images else 1
+def brightness(encoder: ObservationEncoder, *, whole: bool = False) -> int:
+    """What observations are divided by.
+
+    Args:
+        whole: convolutions divide their weights instead: see of_whole_pixels.
+    """
+    divided = encoder.layout.images and not (whole and encoder.images is not None)
+    return encoder.layout.brightest[0] if divided else 1
 
 
 def of_whole_pixels(layers: np.ndarray, encoder: ObservationEncoder) -> np.ndarray:
@@ -216,9 +221,9 @@ def observed(encoder: ObservationEncoder, obs: Any, *, whole: bool = False) -> n
         whole: leave pixels as they are, since the weights are divided: see of_whole_pixels.
     """
     if encoder.layout.images:
-        pixels, brightest = rows_of(entry(obs, encoder.layout.images[0][0]).flatten(2)), brightness(encoder)
-        pixels = pixels.astype(np.float32)
-        return pixels if whole or brightest == 1 else pixels / np.float32(brightest)
+        pixels = rows_of(entry(obs, encoder.layout.images[0][0]).flatten(2)).astype(np.float32)
+        brightest = brightness(encoder, whole=whole)
+        return pixels if brightest == 1 else pixels / np.float32(brightest)
     x = rows_of(encoder.layout.vector(obs))
     if not encoder.normalize:
         return x

@@ -34,6 +34,8 @@ MANY = spaces.Discrete(11)
 """More than a sum has parts."""
 SEPARATE = {"separate_value_network": True, "core_size": 8}
 PREVIOUS = {"model.core": "lstm", "model.previous_action_reward": True}
+FLAT = {"model.encoder": "mlp", "model.hidden_sizes": (12,)}
+"""Of images."""
 SHARDS, STEPS, COLUMNS = 4, 5, 6
 CONFIGS: dict[str, OnPolicyConfig] = {
     "a2c": A2CConfig(),
@@ -281,6 +283,10 @@ def test_observations_between_others_are_added_up_as_torch_does(shards: int) -> 
         ("memory-gru-lag-2", {"model.previous_action_reward": True}),
         ("portable-pendulum-appo-lag-2", {**PREVIOUS, "env.reward_clip": True}),
         ("portable-cartpole-a2c", {**PREVIOUS, "env.adapter": "gymnasium"}),
+        ("portable-minatar-impala-lag-1", {**FLAT, "scheme.acting_batch": 8}),
+        ("portable-minatar-ppo", {**FLAT, "model.separate_value_network": True}),
+        ("portable-minatar-ppo", {**FLAT, "model.core": "gru", "model.core_size": 8}),
+        ("a2c", FLAT),
     ],
 )
 def test_runs_with_kernels_are_those_of_torchs_replaced_operations(

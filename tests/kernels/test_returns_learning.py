@@ -151,7 +151,14 @@ def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
     compare(EXPERIMENTS["portable-minatar-dqn"]().replace(**change), tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("change", [{}, {"model.returns": "expected", "model.noisy": False, "model.dense_size": 9}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"model.returns": "expected", "model.noisy": False, "model.dense_size": 9},
+        {"model.encoder": "mlp", "model.hidden_sizes": (9,)},
+    ],
+)
 def test_so_are_those_of_data_efficient_rainbow(
     change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
