@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import re
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import flat, to_json
 from lockstep.config.settings import SettingsError, check_values
-from lockstep.config.user_code import load_value
+from lockstep.config.user_code import files_named, load_value
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.run.folder import RunFolder, require_empty
 from lockstep.run.rows import diverged
@@ -160,8 +159,7 @@ def _of_run(name: str) -> Experiment:
     """
     run = RunFolder.open(name)
     experiment, home = run.experiment(), run.facts().get("directory", "")
-    texts = [text for text in flat(to_json(experiment)).values() if isinstance(text, str)]
-    files = [text for text in texts if re.search(r"^(?!/|pettingzoo//)[^:]*\.py:", text)]
+    files = [file for file in files_named(to_json(experiment)) if not os.path.isabs(file)]
     if files and home and os.path.realpath(home) != os.path.realpath(os.curdir):
         raise SettingsError(f"The settings of {name} name {files[0]}, which is relative to {home}: start there.")
     return experiment
