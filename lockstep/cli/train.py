@@ -214,8 +214,8 @@ def load_recipe(name: str) -> Experiment:
     return experiment
 
 
-def derived_facts(experiment: Experiment) -> dict[str, Any]:
-    """Values derived from the settings of a resolved experiment."""
+def derived_facts(experiment: Experiment, layout: Layout) -> dict[str, Any]:
+    """Values derived from the settings of a resolved experiment, and for a layout on this machine."""
     scheme = experiment.scheme
     updates, step = experiment.gradient_steps
     return {
@@ -228,22 +228,23 @@ def derived_facts(experiment: Experiment) -> dict[str, Any]:
         "acting_batch": scheme.acting_batch or experiment.envs_per_shard,
         "most_processes": scheme.shards,
         "rollout_megabytes": round(_rollout_bytes(experiment) / 1e6, 1),
-        **_replay_facts(experiment),
+        **_replay_facts(experiment, layout),
         "identity": experiment.identity(),
     }
 
 
-def _replay_facts(experiment: Experiment) -> dict[str, Any]:
+def _replay_facts(experiment: Experiment, layout: Layout) -> dict[str, Any]:
     """The memory that replay needs and the memory available, if the experiment replays."""
-    from lockstep.buffers.data import data_bytes
+    from lockstep.buffers.data_sources import data_bytes
     from lockstep.buffers.replay_placement import replay_bytes
     from lockstep.system.memory import available_bytes
+    from lockstep.training.prepare import learners_here
 
     needed, available = experiment.scheme.shards * replay_bytes(experiment), available_bytes()
     if not needed:
         return {}
     known = {} if available is None else {"available_megabytes": round(available / 1e6, 1)}
-    filling = data_bytes(experiment)
+    filling = data_bytes(experiment).held_by(learners_here(layout))
     data = {"data_megabytes": round(filling / 1e6, 1)} if filling else {}
     return {"replay_megabytes": round(needed / 1e6, 1), **data, **known}
 
@@ -274,7 +275,7 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
     with progress_to_stderr(given.json):
         layout = chosen(layout, given.experiment, say=False)
         experiment = prepare(given.experiment, layout)
-        facts = derived_facts(experiment)
+        facts = derived_facts(experiment, layout)
         warnings = (*experiment.algorithm.warnings(experiment.setup), *check_model(experiment))
     for warning in warnings:
         tell(f"warning: {warning}", sys.stderr)

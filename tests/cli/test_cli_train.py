@@ -98,7 +98,7 @@ def test_environment_options_keep_their_types(capsys: Captured) -> None:
 
 
 def test_derived_facts() -> None:
-    facts = derived_facts(prepare(ppo_cartpole(), lockstep.Layout()))
+    facts = derived_facts(prepare(ppo_cartpole(), lockstep.Layout()), lockstep.Layout())
     experiment = ppo_cartpole()
     samples = experiment.env.num_envs * experiment.algorithm.rollout
     assert facts["samples_per_iteration"] == samples
