@@ -258,7 +258,7 @@ def _work(experiment: Experiment, lines: list[dict[str, float]], busy: float) ->
         shares = [sum(line[f"time/{name}"] for name in names) for line in lines[1:]]
         return busy * statistics.fmean(share * each for share, each in zip(shares, seconds))
 
-    facts = derived_facts(experiment)
+    facts = derived_facts(experiment, Layout())
     return Work(
         samples=experiment.samples_per_iteration,
         collecting=spent("env", "inference"),

@@ -30,7 +30,7 @@ from lockstep.envs.checking.check import check_env
 from lockstep.envs.settings import EnvConfig
 from lockstep.launchers.launch import resume, train
 from lockstep.recipes import RECIPES
-from lockstep.training.prepare import _check_layout, prepare, shards_here
+from lockstep.training.prepare import _check_layout, learners_here, prepare, shards_here
 
 
 def changed(settings: Any, path: str, value: Any) -> Any:
@@ -229,22 +229,25 @@ def test_options_are_the_same_from_python_and_from_the_command_line_and_in_every
 
 
 @pytest.mark.parametrize(
-    ("layout", "variables", "shards"),
+    ("layout", "variables", "shards", "learners"),
     [
-        ("processes:4", {}, 4),
-        ("torchrun", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, 4),
-        ("torchrun", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, 2),
-        ("torchrun", {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1"}, 2),
-        ("ray:4", {}, 1),
-        ("ray:a4-l2", {}, 2),
+        ("inline", {}, 4, 1),
+        ("processes:4", {}, 4, 4),
+        ("cpu:a2-l3", {}, 4, 3),
+        ("torchrun", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, 4, 4),
+        ("torchrun", {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, 2, 2),
+        ("torchrun", {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1"}, 2, 1),
+        ("ray:4", {}, 1, 1),
+        ("ray:a4-l2", {}, 2, 1),
     ],
 )
 def test_memory_is_asked_for_the_shards_of_this_machine(
-    layout: str, variables: dict[str, str], shards: int, monkeypatch: pytest.MonkeyPatch
+    layout: str, variables: dict[str, str], shards: int, learners: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert shards_here(recipes.ppo_cartpole(), Layout.parse(layout)) == shards
+    parsed = Layout.parse(layout)
+    assert (shards_here(recipes.ppo_cartpole(), parsed), learners_here(parsed)) == (shards, learners)
 
 
 @pytest.mark.parametrize(

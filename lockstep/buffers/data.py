@@ -10,11 +10,8 @@ Shape legend: N transitions, M steps of the stream, S steps of a piece, B enviro
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
-from zipfile import BadZipFile
 
 import gymnasium
 import numpy as np
@@ -24,9 +21,8 @@ from torch import Tensor
 
 from lockstep import envs
 from lockstep.algorithms.offpolicy import OffPolicyConfig, off_policy
-from lockstep.buffers.mapped import read_arrays
+from lockstep.buffers.data_sources import NEXT, action_type, arrays_of, entries_of
 from lockstep.buffers.replay import Replay, ring_steps
-from lockstep.config.extras import install_command
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import ArrayTuple
 from lockstep.core.digests import state_digest
@@ -34,12 +30,8 @@ from lockstep.core.rollout import Rollout
 from lockstep.experiment import Experiment
 from lockstep.models.base import Storing
 
-_MINARI = "minari:"
 _AT_ONCE = 1024
 """About how many steps of every environment are inserted at once."""
-_NEXT = "next_observations"
-_NUMBERS = 4 + 2
-"""Bytes of a transition's reward and its two flags."""
 
 
 class Data(ArrayTuple):
@@ -100,7 +92,7 @@ def load(experiment: Experiment, observation_space: gymnasium.Space[Any], action
     """
     replay = off_policy(experiment.algorithm).replay
     source = replay.data
-    arrays = _of_minari(source.removeprefix(_MINARI)) if source.startswith(_MINARI) else _of_file(source)
+    arrays = arrays_of(source)
     data = _checked(arrays, observation_space, action_space, f"algorithm.replay.data={source}")
     if experiment.env.reward_clip:
         data = data.replace(reward=data.reward.clamp(-1, 1))
@@ -112,31 +104,6 @@ def load(experiment: Experiment, observation_space: gymnasium.Space[Any], action
             "with the present data: leave the digest out."
         )
     return data
-
-
-def data_bytes(experiment: Experiment) -> int:
-    """Bytes of the data that fills replay, as a learner holds it until its memory is filled; 0 if there is none, or if
-    it is no longer there, since a resumed run does not need it."""
-    config = experiment.algorithm
-    source = config.replay.data if isinstance(config, OffPolicyConfig) else ""
-    if not source:
-        return 0
-    try:
-        if source.startswith(_MINARI):
-            count = int(_dataset(source.removeprefix(_MINARI)).total_steps)
-        else:
-            count = len(np.atleast_1d(_of_file(source, ("rewards",)).get("rewards", [])))
-    except SettingsError:
-        return 0
-    seen, acted = envs.spaces(experiment.env)
-    observed = seen.spaces.values() if isinstance(seen, spaces.Dict) else [seen]
-    observation = sum(_bytes(space, space.dtype) for space in observed)
-    action = _bytes(acted, np.int64 if isinstance(acted, spaces.Discrete) else acted.dtype)
-    return count * (2 * observation + action + _NUMBERS)
-
-
-def _bytes(space: spaces.Space[Any], dtype: Any) -> int:
-    return math.prod(space.shape or ()) * np.dtype(dtype).itemsize
 
 
 def fill(memory: Replay, experiment: Experiment, shard: int, data: Data, example: Rollout, distribution: Any) -> None:
@@ -178,7 +145,7 @@ def rollouts(data: Data, experiment: Experiment, shard: int, at_once: int) -> It
         cut = ends[taken] | (inside[:-1] == length - 1)
         action, zeros = data.action[taken], torch.zeros(steps + 1, size)
         yield Rollout(
-            obs=_observed(data, rows, over),
+            obs=_observations(data, rows, over),
             start=(inside == 0) | final[(slot - 1).clamp(min=0)],
             action=action,
             reward=data.reward[taken] * valid,
@@ -193,7 +160,7 @@ def rollouts(data: Data, experiment: Experiment, shard: int, at_once: int) -> It
         )
 
 
-def _observed(data: Data, rows: Tensor, final: Tensor) -> Any:
+def _observations(data: Data, rows: Tensor, final: Tensor) -> Any:
     """Observations [T+1, B, ...] of steps of the stream."""
     before, after = _entries(data.obs), _entries(data.next_obs)
     found = {}
@@ -231,62 +198,6 @@ def _require_capacity(experiment: Experiment, data: Data) -> None:
         )
 
 
-def _of_file(source: str, only: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    path = Path(source)
-    if not path.is_file():
-        raise SettingsError(
-            f"algorithm.replay.data={source} does not exist in {Path.cwd()}. Name an .npz file, or a Minari dataset as "
-            "minari:ID."
-        )
-    try:
-        return read_arrays(path, only)
-    except (OSError, ValueError, AttributeError, TypeError, BadZipFile) as error:
-        raise SettingsError(
-            f"algorithm.replay.data={source} cannot be read as an .npz file of numbers ({error}). Write it with "
-            "numpy.savez."
-        ) from error
-
-
-def _dataset(name: str) -> Any:
-    """A Minari dataset on this machine."""
-    try:
-        import minari  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise SettingsError(
-            f"algorithm.replay.data={_MINARI}{name} needs Minari: {install_command('minari')}"
-        ) from error
-    try:
-        return minari.load_dataset(name)
-    except (FileNotFoundError, ValueError) as error:
-        raise SettingsError(
-            f"algorithm.replay.data={_MINARI}{name} is not on this machine. Download it: minari download {name}"
-        ) from error
-
-
-def _of_minari(name: str) -> dict[str, np.ndarray]:
-    dataset = _dataset(name)
-    parts: dict[str, list[np.ndarray]] = {}
-    for episode in dataset.iterate_episodes():
-        observed = _by_name("observations", episode.observations)
-        each = {key: x[:-1] for key, x in observed.items()}
-        each |= {key.replace("observations", _NEXT, 1): x[1:] for key, x in observed.items()}
-        each |= _by_name("actions", episode.actions)
-        each |= {key: getattr(episode, key) for key in ("rewards", "terminations", "truncations")}
-        for key, x in each.items():
-            parts.setdefault(key, []).append(x)
-    return {key: np.concatenate(found) for key, found in parts.items()}
-
-
-def _by_name(name: str, value: Any) -> dict[str, np.ndarray]:
-    """Nested entries as observations/a.b."""
-    if not isinstance(value, dict):
-        return {name: np.asarray(value)}
-    joined = {}
-    for key, inner in value.items():
-        joined |= _by_name(f"{name}.{key}" if "/" in name else f"{name}/{key}", inner)
-    return joined
-
-
 def _checked(
     arrays: Mapping[str, np.ndarray],
     observation_space: gymnasium.Space[Any],
@@ -298,11 +209,10 @@ def _checked(
     Raises:
         SettingsError: arrays are missing, or do not fit the spaces.
     """
-    nested = isinstance(observation_space, spaces.Dict)
-    observed = dict(observation_space.spaces) if nested else {"": observation_space}
+    nested, observed = isinstance(observation_space, spaces.Dict), entries_of(observation_space)
     keys = {name: f"/{name}" if name else "" for name in observed}
     needed = ["actions", "rewards", "terminations", "truncations", *(f"observations{key}" for key in keys.values())]
-    further = [f"{_NEXT}{key}" for key in keys.values()]
+    further = [f"{NEXT}{key}" for key in keys.values()]
     given = [name for name in further if name in arrays]
     if missing := [name for name in (*needed, *(further if given else ())) if name not in arrays]:
         raise SettingsError(
@@ -345,7 +255,7 @@ def _checked(
     obs, reward = observations("observations"), array("rewards", (), "biuf", np.float32)
     terminated, truncated = (array(name, (), "b", bool) for name in ("terminations", "truncations"))
     if given:
-        next_obs = observations(_NEXT)
+        next_obs = observations(NEXT)
     else:
         unknown = truncated & ~terminated
         unknown[-1] |= ~terminated[-1]
@@ -370,10 +280,10 @@ def _checked(
 
 def _actions(arrays: Mapping[str, np.ndarray], array: Any, space: gymnasium.Space[Any], who: str) -> Tensor:
     if isinstance(space, spaces.Discrete):
-        action = array("actions", (), "biu", np.int64)
+        action = array("actions", (), "biu", action_type(space))
         low, high = np.asarray(space.start), np.asarray(space.start + space.n - 1)
     elif isinstance(space, spaces.Box):
-        action = array("actions", tuple(space.shape), "biuf", space.dtype)
+        action = array("actions", tuple(space.shape), "biuf", action_type(space))
         low, high = space.low, space.high
     else:
         raise SettingsError(f"{who}: replay takes data for Discrete and Box actions, but the environment has {space}.")

@@ -25,13 +25,18 @@ def read_arrays(path: Path, only: Collection[str] | None = None) -> dict[str, np
     Raises:
         OSError, ValueError, AttributeError, TypeError, BadZipFile: it is no such file.
     """
-    found = {}
-    with np.load(path, allow_pickle=False) as file, path.open("rb") as raw:
-        plain = {info.filename.removesuffix(".npy"): info for info in file.zip.infolist() if not info.compress_type}
-        for name in file.files if only is None else [name for name in file.files if name in only]:
-            mapped = _map(path, raw, plain[name]) if name in plain else None
-            found[name] = file[name] if mapped is None else mapped
-    return found
+    mapped = mapped_arrays(path, only)
+    with np.load(path, allow_pickle=False) as file:
+        names = file.files if only is None else [name for name in file.files if name in only]
+        return {name: mapped[name] if name in mapped else file[name] for name in names}
+
+
+def mapped_arrays(path: Path, only: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Those arrays of read_arrays that are maps, of which nothing is read yet. Raises the same errors."""
+    with zipfile.ZipFile(path) as file, path.open("rb") as raw:
+        stored = {info.filename.removesuffix(".npy"): info for info in file.infolist() if not info.compress_type}
+        found = {name: _map(path, raw, info) for name, info in stored.items() if only is None or name in only}
+    return {name: x for name, x in found.items() if x is not None}
 
 
 def _map(path: Path, raw: IO[bytes], info: zipfile.ZipInfo) -> np.ndarray | None:

@@ -129,7 +129,7 @@ class ReplayBatches:
         experiment, slots = self._agent.experiment, len(self._slots)
         self._on_gpu = on_gpu(experiment, slots, example, self._agent.device, self.placing)
         if not self._on_gpu:
-            require(experiment, max(slots, self.placing.shards), example)
+            require(experiment, max(slots, self.placing.shards), self.placing.learners, example)
 
     def slice(self, slot: int, step: int) -> Slice:
         """A slot's part of one gradient step's minibatch."""

@@ -12,7 +12,7 @@ import torch
 
 from lockstep import envs
 from lockstep.algorithms.offpolicy import off_policy
-from lockstep.buffers.data import data_bytes
+from lockstep.buffers.data_sources import data_bytes
 from lockstep.buffers.replay import Replay
 from lockstep.buffers.rollout_buffers import allocate
 from lockstep.buffers.storage import reads_on_gpu, storage_for
@@ -44,6 +44,8 @@ class Placing:
     """Bytes of the GPU's memory that were free before any learner had a replay memory. None: those that are now."""
     shards: int = 0
     """Those of all learners on this machine, whose memories must fit into the CPU's together; 0: those of this one."""
+    learners: int = 1
+    """Learners on this machine."""
     tells: bool = False
     """Whether to say where it lies."""
 
@@ -150,10 +152,10 @@ def require_rollouts(experiment: Experiment, shards: int, held: int) -> None:
     )
 
 
-def require(experiment: Experiment, shards: int, rollout: Rollout | None = None) -> None:
-    """Raise SettingsError if the replay of this many shards does not fit into memory."""
+def require(experiment: Experiment, shards: int, learners: int, rollout: Rollout | None = None) -> None:
+    """Raise SettingsError if the replay of this many shards of so many learners does not fit into memory."""
     needed, available = shards * replay_bytes(experiment, rollout), available_bytes()
-    filling = data_bytes(experiment)  # at least one copy
+    filling = learners * data_bytes(experiment).own
     if available is None or needed + filling <= available:
         return
     replay = off_policy(experiment.algorithm).replay

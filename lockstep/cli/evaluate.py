@@ -89,13 +89,13 @@ def evaluate(arguments: list[str]) -> int:
     folder = RunFolder.open(given.run)
     with progress_to_stderr(given.json), clean_end():
         result = evaluate_either(folder.path, given, given.checkpoint)
-    divided = shares(folder.experiment().env.id)
+    sampled = shares(folder.experiment().env.id)
     metrics = result.metrics if isinstance(result, Evaluation) else {}
     scores = {name.removeprefix(OF_TASK): x for name, x in metrics.items() if name.startswith(OF_TASK)}
     every = all(x.known for x in scores.values())
     capped = capped_mean({task: x.mean for task, x in scores.items()}) if every else None
     if given.json:
-        of_tasks: dict[str, object] = {"shares_of_samples": divided} if divided else {}
+        of_tasks: dict[str, object] = {"shares_of_samples": sampled} if sampled else {}
         if capped is not None:
             of_tasks["capped_mean"] = {"scale": capped[0], "value": capped[1]}
         say_json({"run": given.run, **result.to_json(), **of_tasks})

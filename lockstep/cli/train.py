@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import re
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import flat, to_json
 from lockstep.config.settings import SettingsError, check_values
-from lockstep.config.user_code import load_value
+from lockstep.config.user_code import files_named, load_value
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.run.folder import RunFolder, require_empty
 from lockstep.run.rows import diverged
@@ -160,8 +159,7 @@ def _of_run(name: str) -> Experiment:
     """
     run = RunFolder.open(name)
     experiment, home = run.experiment(), run.facts().get("directory", "")
-    texts = [text for text in flat(to_json(experiment)).values() if isinstance(text, str)]
-    files = [text for text in texts if re.search(r"^(?!/|pettingzoo//)[^:]*\.py:", text)]
+    files = [file for file in files_named(to_json(experiment)) if not os.path.isabs(file)]
     if files and home and os.path.realpath(home) != os.path.realpath(os.curdir):
         raise SettingsError(f"The settings of {name} name {files[0]}, which is relative to {home}: start there.")
     return experiment
@@ -216,8 +214,8 @@ def load_recipe(name: str) -> Experiment:
     return experiment
 
 
-def derived_facts(experiment: Experiment) -> dict[str, Any]:
-    """Values derived from the settings of a resolved experiment."""
+def derived_facts(experiment: Experiment, layout: Layout) -> dict[str, Any]:
+    """Values derived from the settings of a resolved experiment, and for a layout on this machine."""
     scheme = experiment.scheme
     updates, step = experiment.gradient_steps
     return {
@@ -230,22 +228,23 @@ def derived_facts(experiment: Experiment) -> dict[str, Any]:
         "acting_batch": scheme.acting_batch or experiment.envs_per_shard,
         "most_processes": scheme.shards,
         "rollout_megabytes": round(_rollout_bytes(experiment) / 1e6, 1),
-        **_replay_facts(experiment),
+        **_replay_facts(experiment, layout),
         "identity": experiment.identity(),
     }
 
 
-def _replay_facts(experiment: Experiment) -> dict[str, Any]:
+def _replay_facts(experiment: Experiment, layout: Layout) -> dict[str, Any]:
     """The memory that replay needs and the memory available, if the experiment replays."""
-    from lockstep.buffers.data import data_bytes
+    from lockstep.buffers.data_sources import data_bytes
     from lockstep.buffers.replay_placement import replay_bytes
     from lockstep.system.memory import available_bytes
+    from lockstep.training.prepare import learners_here
 
     needed, available = experiment.scheme.shards * replay_bytes(experiment), available_bytes()
     if not needed:
         return {}
     known = {} if available is None else {"available_megabytes": round(available / 1e6, 1)}
-    filling = data_bytes(experiment)
+    filling = data_bytes(experiment).held_by(learners_here(layout))
     data = {"data_megabytes": round(filling / 1e6, 1)} if filling else {}
     return {"replay_megabytes": round(needed / 1e6, 1), **data, **known}
 
@@ -276,7 +275,7 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
     with progress_to_stderr(given.json):
         layout = chosen(layout, given.experiment, say=False)
         experiment = prepare(given.experiment, layout)
-        facts = derived_facts(experiment)
+        facts = derived_facts(experiment, layout)
         warnings = (*experiment.algorithm.warnings(experiment.setup), *check_model(experiment))
     for warning in warnings:
         tell(f"warning: {warning}", sys.stderr)

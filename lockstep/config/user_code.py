@@ -53,16 +53,20 @@ def _import_from(folder: str) -> None:
         sys.path.append(folder)
 
 
-def _found(named: str | Path) -> Path:
-    """Where a user's file is, or would be if it existed."""
-    folders = [Path(), *map(Path, filter(None, os.environ.get(_FOLDERS, "").split(os.pathsep)))]
+def _found(named: str | Path, after: str = "") -> Path:
+    """Where a user's file is, or would be if it existed; a further folder is searched last."""
+    folders = [Path(), *map(Path, filter(None, [*os.environ.get(_FOLDERS, "").split(os.pathsep), after]))]
     return next((folder / named for folder in folders if (folder / named).is_file()), Path(named)).resolve()
 
 
-def digests_of(settings: Any) -> dict[str, str]:
-    """The beginning of the SHA-256 of each user's file that settings name, by the file's name.
+_SEVERAL = "mixed/"
+"""Ids of several tasks begin with it: mixed/a.py:Env@b.py:Adapter*2+c.py:Env."""
+_NAMES_FILE = re.compile(r"(?:pettingzoo/|[\w-]+=)?(.+\.py):[\w.]+")
+"""NAME=file.py:play is an opponent of several policies."""
 
-    Modules, and the imports of those files, have no digest.
+
+def files_named(settings: Any) -> list[str]:
+    """The users' files that settings name, sorted.
 
     Args:
         settings: the output of to_json.
@@ -70,12 +74,30 @@ def digests_of(settings: Any) -> dict[str, str]:
     if isinstance(settings, dict):
         settings = list(settings.values())
     if isinstance(settings, (list, tuple)):
-        return dict(sorted(pair for each in settings for pair in digests_of(each).items()))
-    form = r"(?:pettingzoo/|\w+=)?(.+\.py):[\w.]+"  # NAME=file.py:play is an opponent of several policies
-    named = re.fullmatch(form, settings) if isinstance(settings, str) else None
-    if named is None or not _found(named[1]).is_file():
-        return {}
-    return {named[1]: hashlib.sha256(_found(named[1]).read_bytes()).hexdigest()[:16]}
+        return sorted({file for each in settings for file in files_named(each)})
+    if not isinstance(settings, str):
+        return []
+    if settings.startswith(_SEVERAL):
+        tasks = (task.strip() for task in settings.removeprefix(_SEVERAL).split("+"))
+        parts = [part for task in tasks for part in re.sub(r"\*\d+$", "", task).rsplit("@", 1)]
+    else:
+        parts = [settings]
+    return sorted({named[1] for part in parts if (named := _NAMES_FILE.fullmatch(part))})
+
+
+def digests_of(settings: Any, after: str = "") -> dict[str, str]:
+    """The beginning of the SHA-256 of each user's file that settings name, by the file's name.
+
+    Modules, and the imports of those files, have no digest.
+
+    Args:
+        settings: the output of to_json.
+        after: a folder to search for the files last.
+    """
+    found = {named: _found(named, after) for named in files_named(settings)}
+    return {
+        named: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for named, path in found.items() if path.is_file()
+    }
 
 
 class _AsItIsNow(SourceFileLoader):

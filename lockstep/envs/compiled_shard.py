@@ -31,7 +31,7 @@ _OWN = {"random": np.uint64, "episode": np.int64, "steps": np.int64, "ended": np
 """Fields that every state has: the random generator, the number of the episode, its steps, and whether it has ended."""
 _STEP, _OBSERVE = 0, 1
 reset, step, observe = CompiledEnv.reset, CompiledEnv.step, CompiledEnv.observe  # which _compile replaces
-agents = size = 0  # the same: N, and the numbers of an agent's observation
+agents = size = 0  # the same: N, or 0 without agents, and the numbers of an agent's observation
 
 
 @part
@@ -52,66 +52,49 @@ def _cut(state, limit, cut, first_cut):
 
 
 def _advance(states, keys, mode, limit, first_cut, cut, start_level, num_levels, action, out, reward, ends):
-    """Play one step of every environment, or begin its episode if the last one has ended."""
-    for j in range(len(states)):
-        state = states[j]
-        if mode == _STEP:
-            begins = state.ended
-            terminated = False
-            truncated = False
-            reward[j] = 0
-            if begins:
-                _begin(state, keys[j], start_level, num_levels)
-                reset(state)
-            else:
-                state.steps += 1
-                reward[j], terminated = step(state, action[j])
-                truncated = _cut(state, limit, cut, first_cut[j]) and not terminated
-            state.ended = terminated or truncated
-            ends[0, j] = terminated
-            ends[1, j] = truncated
-            ends[2, j] = begins
-        observe(state, out[j])
-
-
-def _advance_matches(states, keys, mode, limit, first_cut, cut, start_level, num_levels, action, out, reward, ends):
-    """The same with matches of several agents, whose rows follow each other. Behind the numbers of its observation, a
-    row may hold those of all agents of its match."""
+    """Play one step of every environment or match, or begin its episode if the last one has ended. The rows of a
+    match's agents follow each other. Behind the numbers of its observation, a row may hold those of all agents."""
+    count = max(1, agents)  # `agents` is a constant, so Numba compiles only one side of the branches on it
     for m in range(len(states)):
-        state, rows = states[m], slice(m * agents, (m + 1) * agents)
+        state, first = states[m], m * count
         if mode == _STEP:
             begins = state.ended
-            terminated = False
-            truncated = False
-            reward[rows] = 0
+            terminated = truncated = False
             if begins:
                 _begin(state, keys[m], start_level, num_levels)
                 reset(state)
+                reward[first : first + count] = 0
             else:
                 state.steps += 1
-                rewards, terminated = step(state, action[rows])
-                for i in range(agents):
-                    reward[m * agents + i] = rewards[i]
+                if agents:
+                    rewards, terminated = step(state, action[first : first + count])
+                    for i in range(count):
+                        reward[first + i] = rewards[i]
+                else:
+                    reward[m], terminated = step(state, action[m])
                 truncated = _cut(state, limit, cut, first_cut[m]) and not terminated
             state.ended = terminated or truncated
-            ends[0, rows] = terminated
-            ends[1, rows] = truncated
-            ends[2, rows] = begins
-        seen = out[rows]
-        observe(state, seen[:, :size])
-        if seen.shape[1] > size:
-            for i in range(agents):
-                for j in range(agents):
-                    seen[i, size * (j + 1) : size * (j + 2)] = seen[j, :size]
+            for i in range(first, first + count):
+                ends[0, i] = terminated
+                ends[1, i] = truncated
+                ends[2, i] = begins
+        if agents:
+            seen = out[first : first + count]
+            observe(state, seen[:, :size])
+            if seen.shape[1] > size:
+                for i in range(count):
+                    for j in range(count):
+                        seen[i, size * (j + 1) : size * (j + 2)] = seen[j, :size]
+        else:
+            observe(state, out[m])
 
 
 @functools.cache
 def _compile(cls: type[CompiledEnv]) -> Any:
-    """_advance or _advance_matches with the functions of an environment."""
+    """_advance with the functions of an environment."""
     names = {name: part(getattr(cls, name)) for name in ("reset", "step", "observe")}
-    if cls.agents:
-        return compiled(_advance_matches, agents=len(cls.agents), size=cls.observation_space.shape[0], **names)
-    return compiled(_advance, **names)
+    length = cls.observation_space.shape[0] if cls.agents else 0
+    return compiled(_advance, agents=len(cls.agents), size=length, **names)
 
 
 class CompiledShard(ShardEnv):

@@ -110,17 +110,11 @@ def shares(env_id: str) -> dict[str, float]:
     return {task.name: task.copies / total for task in tasks}
 
 
-def regime(env_id: str) -> str:
-    """How samples are divided among tasks, in words; "" for an id of one task."""
-    found = shares(env_id)
-    return divided(found) if found else ""
-
-
-def divided(found: Mapping[str, float]) -> str:
-    """The same of tasks' shares."""
+def describe(found: Mapping[str, float]) -> str:
+    """Tasks' shares of all samples in words; "" if there are none."""
     if len(set(found.values())) == 1:
         return f"equal samples of {len(found)} tasks"
-    return "samples " + ", ".join(f"{name} {share:.1%}" for name, share in found.items())
+    return "samples " + ", ".join(f"{name} {share:.1%}" for name, share in found.items()) if found else ""
 
 
 def config_of(config: EnvConfig, task: Task) -> EnvConfig:

@@ -16,7 +16,7 @@ from lockstep import envs
 from lockstep.config.options import EvaluationSettings, Levels
 from lockstep.config.settings import SettingsError
 from lockstep.envs.info import labels
-from lockstep.envs.mixed import regime
+from lockstep.envs.mixed import describe, shares
 from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.opponents import resolved
 from lockstep.evaluation.policy import Player, Policy, acting_of, load_policy
@@ -206,8 +206,8 @@ def training_of(policy: Policy) -> str:
     """How long a policy was trained, for a protocol."""
     frames = f", {policy.frames:,} frames" * (policy.frames != policy.samples)
     trained = f"checkpoint of iteration {policy.iteration}, after {policy.samples:,} samples{frames}"
-    divided = regime(policy.experiment.env.id)
-    return trained + f" ({divided})" * bool(divided)
+    sampling = describe(shares(policy.experiment.env.id))
+    return trained + f" ({sampling})" * bool(sampling)
 
 
 def evaluate_policy(

@@ -18,7 +18,7 @@ import numpy as np
 
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.instructions import bitcast, scalar
-from lockstep.kernels.tiles import WIDTH, add_scaled, address, any_nonzero, load, move, rectify
+from lockstep.kernels.vectors import WIDTH, add_scaled, address, any_nonzero, load, move, rectify
 
 _SPARSE = 3
 """How many cells there are for each that is not 0, at least, so that visiting these takes less time."""

@@ -26,7 +26,8 @@ from lockstep.kernels.cells import (
     visit_cells,
 )
 from lockstep.kernels.patches import places
-from lockstep.kernels.tiles import WIDTH, add_rows, address, load, narrow_tile, store, tile_rows
+from lockstep.kernels.tiles import narrow_tile, tile_rows
+from lockstep.kernels.vectors import WIDTH, add_rows, address, load, store
 
 
 @compiled

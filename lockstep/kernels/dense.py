@@ -18,7 +18,7 @@ from lockstep.kernels.norms import normalize_rows, normalize_rows_back
 from lockstep.kernels.patches import convolve_patches, convolve_patches_back, paste_patches, places
 from lockstep.kernels.products import product
 from lockstep.kernels.sums import add_up
-from lockstep.kernels.tiles import address
+from lockstep.kernels.vectors import address
 
 WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED = range(7)
 KERNEL, STRIDE, CHANNELS, HEIGHT, WIDTH, BLOCK, BRIGHTEST = range(7, 14)

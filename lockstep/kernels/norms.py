@@ -19,7 +19,7 @@ from numba import types
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.instructions import instruction, scalar, select, sqrt
 from lockstep.kernels.sums import PARTS
-from lockstep.kernels.tiles import WIDTH, address, put_vector, rectified, spread, vector_at
+from lockstep.kernels.vectors import WIDTH, address, put_vector, rectified, spread, vector_at
 
 EPS = np.float32(1e-6)
 """What is added to variances: that of lockstep.models.layers.LayerNorm."""

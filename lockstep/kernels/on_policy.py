@@ -28,7 +28,7 @@ from lockstep.kernels.policies import (
     log_softmax,
 )
 from lockstep.kernels.sums import add_up, row_sums
-from lockstep.kernels.tiles import move_row
+from lockstep.kernels.vectors import move_row
 
 _ONE, _HALF, _TWO, _ZERO = map(np.float32, (1, 0.5, 2, 0))
 _TOGETHER = 65_536

@@ -19,8 +19,9 @@ from numba import boolean, float32, int64, intp
 
 from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.products import hold, panels_of, product
-from lockstep.kernels.tiles import EDGE, address, listed_tile, load, plus, store, tile_columns, tile_rows, turn
-from lockstep.kernels.tiles import WIDTH as VECTOR
+from lockstep.kernels.tiles import listed_tile, tile_columns, tile_rows
+from lockstep.kernels.vectors import EDGE, address, load, plus, store, turn
+from lockstep.kernels.vectors import WIDTH as VECTOR
 
 _TOGETHER = 256
 """How many places gradients take at once, so that what belongs to them stays in the cache."""

@@ -21,7 +21,7 @@ from lockstep.kernels.policies import (
     log_softmax,
 )
 from lockstep.kernels.sums import add_up
-from lockstep.kernels.tiles import move_row
+from lockstep.kernels.vectors import move_row
 
 _LARGEST_LOG_RATIO = np.float32(80)
 _ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)

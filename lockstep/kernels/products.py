@@ -15,21 +15,8 @@ import numpy as np
 from numba import boolean, float32, intp
 
 from lockstep.kernels.cache import apart, compiled
-from lockstep.kernels.tiles import (
-    EDGE,
-    WIDTH,
-    address,
-    fetch,
-    load,
-    move,
-    plus,
-    store,
-    tallest_tile,
-    tile,
-    tile_columns,
-    tile_rows,
-    turn,
-)
+from lockstep.kernels.tiles import tallest_tile, tile, tile_columns, tile_rows
+from lockstep.kernels.vectors import EDGE, WIDTH, address, fetch, load, move, plus, store, turn
 
 _COPIED = 4096
 """Numbers of the right-hand matrix from which it is copied, so that what a tile reads lies together in the cache."""

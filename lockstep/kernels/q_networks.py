@@ -19,7 +19,7 @@ from lockstep.kernels.math import ndtri
 from lockstep.kernels.network import biases_in_parts, biases_last
 from lockstep.kernels.policies import exponentiate, log_softmax, within
 from lockstep.kernels.sums import middle_sums, row_sums
-from lockstep.kernels.tiles import move_row
+from lockstep.kernels.vectors import move_row
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 

@@ -14,7 +14,7 @@ from lockstep.kernels.cache import apart, compiled
 from lockstep.kernels.dense import ACTIVATION, BIAS, NONE, OUTPUTS, SOURCE, WEIGHT, backward
 from lockstep.kernels.math import sigmoid
 from lockstep.kernels.products import panel_product, panels_of
-from lockstep.kernels.tiles import address
+from lockstep.kernels.vectors import address
 
 LSTM, GRU = 4, 5
 """Kinds of cores, among the activations of a table of layers: see lockstep.kernels.recurrent_network."""

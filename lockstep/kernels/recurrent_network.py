@@ -18,7 +18,7 @@ from lockstep.kernels.dense import ACTIVATION, INPUTS, OUTPUTS, SOURCE, WEIGHT, 
 from lockstep.kernels.network import biases_in_parts, biases_last, by_free_std, heads_as_torch, outputs
 from lockstep.kernels.products import product
 from lockstep.kernels.recurrent import KEPT, LSTM, core_back, core_forward, core_panels, with_extra, without_extra
-from lockstep.kernels.tiles import address
+from lockstep.kernels.vectors import address
 
 
 @compiled

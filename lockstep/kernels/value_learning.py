@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.q_networks import QNetwork, describe, differentiate, disturb
 from lockstep.kernels.sums import add_up, row_sums
-from lockstep.kernels.tiles import move_row
+from lockstep.kernels.vectors import move_row
 
 _ZERO, _HALF, _ONE, _TWO = map(np.float32, (0, 0.5, 1, 2))
 PQN_SUMS = 6

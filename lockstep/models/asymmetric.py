@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from lockstep.config.settings import Names, SettingsError
 from lockstep.models.base import ModelConfig
-from lockstep.models.observations import ACTION_MASK, ObservationLayout
+from lockstep.models.observations import ACTION_MASK, VALUE_TASK, ObservationLayout
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class AsymmetricConfig(ModelConfig):
             SettingsError: the critic's entries do not exist, or leave nothing for the policy.
         """
         if not self.critic_only:
-            return observation_space
+            return super().policy_space(observation_space)
         asked = f"model.critic_only={' '.join(self.critic_only)}"
         if not isinstance(observation_space, spaces.Dict):
             raise SettingsError(
@@ -50,12 +50,12 @@ class AsymmetricConfig(ModelConfig):
                 f"{asked} hides the mask of allowed actions from the policy, which needs it. Leave {ACTION_MASK} out."
             )
         left = {key: space for key, space in observation_space.spaces.items() if key not in self.critic_only}
-        if not left.keys() - {ACTION_MASK}:
+        if not left.keys() - {ACTION_MASK, VALUE_TASK}:
             raise SettingsError(
                 f"{asked} leaves the policy nothing to observe: of {', '.join(keys)}, name only those that the policy "
                 "must do without."
             )
-        return spaces.Dict(left)
+        return super().policy_space(spaces.Dict(left))
 
     def policy_columns(self, observation_space: gymnasium.Space[Any]) -> list[int] | None:
         """Where the numbers that the policy observes are among those of all vectors; None if it observes all."""

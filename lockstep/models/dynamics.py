@@ -23,7 +23,7 @@ from lockstep.models.continuous import Deterministic
 from lockstep.models.gaussian import standard_normal
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
-from lockstep.models.observations import ObservationLayout
+from lockstep.models.observations import ObservationLayout, observed_by_policies
 from lockstep.models.trunk import acting_copy
 
 _LOG_VARIANCES = (-10.0, 5.0)
@@ -63,6 +63,10 @@ class DynamicsConfig(ModelConfig):
         Need(("elites",), ("model.planner",), ("cem",)),
         Need(("temperature",), ("model.planner",), ("mppi",)),
     )
+
+    def policy_space(self, observation_space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        """What the policy observes: all but the number of the task."""
+        return observed_by_policies(super().policy_space(observation_space))
 
     def build(
         self,

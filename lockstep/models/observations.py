@@ -100,6 +100,13 @@ class ObservationLayout:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1) if parts else empty_like(obs)
 
 
+def observed_by_policies(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """An observation space without the entry that tells its task to values alone."""
+    if not isinstance(space, spaces.Dict) or VALUE_TASK not in space.spaces:
+        return space
+    return spaces.Dict({key: entry for key, entry in space.spaces.items() if key != VALUE_TASK})
+
+
 def allowed_actions(obs: Any) -> Tensor:
     """The action mask of observations [T, B, ...]: bool [T, B, num_logits], True where an action is allowed."""
     return obs[ACTION_MASK].flatten(2).bool()

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 
 import gymnasium
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.config.settings import SettingsError
@@ -19,7 +18,7 @@ from lockstep.models.distributions import Distribution
 from lockstep.models.encoders import Trunk, take_observation_statistics
 from lockstep.models.gaussian import bounded_log_std, check_initial_std
 from lockstep.models.layers import initialize_orthogonal, reproducible_initialization
-from lockstep.models.observations import VALUE_TASK, ObservationLayout, allowed_actions
+from lockstep.models.observations import ObservationLayout, allowed_actions
 from lockstep.models.popart import PopArtConfig, PopArtHead, tasks_in
 from lockstep.models.trunk import PRECISIONS, TrunkConfig, acting_copy, previous_features
 
@@ -191,13 +190,6 @@ class StandardModelConfig(AsymmetricConfig, TrunkConfig):
     """PopArt: a value for each task, in units of its returns. Off unless its rate is above 0."""
 
     later: ClassVar[frozenset[str]] = AsymmetricConfig.later | TrunkConfig.later | {"initial_std", "popart"}
-
-    def policy_space(self, observation_space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        """What the policy observes: neither what is for the critic alone nor the number of the task for PopArt."""
-        seen = super().policy_space(observation_space)
-        if not isinstance(seen, spaces.Dict) or VALUE_TASK not in seen.spaces:
-            return seen
-        return spaces.Dict({key: space for key, space in seen.spaces.items() if key != VALUE_TASK})
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

@@ -23,7 +23,7 @@ from lockstep.models.encoders import (
     Trunk,
 )
 from lockstep.models.layers import Conv2d, Linear
-from lockstep.models.observations import ObservationLayout
+from lockstep.models.observations import ObservationLayout, observed_by_policies
 from lockstep.models.resnet import ImpalaResNet
 from lockstep.models.transformer import Transformer
 
@@ -106,6 +106,10 @@ class TrunkConfig(ModelConfig):
     @property
     def uses_previous(self) -> bool:
         return self.previous_action_reward
+
+    def policy_space(self, observation_space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        """What the policy observes: all but the number of the task for PopArt."""
+        return observed_by_policies(super().policy_space(observation_space))
 
     @property
     def normalizes_layers(self) -> bool:

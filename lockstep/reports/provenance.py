@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.mixed import divided
+from lockstep.envs.mixed import describe
 from lockstep.evaluation.statistics import readable
 from lockstep.reports import page
 from lockstep.reports.page import Html
@@ -62,17 +62,17 @@ def settings(groups: Sequence[Method]) -> str:
         told = page.table(["Setting", *(group.label for group in groups)], rows)
     else:
         told = page.paragraph("All runs have the same settings except seed and task.")
-    told += "".join(page.paragraph(text, "note") for text in _divided(groups))
+    told += "".join(page.paragraph(text, "note") for text in _sampling(groups))
     same = [[_code(name), _value(value)] for name, value in every[0].items() if name not in names]
     return told + page.details(f"{len(same)} settings shared by all", page.table(["Setting", "Value"], same))
 
 
-def _divided(groups: Sequence[Method]) -> list[str]:
-    """How each method divided samples among several tasks, in sentences."""
+def _sampling(groups: Sequence[Method]) -> list[str]:
+    """Each method's shares of samples of several tasks, in sentences."""
     told = []
     for group in groups:
         every = [run.facts["shares_of_samples"] for run in group.runs if run.facts.get("shares_of_samples")]
-        told += dict.fromkeys(f"One policy for several tasks ({group.label}): {divided(found)}." for found in every)
+        told += dict.fromkeys(f"One policy for several tasks ({group.label}): {describe(found)}." for found in every)
     return told
 
 

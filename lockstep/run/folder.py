@@ -23,11 +23,12 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError
-from lockstep.config.user_code import digests_of, look_for_files_in
+from lockstep.config.user_code import look_for_files_in
 from lockstep.envs.mixed import shares
 from lockstep.experiment import Experiment
 from lockstep.run.files import set_aside, write_whole, writing
 from lockstep.run.lock import run_lock
+from lockstep.run.platform import code_of
 from lockstep.run.rows import read_rows
 from lockstep.system.machine import cores
 from lockstep.system.output import tell
@@ -111,7 +112,7 @@ class RunFolder:
         facts = {
             **_here_and_now(layout),
             **({"auto": str(asked)} if asked is not None and asked.is_auto else {}),
-            "code": digests_of(settings),
+            "code": code_of(settings),
             "options": {**dataclasses.asdict(options), "run": None if options.run is None else str(options.run)},
             "directory": os.getcwd(),
             "id": uuid.uuid4().hex,

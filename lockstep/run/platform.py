@@ -3,11 +3,15 @@ contents of users' files, which settings only name."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import platform as system
+import re
 import sys
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,9 +63,26 @@ def _library_versions() -> dict[str, str]:
     return versions
 
 
+def code_of(settings: Mapping[str, Any] | None) -> dict[str, str]:
+    """The digests of the users' files that settings name, also of those that the models of their opponents need.
+
+    Args:
+        settings: in JSON form.
+    """
+    found: dict[str, str] = {}
+    for opponent in ((settings or {}).get("env") or {}).get("opponents", ()):
+        if (run := re.fullmatch(r"(?:[\w-]+=)?(.+)@\d+#[0-9a-f]{16}", opponent)) is None:
+            continue
+        with contextlib.suppress(OSError, ValueError):  # the match itself tells what is missing or damaged
+            theirs, facts = (json.loads((Path(run[1]) / f"{name}.json").read_bytes()) for name in ("experiment", "run"))
+            played = [theirs["model"], theirs["env"].get("policies")]
+            found |= digests_of(played, facts.get("directory", ""))
+    return found | digests_of(settings)
+
+
 def this_platform(settings: Mapping[str, Any] | None = None, layout: Layout | None = None) -> dict[str, Any]:
     """What a run's bits depend on in addition to its experiment: processor, torch, Python, C library, environment
-    libraries, GPUs with their libraries, and the users' files named in its settings.
+    libraries, GPUs with their libraries, and the users' files named in its settings and by its opponents.
 
     Runs are comparable bit for bit only if this is equal.
 
@@ -69,7 +90,7 @@ def this_platform(settings: Mapping[str, Any] | None = None, layout: Layout | No
         settings: in JSON form.
         layout: whose GPUs, if it uses any, are named; by default the CPU computes everything.
     """
-    code, layout = digests_of(settings), layout or Layout()
+    code, layout = code_of(settings), layout or Layout()
     portable = (settings or {}).get("precision") == "portable"
     return {
         "cpu": _cpu(),

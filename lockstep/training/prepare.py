@@ -179,7 +179,7 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
         shards = experiment.scheme.shards  # every learner receives all rollouts
     replay_placement.require_rollouts(experiment, shards, experiment.scheme.buffers if ahead else 1)
     if layout.kinds[1] == "CPU" or layout.replay == "cpu":  # on GPUs, learners decide where it lies, and check it
-        replay_placement.require(experiment, shards)
+        replay_placement.require(experiment, shards, learners_here(layout))
 
 
 def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
@@ -248,9 +248,18 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
 
 def shards_here(experiment: Experiment, layout: Layout) -> int:
     """The least number of shards on this machine; torchrun spreads shards evenly over machines, and Ray freely."""
-    machines = 1
+    return -(-experiment.scheme.shards // _machines(layout))
+
+
+def learners_here(layout: Layout) -> int:
+    """The least number of processes that learn on this machine."""
+    externally = layout.launcher.started_externally and not layout.split
+    learners = int(os.environ.get("WORLD_SIZE", "1")) if externally else layout.learning
+    return -(-learners // _machines(layout))
+
+
+def _machines(layout: Layout) -> int:
+    """The greatest number of machines that learn."""
     if layout.launcher.started_externally:
-        machines = int(os.environ.get("WORLD_SIZE", "1")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    elif not layout.launcher.one_machine:
-        machines = layout.learning
-    return -(-experiment.scheme.shards // max(1, machines))
+        return max(1, int(os.environ.get("WORLD_SIZE", "1")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return 1 if layout.launcher.one_machine else max(1, layout.learning)

@@ -28,7 +28,7 @@ from lockstep.system.output import tell
 from lockstep.training import warm_start
 from lockstep.training.context import WorkerContext
 from lockstep.training.job import Job
-from lockstep.training.prepare import shards_here
+from lockstep.training.prepare import learners_here, shards_here
 from lockstep.training.writer import Resumed
 from lockstep.transport.message_rollouts import MessageRollouts
 from lockstep.transport.messages import CollectorService
@@ -64,7 +64,8 @@ def learner_process(job: Job, agent: Agent, context: WorkerContext, alive: Calla
         # Now, since all learners wait for each other before the first of them has rollouts to remember.
         free = None if agent.device.type == "cpu" else torch.cuda.mem_get_info(agent.device)[0]
         beside, shards = job.layout.learners_beside(group.rank), shards_here(job.experiment, job.layout)
-        batches.placing = Placing(job.layout.replay, beside, free, shards, group.rank == 0 and not quiet)
+        here, tells = learners_here(job.layout), group.rank == 0 and not quiet
+        batches.placing = Placing(job.layout.replay, beside, free, shards, here, tells)
     return process
 
 

@@ -11,9 +11,10 @@ import torch
 from gymnasium import spaces
 from tiny import EXPERIMENTS, options
 
-from lockstep import recipes, resume, train
+from lockstep import envs, recipes, resume, train
 from lockstep.buffers import replay_placement
-from lockstep.buffers.data import data_bytes, fill, load, rollouts
+from lockstep.buffers.data import fill, load, rollouts
+from lockstep.buffers.data_sources import data_bytes
 from lockstep.buffers.mapped import read_arrays
 from lockstep.buffers.replay import Replay
 from lockstep.buffers.sequences import SequenceReplay
@@ -94,21 +95,57 @@ def test_processes_share_what_they_read_of_uncompressed_files(tmp_path: Path) ->
 
 
 def test_the_size_of_data_is_known_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CartPole observes four float32 numbers."""
-    count = 7
+    """CartPole observes four float32 numbers: 46 bytes with what follows, the action, the reward and two flags."""
+    count, path = 7, tmp_path / "data.npz"
     arrays = {"observations": np.zeros((count, 4)), "rewards": np.zeros(count), "actions": np.zeros(count, int)}
-    np.savez(tmp_path / "data.npz", allow_pickle=False, **arrays)
-    experiment = small(tmp_path / "data.npz")
-    assert data_bytes(experiment) == count * (2 * 4 * 4 + 8 + 4 + 1 + 1)
-    assert _replay_facts(experiment)["data_megabytes"] == round(count * 46 / 1e6, 1)
-    needed = 2 * replay_placement.replay_bytes(experiment) + count * 46
+    experiment = small(path)
+
+    def size() -> tuple[int, int]:
+        shared, own = data_bytes(experiment)
+        assert shared % count == own % count == 0
+        return shared // count, own // count
+
+    np.savez(path, allow_pickle=False, **arrays)
+    assert size() == (8, 38), "only actions have the environment's type"
+    facts = [_replay_facts(experiment, Layout.parse(text)) for text in ("inline", "processes:2", "cpu:a2-l2")]
+    held = [round(count * (8 + learners * 38) / 1e6, 1) for learners in (1, 2, 2)]
+    assert [each["data_megabytes"] for each in facts] == held
+    needed = 2 * replay_placement.replay_bytes(experiment) + 2 * count * 38
     monkeypatch.setattr(replay_placement, "available_bytes", lambda: needed)
-    replay_placement.require(experiment, 2)
+    replay_placement.require(experiment, 2, 2)
     monkeypatch.setattr(replay_placement, "available_bytes", lambda: needed - 1)
     with pytest.raises(SettingsError, match=r"algorithm\.replay\.capacity"):
-        replay_placement.require(experiment, 2)
-    (tmp_path / "data.npz").unlink()
-    assert data_bytes(experiment) == data_bytes(recipes.dqn_cartpole()) == data_bytes(recipes.ppo_cartpole()) == 0
+        replay_placement.require(experiment, 2, 2)
+
+    arrays = {name: x.astype(np.int64 if name == "actions" else np.float32) for name, x in arrays.items()}
+    flags = {name: np.zeros(count, bool) for name in ("terminations", "truncations")}
+    whole = arrays | flags | {"next_observations": arrays["observations"]}
+    np.savez(path, allow_pickle=False, **whole)
+    assert size() == (45, 1), "a truncation is one that does not terminate, which is computed"
+    np.savez(path, allow_pickle=False, **(arrays | flags))
+    assert size() == (29, 17), "what follows is put together"
+    clipped = experiment.replace(**{"env.reward_clip": True})
+    assert data_bytes(clipped) == (count * 25, count * 21)
+    np.savez_compressed(path, allow_pickle=False, **whole)
+    assert size() == (0, 46)
+    path.unlink()
+    assert {data_bytes(each) for each in (experiment, recipes.dqn_cartpole(), recipes.ppo_cartpole())} == {(0, 0)}
+
+
+def test_the_bytes_that_stay_in_the_file_are_those_in_maps_of_it(tmp_path: Path) -> None:
+    path = cartpole(tmp_path / "given.npz", 9)
+    with np.load(path) as given:
+        arrays = {name: x.astype(np.float32) if x.dtype == np.float64 else x for name, x in given.items()}
+    np.savez(tmp_path / "data.npz", allow_pickle=False, **arrays)
+    for name in ("given.npz", "data.npz"):
+        experiment = small(tmp_path / name)
+        data = load(experiment, *envs.spaces(experiment.env))
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        ranges = [line.split()[0].split("-") for line in lines if line.endswith(str(tmp_path / name))]
+        inside = {True: 0, False: 0}
+        for x in (data.obs, data.next_obs, data.action, data.reward, data.terminated, data.truncated):
+            inside[any(int(a, 16) <= x.data_ptr() < int(b, 16) for a, b in ranges)] += x.nbytes
+        assert data_bytes(experiment) == (inside[True], inside[False]), name
 
 
 def test_rows_in_any_order_are_single_steps(tmp_path: Path) -> None:

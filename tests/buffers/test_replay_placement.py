@@ -70,7 +70,7 @@ def test_refused_before_anything_is_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert advised
     smaller = replace(settings.algorithm.replay, capacity=int(advised[1]))
     replay_placement.require(
-        settings.replace(algorithm=replace(settings.algorithm, replay=smaller)), settings.scheme.shards
+        settings.replace(algorithm=replace(settings.algorithm, replay=smaller)), settings.scheme.shards, 1
     )
 
 

@@ -98,7 +98,7 @@ def test_environment_options_keep_their_types(capsys: Captured) -> None:
 
 
 def test_derived_facts() -> None:
-    facts = derived_facts(prepare(ppo_cartpole(), lockstep.Layout()))
+    facts = derived_facts(prepare(ppo_cartpole(), lockstep.Layout()), lockstep.Layout())
     experiment = ppo_cartpole()
     samples = experiment.env.num_envs * experiment.algorithm.rollout
     assert facts["samples_per_iteration"] == samples
@@ -288,7 +288,7 @@ def test_a_run_as_a_recipe_finds_its_files_where_it_began(
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     assert main(["train", "home/r", "--dry-run"]) == 2
-    assert says(capsys.readouterr().err.replace("\n", " "), "mine.py:Mine", f"relative to {home}")
+    assert says(capsys.readouterr().err.replace("\n", " "), "mine.py", f"relative to {home}")
 
 
 def test_the_folder_may_stand_anywhere_among_the_flags_of_resume(capsys: Captured) -> None:

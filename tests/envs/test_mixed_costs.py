@@ -14,7 +14,7 @@ from lockstep import recipes, train
 from lockstep.cli.main import main
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
-from lockstep.envs.mixed import divided, regime, shares
+from lockstep.envs.mixed import describe, shares
 from lockstep.reports.report import report
 from lockstep.speed.tasks import TaskCosts, balanced, task_costs
 
@@ -98,11 +98,11 @@ def test_only_several_tasks_are_measured(capsys: pytest.CaptureFixture[str]) -> 
     assert len(json.loads(capsys.readouterr().out)["tasks"]) == 2
 
 
-def test_reports_say_how_samples_were_divided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_state_the_tasks_shares_of_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unequal = {"costs.py-Quick": 0.75, "costs.py-Slow": 0.25}
     words = "samples costs.py-Quick 75.0%, costs.py-Slow 25.0%"
-    assert regime(BOTH) == "equal samples of 2 tasks" and divided(unequal) == words
-    assert regime("CartPole-v1") == "" and shares("CartPole-v1") == {}
+    assert describe(shares(BOTH)) == "equal samples of 2 tasks" and describe(unequal) == words
+    assert shares("CartPole-v1") == {} and describe({}) == ""
     whole = experiment(**{"env.id": BOTH.replace("Quick", "Quick*3"), "env.num_envs": 8, "total_steps": 256})
     options = RunOptions(run=str(tmp_path / "run"), display="none", tensorboard=False, check_env=False)
     run = train(whole, "inline", options).run

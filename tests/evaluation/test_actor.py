@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -18,6 +20,7 @@ from lockstep.envs.construct import construct
 from lockstep.envs.convert import ObservationWriter
 from lockstep.evaluation.actor import Actor
 from lockstep.evaluation.policy import Policy, load_policy
+from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
 from lockstep.models.capture import Inference
 
@@ -147,3 +150,30 @@ def test_an_actor_samples_by_the_seed_of_the_experiment_unless_another_is_given(
     policy = untrained()
     default, same, other = (repr(played(policy, 12, **seed)[1]) for seed in ({}, {"seed": 4}, {"seed": 0}))
     assert default == same != other
+
+
+@pytest.mark.parametrize(
+    ("recipe", "task"),
+    [
+        (recipes.ppo_cartpole, "CartPole-v1"),
+        (recipes.dqn_cartpole, "CartPole-v1"),
+        (recipes.sac_mujoco, "Pendulum-v1"),
+        (recipes.td3_mujoco, "Pendulum-v1"),
+        (recipes.mpc_pendulum, "Pendulum-v1"),
+    ],
+)
+def test_what_tells_the_task_to_values_alone_is_not_needed_to_play(
+    recipe: Callable[[], Experiment], task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = "CartPole" if task == "CartPole-v1" else "Pendulum"
+    (tmp_path / "tasks.py").write_text(
+        f"from lockstep.envs.classic import {base}\nclass First({base}): ...\nclass Second({base}): ...\n"
+    )
+    changes = {"env.id": "mixed/tasks.py:First+tasks.py:Second", "env.options": {"task_input": "value"}}
+    experiment = recipe().replace(**changes)
+    built = experiment.model.build(*envs.spaces(experiment.env), precision="fp32", normalize_observations=False, seed=1)
+    env = gymnasium.make(task)
+    actor = Actor(Policy(built, experiment, 0, 0, 0), env, seed=1)
+    assert env.action_space.contains(actor.act(env.reset(seed=1)[0]))
+    env.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import proof
 import pytest
 from gymnasium import spaces
 from made_runs import write_run
@@ -59,15 +60,15 @@ def test_the_page_has_what_the_reports_wrote(part: str) -> None:
 def test_the_report_of_many_seeds_tells_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = load_object(f"{BENCHMARKS / 'proof.py'}:report")
-    monkeypatch.setattr(proof := sys.modules[report.__module__], "RESULTS", results := tmp_path / "seeds")
+    report = load_object(f"{BENCHMARKS / 'proof_report.py'}:report")
+    monkeypatch.setattr(module := sys.modules[report.__module__], "RESULTS", results := tmp_path / "seeds")
     asked = []
 
     def evaluate(run: Path, **how: Any) -> Evaluation:
         asked.append((run.name, how["levels"]))
         return Evaluation((1.0, 2.0), (5, 5), "made up")
 
-    monkeypatch.setattr(proof, "evaluate", evaluate)
+    monkeypatch.setattr(module, "evaluate", evaluate)
     queue = Queue.make(tmp_path / "set")
     runs = {(run.label, run.experiment.seed): run for run in proof.minatar}
     ends = {("ppo", 1): 3.0, ("ppo", 2): None, ("a2c", 1): 2.0, ("dqn", 1): "failed"}

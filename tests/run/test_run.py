@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import pytest
 
+from lockstep import envs
 from lockstep.algorithms import PPOConfig
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
@@ -282,20 +283,21 @@ def test_files_that_settings_name_are_known_by_their_contents(tmp_path: Path, mo
     monkeypatch.setenv("LOCKSTEP_USER_FILES", str(tmp_path / "elsewhere"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    for name in ("a.py", "elsewhere/b.py", "c.py"):
+    for name in ("a.py", "elsewhere/b.py", "c.py", "d.py", "e.py", "f.py", "g.py"):
         (tmp_path / name).write_text(f"# {name}\n")
     settings = {
         "env": {
             "id": "pettingzoo/c.py:make",
-            "opponents": ["random", "adversary=b.py:play", "a.py:play", "runs/a.py:5"],
+            "opponents": ["random", "adversary=b.py:play", "a.py:play", "runs/a.py:5", "far-sighted=g.py:play"],
         },
+        "tasks": "mixed/d.py:First@gymnasium+Pong@ale*3+e.py:Second@f.py:Steps*2",
         "model": {"$type": "lockstep.models.policy:StandardModelConfig", "size": 3, "note": "a.py", "none": None},
         "algorithm": {"$type": "a.py:Own", "rnd": {"$type": "missing.py:Own"}},
     }
     digests = digests_of(settings)
     assert digests == {
         named: hashlib.sha256(f"# {name}\n".encode()).hexdigest()[:16]
-        for named, name in (("a.py", "a.py"), ("b.py", "elsewhere/b.py"), ("c.py", "c.py"))
+        for named, name in (("b.py", "elsewhere/b.py"), *((f"{each}.py", f"{each}.py") for each in "acdefg"))
     }
     assert list(digests) == sorted(digests)
     here, there = ({"libraries": {}, "code": code} for code in (digests, {**digests, "a.py": "0" * 16}))
@@ -303,6 +305,39 @@ def test_files_that_settings_name_are_known_by_their_contents(tmp_path: Path, mo
     assert ledger.differing_platform(here, {"libraries": {}}) == (), "what earlier versions did not look at"
     assert ledger.platform_or_code(["code.a.py: 1 != 2"]) == "your own code"
     assert ledger.platform_or_code(["code.a.py: 1 != 2", "torch: 1 != 2"]) == "this platform"
+
+
+def test_a_task_of_several_is_known_by_the_contents_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from lockstep.envs.classic import CartPole\n\nclass First(CartPole): ...\n\nclass Second(CartPole): ...\n"
+    )
+    (tmp_path / "tasks.txt").write_text("mine.py:First\nmine.py:Second\n")
+    for env_id in ("mixed/mine.py:First+mine.py:Second", "mixed/tasks.txt"):
+        settings = to_json(dataclasses.replace(ppo_cartpole(), env=envs.resolve(EnvConfig(id=env_id))))
+        before = this_platform(settings)
+        assert ledger.differing_platform(before, this_platform(settings)) == ()
+        with (tmp_path / "mine.py").open("a") as file:
+            file.write("# changed\n")
+        changed = ledger.differing_platform(before, this_platform(settings))
+        assert len(changed) == 1 and changed[0].startswith("code.mine.py: ")
+
+
+def test_an_opponent_is_known_by_the_file_of_its_model(tmp_path: Path) -> None:
+    (tmp_path / "theirs" / "runs" / "a").mkdir(parents=True)
+    for name in ("model", "policies", "algorithm"):
+        (tmp_path / "theirs" / f"{name}.py").write_text(f"# {name}\n")
+    experiment = {
+        "model": {"$type": "model.py:Model"},
+        "env": {"id": "connect_four_v3", "policies": "policies.py:name_of"},
+        "algorithm": {"$type": "algorithm.py:Own"},
+    }
+    for name, contents in (("experiment", experiment), ("run", {"directory": str(tmp_path / "theirs")})):
+        (tmp_path / "theirs" / "runs" / "a" / f"{name}.json").write_text(json.dumps(contents))
+    for opponent in ("theirs/runs/a@5#0123456789abcdef", "second-side=theirs/runs/a@5#0123456789abcdef"):
+        code = this_platform({"env": {"opponents": ["random", opponent, "gone@5#0123456789abcdef"]}})["code"]
+        assert code == {
+            f"{name}.py": hashlib.sha256(f"# {name}\n".encode()).hexdigest()[:16] for name in ("model", "policies")
+        }, "its algorithm does not play"
 
 
 def test_environments_that_would_start_from_one_seed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
