@@ -23,6 +23,7 @@ from lockstep.algorithms.ddpg import DDPGConfig
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.drq import DrQConfig
 from lockstep.algorithms.impala import IMPALAConfig
+from lockstep.algorithms.mpo import MPOConfig
 from lockstep.algorithms.onpolicy import OnPolicyConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.pqn import PQNConfig
@@ -228,9 +229,13 @@ class _ActorCriticKernels(Kernels):
         boxes = isinstance(observations, spaces.Box) and isinstance(actions, spaces.Box)
         if type(model) is not ActorCriticConfig or not boxes or ObservationLayout.of(observations).images:
             return False
-        changed = model.layer_norm or model.critic_only or model.batch_renorm or model.critic_sizes
+        changed = model.critic_only or model.batch_renorm or model.critic_sizes
         remembers = model.recurrent or model.previous_action_reward or config.unroll
-        return not (changed or remembers) and model.policy != "gaussian"
+        return not (changed or remembers or (model.layer_norm and not self._normalizes(model)))
+
+    def _normalizes(self, model: ActorCriticConfig) -> bool:
+        """Whether they normalize layers of such a size."""
+        return False
 
     def inference(self, model: Any) -> Inference:
         return TableInference(model)
@@ -242,6 +247,15 @@ class SACKernels(_ActorCriticKernels):
 
 class TD3Kernels(_ActorCriticKernels):
     """TD3 and DDPG."""
+
+
+class MPOKernels(_ActorCriticKernels):
+    """MPO."""
+
+    as_torch = True
+
+    def _normalizes(self, model: ActorCriticConfig) -> bool:
+        return min(model.hidden_sizes, default=1) > 1  # torch adds up the gradients by a single number's norm in parts
 
 
 def _encodes(model: TrunkConfig, layout: ObservationLayout, *, strides: bool = False) -> bool:
@@ -284,6 +298,7 @@ TABLE: Mapping[type[AlgorithmConfig], tuple[Kernels, ...]] = {
     SACConfig: (SACKernels(),),
     TD3Config: (TD3Kernels(),),
     DDPGConfig: (TD3Kernels(),),
+    MPOConfig: (MPOKernels(),),
 }
 """By the class of an algorithm's settings. Those that cover an experiment compute it; if several do, the first. Not for
 subclasses, since they may compute another loss."""
