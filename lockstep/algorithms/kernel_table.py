@@ -231,11 +231,8 @@ class _ActorCriticKernels(Kernels):
             return False
         changed = model.critic_only or model.batch_renorm or model.critic_sizes
         remembers = model.recurrent or model.previous_action_reward or config.unroll
-        return not (changed or remembers or (model.layer_norm and not self._normalizes(model)))
-
-    def _normalizes(self, model: ActorCriticConfig) -> bool:
-        """Whether they normalize layers of such a size."""
-        return False
+        single = model.layer_norm and model.hidden_sizes[0] == 1  # torch adds up the gradients by its norm in parts
+        return not (changed or remembers or single)
 
     def inference(self, model: Any) -> Inference:
         return TableInference(model)
@@ -253,9 +250,6 @@ class MPOKernels(_ActorCriticKernels):
     """MPO."""
 
     as_torch = True
-
-    def _normalizes(self, model: ActorCriticConfig) -> bool:
-        return min(model.hidden_sizes, default=1) > 1  # torch adds up the gradients by a single number's norm in parts
 
 
 def _encodes(model: TrunkConfig, layout: ObservationLayout, *, strides: bool = False) -> bool:

@@ -82,6 +82,8 @@ CHOICES, ARMS = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
         ("sac-mujoco", {}, PICTURE, ARMS, False),
         ("td3-mujoco", {}, VECTOR, ARMS, True),
         ("td3-mujoco", {}, ENTRIES, ARMS, False),
+        ("mpo-mujoco", {}, VECTOR, ARMS, True),
+        ("mpo-mujoco", {}, PICTURE, ARMS, False),
         ("ddpg-mujoco", {}, VECTOR, ARMS, True),
         ("ddpg-mujoco", {}, ENTRIES, ARMS, False),
     ],
