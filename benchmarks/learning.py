@@ -168,8 +168,8 @@ PROOFS = {
     "halfcheetah-td3": Proof(f"td3-mujoco --precision fp32 {_HALFCHEETAH}", 1),
     "halfcheetah-ddpg": Proof(f"ddpg-mujoco --precision fp32 {_HALFCHEETAH} {_BOTH_RATES}", 1),
     "halfcheetah-mpo": Proof(
-        f"mpo-mujoco --precision fp32 {_HALFCHEETAH} --model.initial-std 0.3 --model.hidden-sizes 256 256 --algorithm.updates 32 "
-        "--algorithm.n-step 5 --algorithm.epsilon-mean 0.0025",
+        f"mpo-mujoco --precision fp32 {_HALFCHEETAH} --model.initial-std 0.3 --model.hidden-sizes 256 256 "
+        "--algorithm.updates 32 --algorithm.n-step 5 --algorithm.epsilon-mean 0.0025",
         1,
         greedy=True,
     ),

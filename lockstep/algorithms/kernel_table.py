@@ -221,18 +221,18 @@ class SequenceKernels(ReturnsKernels):
 
 
 class _ActorCriticKernels(Kernels):
-    """Of a policy and critics on vectors."""
+    """Of a policy and critics that see the same vectors."""
 
     def covers(self, case: Case) -> bool:
         config, model, observations, actions = case
         assert isinstance(config, QPGConfig)
-        boxes = isinstance(observations, spaces.Box) and isinstance(actions, spaces.Box)
-        if type(model) is not ActorCriticConfig or not boxes or ObservationLayout.of(observations).images:
+        if type(model) is not ActorCriticConfig or not isinstance(actions, spaces.Box):
             return False
-        changed = model.critic_only or model.batch_renorm or model.critic_sizes
         remembers = model.recurrent or model.previous_action_reward or config.unroll
-        single = model.layer_norm and model.hidden_sizes[0] == 1  # torch adds up the gradients by its norm in parts
-        return not (changed or remembers or single)
+        firsts = {sizes[0] for sizes in (model.hidden_sizes, model.critic_sizes) if sizes}
+        single = model.layer_norm and 1 in firsts  # torch adds up the gradients by its norm in parts
+        images = ObservationLayout.of(observations).images
+        return not (images or remembers or single or model.critic_only or model.batch_renorm)
 
     def inference(self, model: Any) -> Inference:
         return TableInference(model)

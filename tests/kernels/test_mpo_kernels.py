@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -20,8 +21,10 @@ from lockstep import recipes, resume, train
 from lockstep.agent import Agent
 from lockstep.algorithms.kernel_table import MPOKernels
 from lockstep.core.transitions import Transitions
+from lockstep.envs.settings import EnvConfig
 from lockstep.kernels.mpo import _weigh
 from lockstep.models.arithmetic import portable_operations
+from lockstep.models.normalize import NormalizeConfig
 
 OBSERVED = 5
 
@@ -87,6 +90,7 @@ def compare(agent: Agent, count: int) -> Tensor:
         {"activation": "relu", "hidden_sizes": (16,)},
         {"layer_norm": False, "hidden_sizes": (9, 1, 4)},
         {"initial_std": 5.0},
+        {"critic_sizes": (9, 5)},
     ],
 )
 def test_gradients_are_those_of_torch_bit_by_bit(model: dict[str, Any], prioritized: bool) -> None:
@@ -139,15 +143,30 @@ def test_a_kernel_acts_with_the_bits_of_torch(model: dict[str, Any]) -> None:
         assert same(found, expected) and same(distribution.sample(found, noise), chosen)
 
 
-@pytest.mark.parametrize("change", [{"hidden_sizes": (1, 5)}, {"critic_sizes": (9,)}])
+@pytest.mark.parametrize("change", [{"hidden_sizes": (1, 5)}, {"critic_sizes": (1, 5)}])
 def test_other_models_have_no_kernels(change: dict[str, Any]) -> None:
     assert agent_of(**change).kernels is None
 
 
+class Apart(gymnasium.ObservationWrapper[dict[str, Any], Any, Any]):
+    """Pendulum whose angle and velocity are entries of a Dict."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("Pendulum-v1"))
+        self.observation_space = spaces.Dict(velocity=spaces.Box(-8, 8, (1,)), angle=spaces.Box(-1, 1, (2,)))
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        return {"velocity": observation[2:], "angle": observation[:2]}
+
+
+@pytest.mark.parametrize("entries", [False, True])
 def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entries: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = portable("mpo").replace(**{"algorithm.replay.prioritized": True, "model.critics": 2})
+    if entries:
+        env = EnvConfig.of(Apart, num_envs=4, reseed_every=24)
+        experiment = experiment.replace(env=env, normalize=NormalizeConfig(observations=True))
     assert isinstance(Agent(experiment).kernels, MPOKernels)
     train(experiment, options=options(tmp_path / "kernels"))
     without_kernels(monkeypatch)
