@@ -26,7 +26,8 @@ from lockstep.core.transitions import Transitions
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradients, td3_gradients
 from lockstep.kernels.images import augment
-from lockstep.kernels.mpo import MPO_SUMS, mpo_gradients
+from lockstep.kernels.mpo import mpo_gradients
+from lockstep.kernels.mpo_loss import MPO_SUMS
 from lockstep.kernels.optimizers import follow
 from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradients
 from lockstep.kernels.returns_learning import returns_gradients

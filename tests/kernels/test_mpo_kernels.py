@@ -22,7 +22,7 @@ from lockstep.agent import Agent
 from lockstep.algorithms.kernel_table import MPOKernels
 from lockstep.core.transitions import Transitions
 from lockstep.envs.settings import EnvConfig
-from lockstep.kernels.mpo import _weigh
+from lockstep.kernels.mpo_loss import weigh
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.normalize import NormalizeConfig
 
@@ -120,7 +120,7 @@ def test_weights_by_hand() -> None:
     values, weights, dual = np.log(np.array([[1], [3]], np.float32)), np.empty((2, 1), np.float32), np.empty(1)
     dual = dual.astype(np.float32)
     variable, bounds = np.float32(np.log(np.expm1(1))), np.array([0.5, 0, 0, np.log(2)], np.float32)
-    slope = _weigh(values, variable, bounds, np.array([2], np.float32), weights, dual)
+    slope = weigh(values, variable, bounds, np.array([2], np.float32), weights, dual)
     np.testing.assert_allclose(weights, [[0.25], [0.75]], rtol=1e-6)
     np.testing.assert_allclose(dual, [0.5 + np.log(2)], rtol=1e-6)
     of_softplus = 1 - np.exp(-1)
