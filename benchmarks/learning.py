@@ -150,7 +150,7 @@ PROOFS = {
         "ddpg-mujoco --precision fp32 --env.id Pendulum-v1 --algorithm.warmup 1000 --total-steps 12k", 1
     ),
     "pendulum-mpo": Proof(
-        "mpo-mujoco --env.id Pendulum-v1 --algorithm.updates 64 --algorithm.learning-rate 1e-3 "
+        "mpo-mujoco --precision fp32 --env.id Pendulum-v1 --algorithm.updates 64 --algorithm.learning-rate 1e-3 "
         "--algorithm.actor-learning-rate 1e-3 --total-steps 20k",
         1,
     ),
@@ -168,8 +168,8 @@ PROOFS = {
     "halfcheetah-td3": Proof(f"td3-mujoco --precision fp32 {_HALFCHEETAH}", 1),
     "halfcheetah-ddpg": Proof(f"ddpg-mujoco --precision fp32 {_HALFCHEETAH} {_BOTH_RATES}", 1),
     "halfcheetah-mpo": Proof(
-        f"mpo-mujoco {_HALFCHEETAH} --model.initial-std 0.3 --model.hidden-sizes 256 256 --algorithm.updates 32 "
-        "--algorithm.n-step 5 --algorithm.epsilon-mean 0.0025",
+        f"mpo-mujoco --precision fp32 {_HALFCHEETAH} --model.initial-std 0.3 --model.hidden-sizes 256 256 "
+        "--algorithm.updates 32 --algorithm.n-step 5 --algorithm.epsilon-mean 0.0025",
         1,
         greedy=True,
     ),

@@ -82,7 +82,7 @@ class Experiment:
     precision: Precision = "bf16"
     """Arithmetic of the model. bf16 applies to encoder and core; weights, losses, heads and optimizer are always fp32.
     bf16 is faster with images; fp32 is more exact, and as fast with vectors. portable is fp32 with equal bits on every
-    CPU: faster for PPO, A2C, IMPALA, APPO, DQN, SAC, TD3 and DDPG with small networks, and slower for most others."""
+    CPU: faster for PPO, A2C, IMPALA, APPO, DQN, SAC, TD3, DDPG and MPO with small networks, slower for most others."""
     torch_threads: int = 1
     """Torch threads of each worker. Bits depend on it, so use more workers to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)

@@ -47,7 +47,7 @@ NAMES = [
     *("portable-cartpole-a2c", "portable-minatar-impala-lag-1", "portable-pendulum-appo-lag-2"),
 ]
 """PPO, DQN, Rainbow, IQN, R2D2, A2C, IMPALA and APPO on vectors and MinAtar, data-efficient Rainbow on Atari, and SAC,
-TD3 and DDPG learn with kernels. In the others, torch's operations are replaced."""
+TD3, DDPG and MPO learn with kernels. In the others, torch's operations are replaced."""
 QUICK_CACHE = Path(__file__).with_name("__pycache__") / "kernels-quickly-compiled"
 DEAR = "ppo-lstm"
 """Its convolutions take half a minute. The DQN of frames has those, too, and the GRU and PPO of `squashed` the rest."""

@@ -23,6 +23,7 @@ from lockstep.algorithms.ddpg import DDPGConfig
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.drq import DrQConfig
 from lockstep.algorithms.impala import IMPALAConfig
+from lockstep.algorithms.mpo import MPOConfig
 from lockstep.algorithms.onpolicy import OnPolicyConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.pqn import PQNConfig
@@ -220,17 +221,18 @@ class SequenceKernels(ReturnsKernels):
 
 
 class _ActorCriticKernels(Kernels):
-    """Of a policy and critics on vectors."""
+    """Of a policy and critics that see the same vectors."""
 
     def covers(self, case: Case) -> bool:
         config, model, observations, actions = case
         assert isinstance(config, QPGConfig)
-        boxes = isinstance(observations, spaces.Box) and isinstance(actions, spaces.Box)
-        if type(model) is not ActorCriticConfig or not boxes or ObservationLayout.of(observations).images:
+        if type(model) is not ActorCriticConfig or not isinstance(actions, spaces.Box):
             return False
-        changed = model.layer_norm or model.critic_only or model.batch_renorm or model.critic_sizes
         remembers = model.recurrent or model.previous_action_reward or config.unroll
-        return not (changed or remembers) and model.policy != "gaussian"
+        firsts = {sizes[0] for sizes in (model.hidden_sizes, model.critic_sizes) if sizes}
+        single = model.layer_norm and 1 in firsts  # torch adds up the gradients by its norm in parts
+        images = ObservationLayout.of(observations).images
+        return not (images or remembers or single or model.critic_only or model.batch_renorm)
 
     def inference(self, model: Any) -> Inference:
         return TableInference(model)
@@ -242,6 +244,12 @@ class SACKernels(_ActorCriticKernels):
 
 class TD3Kernels(_ActorCriticKernels):
     """TD3 and DDPG."""
+
+
+class MPOKernels(_ActorCriticKernels):
+    """MPO."""
+
+    as_torch = True
 
 
 def _encodes(model: TrunkConfig, layout: ObservationLayout, *, strides: bool = False, flat: bool = False) -> bool:
@@ -289,6 +297,7 @@ TABLE: Mapping[type[AlgorithmConfig], tuple[Kernels, ...]] = {
     SACConfig: (SACKernels(),),
     TD3Config: (TD3Kernels(),),
     DDPGConfig: (TD3Kernels(),),
+    MPOConfig: (MPOKernels(),),
 }
 """By the class of an algorithm's settings. Those that cover an experiment compute it; if several do, the first. Not for
 subclasses, since they may compute another loss."""

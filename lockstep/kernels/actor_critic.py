@@ -26,7 +26,7 @@ SAC_SUMS, TD3_SUMS = 8, 5
 
 
 @compiled
-def _normal(noise: np.ndarray) -> np.ndarray:
+def normals(noise: np.ndarray) -> np.ndarray:
     """The normal quantiles of uniform noise: [..., A] -> [..., A] as a matrix"""
     flat = noise.reshape(noise.size)
     out = np.empty(flat.size, np.float32)
@@ -36,7 +36,7 @@ def _normal(noise: np.ndarray) -> np.ndarray:
 
 
 @compiled
-def _joined(obs: np.ndarray, action: np.ndarray) -> np.ndarray:
+def with_actions(obs: np.ndarray, action: np.ndarray) -> np.ndarray:
     """What critics see: [N, D] and [N, A] -> [N, D + A]; actions are cut to their bounds."""
     (n, size), more = obs.shape, action.shape[1]
     x = np.empty((n, size + more), np.float32)
@@ -92,7 +92,7 @@ def _sample(
 
 
 @compiled
-def _of_critic(layers: np.ndarray, critics: int, critic: int) -> np.ndarray:
+def of_critic(layers: np.ndarray, critics: int, critic: int) -> np.ndarray:
     """The table of one critic's layers."""
     size = len(layers) // critics
     table = layers[critic * size : (critic + 1) * size].copy()
@@ -120,10 +120,10 @@ def _learn_critics(
     and add up each slice's losses in the first column of sums [S, ...], and its values, targets and errors from column
     `place` on."""
     n, last, size = len(obs), len(layers) // critics - 1, len(obs) // len(gradient)
-    x = _joined(obs, action)
+    x = with_actions(obs, action)
     priority[:] = 0
     for c in range(critics):  # one after the other, so that what they remember stays in the cache
-        table = _of_critic(layers, critics, c)
+        table = of_critic(layers, critics, c)
         scratch = evaluate(table, parameters, x)
         gradients = np.empty_like(scratch)
         q, by_q = activations(scratch, table, n, last), activations(gradients, table, n, last)
@@ -140,12 +140,12 @@ def _learn_critics(
 
 
 @compiled
-def _smallest(layers: np.ndarray, critics: int, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
+def smallest_values(layers: np.ndarray, critics: int, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The smallest of the critics' values, [N]."""
     n, last = len(x), len(layers) // critics - 1
     smallest = np.empty(n, np.float32)
     for c in range(critics):
-        table = _of_critic(layers, critics, c)
+        table = of_critic(layers, critics, c)
         q = activations(evaluate(table, parameters, x), table, n, last)
         for i in range(n):
             smallest[i] = min(smallest[i], q[i, 0]) if c else q[i, 0]
@@ -175,7 +175,7 @@ def _climb(
     """The smallest of the critics' values of actions [N, A], and the gradient of its negative, weighted, by actions.
     Each item is differentiated through its smallest critic alone."""
     n, size, last = len(obs), obs.shape[1], len(layers) // critics
-    x = _joined(obs, action)
+    x = with_actions(obs, action)
     scratch = evaluate(layers, parameters, x)
     best = np.zeros(n, np.int64)
     for c in range(critics):
@@ -184,7 +184,7 @@ def _climb(
             if c == 0 or q[i, 0] < values[i]:
                 best[i], values[i] = c, q[i, 0]
     for c in range(critics):
-        chosen, table = np.flatnonzero(best == c), _of_critic(layers, critics, c)
+        chosen, table = np.flatnonzero(best == c), of_critic(layers, critics, c)
         part = len(scratch) // critics
         numbers, seen = scratch[c * part : (c + 1) * part], x
         if len(chosen) < n:
@@ -244,13 +244,13 @@ def sac_gradients(
     last, each = len(policy) - 1, n // slices
     sums = np.zeros((slices, SAC_SUMS))
     alpha = exp(parameters[log_temperature])
-    normal = _normal(noise).reshape((slices, 2, each, size))
+    normal = normals(noise).reshape((slices, 2, each, size))
     now, later = normal[:, 0].copy().reshape((n, size)), normal[:, 1].copy().reshape((n, size))
     chosen, scaled, log_prob = np.empty((n, size), np.float32), np.empty((n, size), np.float32), np.empty(n, np.float32)
 
     scratch = evaluate(policy, parameters, next_obs)
     _sample(activations(scratch, policy, n, last), later, chosen, scaled, log_prob)
-    wanted = _smallest(layers, critics, target, _joined(next_obs, chosen))
+    wanted = smallest_values(layers, critics, target, with_actions(next_obs, chosen))
     for i in range(n):
         wanted[i] = reward[i] + discount[i] * (wanted[i] - alpha * log_prob[i])
 
@@ -323,12 +323,12 @@ def td3_gradients(
     sums = np.zeros((slices, TD3_SUMS))
 
     output = activations(evaluate(policy, target, next_obs), policy, n, last)
-    chosen, normal = _squashed(output), _normal(noise)
+    chosen, normal = _squashed(output), normals(noise)
     for i in range(len(noise)):
         for d in range(size):
             shift = smoothing_std * normal[i, d]
             chosen[i, d] = chosen[i, d] + min(max(shift, -smoothing_clip), smoothing_clip)
-    wanted = _smallest(layers, critics, target, _joined(next_obs, chosen))
+    wanted = smallest_values(layers, critics, target, with_actions(next_obs, chosen))
     for i in range(n):
         wanted[i] = reward[i] + discount[i] * wanted[i]
     if moves:

@@ -22,14 +22,17 @@ from lockstep.kernels.vectors import address
 
 WEIGHT, BIAS, INPUTS, OUTPUTS, ACTIVATION, SOURCE, TURNED = range(7)
 KERNEL, STRIDE, CHANNELS, HEIGHT, WIDTH, BLOCK, BRIGHTEST = range(7, 14)
+INVERSE_EPS = 13
 """Columns of a table of layers, int64 [L, 14]: where weights and biases [M] begin among the parameters, the layer's
 size, which activation follows it, the earlier layer whose output it takes, and how its weights lie: 0 as [M, K], 1 as
 [K, M]. A layer of x has -1 - c for the earlier one, and takes the K numbers of x from column c on.
 
 With NORM for how its weights lie, the layer normalizes every K of the M numbers of an earlier layer, which no other one
-takes, and has K weights and K biases (lockstep.kernels.norms). The last seven are 0 unless the layer is a convolution.
-Then K are the numbers of a patch, M those of all places, and the columns are the shape that lockstep.kernels.patches
-takes. With a stride of 1, a layer of x is computed by lockstep.kernels.convolution."""
+takes, and has K weights and K biases (lockstep.kernels.norms). Its last column is 1 / what is added to variances.
+
+Of a convolution, K are the numbers of a patch, M those of all places, and the last seven columns are the shape that
+lockstep.kernels.patches takes. With a stride of 1, a layer of x is computed by lockstep.kernels.convolution. The last
+seven columns of other layers are 0, but for the one of norms."""
 COLUMNS = 14
 """How many columns a table of layers has."""
 NO_IMAGE = (0, 0, 0, 0, 0, 0, 0)
@@ -73,6 +76,12 @@ def sizes(layers: np.ndarray, layer: int) -> tuple[int, int]:
     """How many weights and biases a layer has."""
     rows, inputs = rows_of_weights(layers, layer), layers[layer, INPUTS]
     return (inputs, inputs) if layers[layer, TURNED] == NORM else (rows * inputs, rows)
+
+
+@compiled
+def _eps(layers: np.ndarray, layer: int) -> np.float32:
+    """What a layer that normalizes adds to variances."""
+    return np.float32(1) / np.float32(layers[layer, INVERSE_EPS])
 
 
 @compiled
@@ -149,7 +158,7 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
             size, first, shifts = layers[layer, INPUTS], layers[layer, WEIGHT], layers[layer, BIAS]
             scale, shift = parameters[first : first + size].copy(), parameters[shifts : shifts + size].copy()
             given, y = activations(scratch, layers, n, source), activations(scratch, layers, n, layer)
-            normalize_rows(given.reshape((-1, size)), scale, shift, rectify, y.reshape((-1, size)))
+            normalize_rows(given.reshape((-1, size)), _eps(layers, layer), scale, shift, rectify, y.reshape((-1, size)))
         elif layers[layer, KERNEL]:
             below = x if source < 0 else activations(scratch, layers, n, source)
             y = activations(scratch, layers, n, layer)
@@ -261,7 +270,7 @@ def _norm_back(
             by_shift[:] = 0
         begin, end = s * each, (s + 1) * each
         x, to = below[begin:end].reshape((-1, size)), by_below[begin:end].reshape((-1, size))
-        normalize_rows_back(x, scale, grad[begin:end].reshape((-1, size)), by_scale, by_shift, to)
+        normalize_rows_back(x, _eps(layers, layer), scale, grad[begin:end].reshape((-1, size)), by_scale, by_shift, to)
     if joined:
         add_up(gradient, weight, weight + size)
         add_up(gradient, bias, bias + size)

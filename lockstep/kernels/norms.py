@@ -21,8 +21,6 @@ from lockstep.kernels.instructions import instruction, scalar, select, sqrt
 from lockstep.kernels.sums import PARTS
 from lockstep.kernels.vectors import WIDTH, address, put_vector, rectified, spread, vector_at
 
-EPS = np.float32(1e-6)
-"""What is added to variances: that of lockstep.models.layers.LayerNorm."""
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _FLOAT, _INT, _INDEX = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _PARTS = ir.VectorType(_FLOAT, PARTS)
@@ -68,37 +66,40 @@ def _mean(builder: Any, x: Any) -> Any:
     return spread(builder, builder.fdiv(_added_up(builder, parts), ir.Constant(_FLOAT, float(WIDTH))))
 
 
-def _far_of(builder: Any, x: Any) -> tuple[Any, Any]:
+def _far_of(builder: Any, x: Any, eps: Any) -> tuple[Any, Any]:
     """How far 16 numbers are from their mean, and 1 / their deviation."""
     far = builder.fsub(x, _mean(builder, x))
     variance = builder.extract_element(_mean(builder, builder.fmul(far, far)), _INDEX(0))
     root = builder.module.declare_intrinsic("llvm.sqrt", [_FLOAT])
-    deviation = builder.call(root, [builder.fadd(variance, ir.Constant(_FLOAT, float(EPS)))])
+    deviation = builder.call(root, [builder.fadd(variance, eps)])
     return far, spread(builder, builder.fdiv(ir.Constant(_FLOAT, 1.0), deviation))
 
 
 @instruction
-def _normalize_vector(typingctx: Any, x: Any, scale: Any, shift: Any, rectify: Any, y: Any) -> Any:
+def _normalize_vector(typingctx: Any, x: Any, eps: Any, scale: Any, shift: Any, rectify: Any, y: Any) -> Any:
     """As _normalize, for 16 numbers at addresses."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, scale, shift, rectify, y = arguments
-        far, inverse = _far_of(builder, vector_at(builder, x))
+        x, eps, scale, shift, rectify, y = arguments
+        far, inverse = _far_of(builder, vector_at(builder, x), eps)
         scaled = builder.fmul(builder.fmul(far, inverse), vector_at(builder, scale))
         number = builder.fadd(scaled, vector_at(builder, shift))
         put_vector(builder, builder.select(rectify, rectified(builder, number), number), y)
         return context.get_dummy_value()
 
-    return types.void(types.intp, types.intp, types.intp, types.boolean, types.intp), generate
+    of_arguments = types.intp, types.float32, types.intp, types.intp, types.boolean, types.intp
+    return types.void(*of_arguments), generate
 
 
 @instruction
-def _vector_back(typingctx: Any, x: Any, scale: Any, by_y: Any, by_scale: Any, by_shift: Any, by_x: Any) -> Any:
+def _vector_back(
+    typingctx: Any, x: Any, eps: Any, scale: Any, by_y: Any, by_scale: Any, by_shift: Any, by_x: Any
+) -> Any:
     """As _back, for 16 numbers at addresses."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, scale, by_y, by_scale, by_shift, by_x = arguments
-        far, inverse = _far_of(builder, vector_at(builder, x))
+        x, eps, scale, by_y, by_scale, by_shift, by_x = arguments
+        far, inverse = _far_of(builder, vector_at(builder, x), eps)
         y, given = builder.fmul(far, inverse), vector_at(builder, by_y)
         scaled = builder.fmul(given, vector_at(builder, scale))
         first, second = _mean(builder, scaled), _mean(builder, builder.fmul(scaled, y))
@@ -108,7 +109,7 @@ def _vector_back(typingctx: Any, x: Any, scale: Any, by_y: Any, by_scale: Any, b
         put_vector(builder, builder.fmul(rest, inverse), by_x)
         return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 6), generate
+    return types.void(types.intp, types.float32, *[types.intp] * 5), generate
 
 
 @scalar
@@ -127,18 +128,18 @@ def _sum(x, count):
 
 
 @scalar
-def _far(x, count, far, squares):
+def _far(x, count, eps, far, squares):
     """Write how far the numbers of a row are from their mean, and return 1 / their deviation."""
     middle = _sum(x, count) / np.float32(count)
     for i in range(count):
         far[i] = x[i] - middle
         squares[i] = far[i] * far[i]
-    return _ONE / sqrt(_sum(squares, count) / np.float32(count) + EPS)
+    return _ONE / sqrt(_sum(squares, count) / np.float32(count) + eps)
 
 
 @scalar
-def _normalize(x, count, scale, shift, rectify, far, squares, y):
-    inverse = _far(x, count, far, squares)
+def _normalize(x, count, eps, scale, shift, rectify, far, squares, y):
+    inverse = _far(x, count, eps, far, squares)
     for i in range(count):
         y[i] = far[i] * inverse * scale[i] + shift[i]
     if rectify:
@@ -147,8 +148,8 @@ def _normalize(x, count, scale, shift, rectify, far, squares, y):
 
 
 @scalar
-def _back(x, count, scale, by_y, far, squares, scaled, products, by_scale, by_shift, by_x):
-    inverse = _far(x, count, far, squares)
+def _back(x, count, eps, scale, by_y, far, squares, scaled, products, by_scale, by_shift, by_x):
+    inverse = _far(x, count, eps, far, squares)
     for i in range(count):
         y = far[i] * inverse
         scaled[i] = by_y[i] * scale[i]
@@ -162,11 +163,14 @@ def _back(x, count, scale, by_y, far, squares, scaled, products, by_scale, by_sh
 
 
 @compiled
-def normalize_rows(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, rectify: bool, y: np.ndarray) -> None:
+def normalize_rows(
+    x: np.ndarray, eps: np.float32, scale: np.ndarray, shift: np.ndarray, rectify: bool, y: np.ndarray
+) -> None:
     """Write the normalized rows to y.
 
     Args:
         x, y: float32 [R, K].
+        eps: what is added to variances.
         scale, shift: what normalized numbers are multiplied by, and what is added then, float32 [K].
         rectify: write 0 for negative results.
     """
@@ -174,14 +178,20 @@ def normalize_rows(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, rectify:
     far, squares = np.empty(count, np.float32), np.empty(count, np.float32)
     for row in range(len(x)):
         if count == WIDTH:
-            _normalize_vector(address(x[row]), address(scale), address(shift), rectify, address(y[row]))
+            _normalize_vector(address(x[row]), eps, address(scale), address(shift), rectify, address(y[row]))
         else:
-            _normalize(x[row], count, scale, shift, rectify, far, squares, y[row])
+            _normalize(x[row], count, eps, scale, shift, rectify, far, squares, y[row])
 
 
 @compiled
 def normalize_rows_back(
-    x: np.ndarray, scale: np.ndarray, by_y: np.ndarray, by_scale: np.ndarray, by_shift: np.ndarray, by_x: np.ndarray
+    x: np.ndarray,
+    eps: np.float32,
+    scale: np.ndarray,
+    by_y: np.ndarray,
+    by_scale: np.ndarray,
+    by_shift: np.ndarray,
+    by_x: np.ndarray,
 ) -> None:
     """Given the gradient by y, float32 [R, K], write that by x, and add those by scale and shift [K], row by row."""
     count = x.shape[1]
@@ -190,7 +200,7 @@ def normalize_rows_back(
     for row in range(len(x)):
         if count == WIDTH:
             of_sums = address(by_scale), address(by_shift)
-            _vector_back(address(x[row]), address(scale), address(by_y[row]), *of_sums, address(by_x[row]))
+            _vector_back(address(x[row]), eps, address(scale), address(by_y[row]), *of_sums, address(by_x[row]))
         else:
             held = far, squares, scaled, products, by_scale, by_shift
-            _back(x[row], count, scale, by_y[row], *held, by_x[row])
+            _back(x[row], count, eps, scale, by_y[row], *held, by_x[row])

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 
 from lockstep.algorithms import kernel_table as table
 from lockstep.learners.kernels import KernelLearner
-from lockstep.learners.off_policy_kernels import DrQLearner, QLearner, ReturnsLearner, SACLearner, TD3Learner
+from lockstep.learners.off_policy_kernels import (
+    DrQLearner,
+    MPOLearner,
+    QLearner,
+    ReturnsLearner,
+    SACLearner,
+    TD3Learner,
+)
 from lockstep.learners.on_policy_kernels import LossLearner, ValueLearner
 from lockstep.learners.ppo_kernels import PPOLearner
 from lockstep.learners.sequence_kernels import SequenceLearner
@@ -21,4 +28,5 @@ LEARNERS: Mapping[type[table.Kernels], type[KernelLearner]] = {
     table.SequenceKernels: SequenceLearner,
     table.SACKernels: SACLearner,
     table.TD3Kernels: TD3Learner,
+    table.MPOKernels: MPOLearner,
 }

@@ -5,6 +5,7 @@ Shape legend: P parameters, S slots, N items of all slots, Z numbers of noise.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -15,6 +16,7 @@ import torch
 from lockstep.agent import Agent
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.drq import DrQConfig
+from lockstep.algorithms.mpo import MPOConfig
 from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.algorithms.sac import SAC
 from lockstep.algorithms.td3 import TD3Config
@@ -24,12 +26,15 @@ from lockstep.core.transitions import Transitions
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradients, td3_gradients
 from lockstep.kernels.images import augment
+from lockstep.kernels.mpo import mpo_gradients
+from lockstep.kernels.mpo_loss import MPO_SUMS
 from lockstep.kernels.optimizers import follow
 from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradients
 from lockstep.kernels.returns_learning import returns_gradients
 from lockstep.learners.kernels import KernelLearner
 from lockstep.learners.learner import LearningReport
 from lockstep.models.actor_critic import ActorCritic
+from lockstep.models.continuous import DiagonalGaussian
 from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers, q_network
 from lockstep.models.observations import entry
 from lockstep.models.q import QModel
@@ -246,3 +251,23 @@ class TD3Learner(ActorCriticLearner):
         drawn, period = items.noise.reshape(-1, items.action.shape[1]), self._period
         moves = hyper["update"] % period == 0
         td3_gradients(*self._networks, *self._smoothing, period, moves, *items[:-1], drawn, joined, out, priority)
+
+
+class MPOLearner(ActorCriticLearner):
+    """Learns by MPO."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        super().__init__(agent, slots, tree, alive, MPO_SUMS)
+        config, distribution = agent.experiment.algorithm, agent.model.distribution
+        assert isinstance(config, MPOConfig) and isinstance(distribution, DiagonalGaussian)
+        names = "temperature", "multiplier_mean", "multiplier_std"
+        places = np.array([agent.flat.offset(f"variables.{name}") for name in names], np.int64)
+        bounds = config.epsilon, config.epsilon_mean, config.epsilon_std, math.log(config.actions)
+        self._settings = np.float32(distribution.log_std), places, np.array(bounds, np.float32)
+        self._actions = config.actions
+
+    def _call(
+        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
+    ) -> None:
+        drawn = items.noise.reshape(len(out), self._actions, -1, items.action.shape[1])
+        mpo_gradients(*self._networks, *self._settings, *items[:-1], drawn, joined, out, priority)

@@ -123,6 +123,8 @@ class DiagonalGaussian(Scaled):
         std: the deviation for a network output of 0, which is close to the outputs before learning.
     """
 
+    exact = True
+
     def __init__(self, space: spaces.Box, std: float = 1.0):
         super().__init__(space)
         self.num_params = 2 * self.size
@@ -130,7 +132,7 @@ class DiagonalGaussian(Scaled):
 
     def bound(self, outputs: Tensor) -> Tensor:
         mean, log_std = outputs.split(self.size, -1)
-        return torch.cat([torch.tanh(mean), (log_std + self.log_std).clamp(*LOG_STD_RANGE)], -1)
+        return torch.cat([tensor_tanh(mean), (log_std + self.log_std).clamp(*LOG_STD_RANGE)], -1)
 
     def split(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Means and log deviations, [..., D] each."""
@@ -139,7 +141,7 @@ class DiagonalGaussian(Scaled):
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = self.split(params)
-        return mean + log_std.exp() * standard_normal(noise)
+        return mean + tensor_exp(log_std) * standard_normal(noise)
 
     def mode(self, params: Tensor) -> Tensor:
         return self.split(params)[0]
@@ -154,15 +156,12 @@ class DiagonalGaussian(Scaled):
 class SquashedGaussian(DiagonalGaussian):
     """tanh of a diagonal normal distribution (Haarnoja et al. 2018, appendix C)."""
 
-    exact = True
-
     def bound(self, outputs: Tensor) -> Tensor:
         mean, log_std = outputs.split(self.size, -1)
         return torch.cat([mean, log_std.clamp(*LOG_STD_RANGE)], -1)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        mean, log_std = self.split(params)
-        return tensor_tanh(mean + tensor_exp(log_std) * standard_normal(noise))
+        return tensor_tanh(super().sample(params, noise))
 
     def sample_with_log_prob(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """[..., P], [..., D] -> actions [..., D] and log-probabilities [...], both differentiable."""

@@ -22,7 +22,7 @@ from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.base import PolicyModel
 from lockstep.models.encoders import ConvNet, ObservationEncoder
 from lockstep.models.layers import ChannelNorm, LayerNorm, PixelConv2d
-from lockstep.models.mlps import MLPs
+from lockstep.models.mlps import EPS, MLPs
 from lockstep.models.observations import entry
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel
@@ -71,7 +71,7 @@ def layer_row(
     if isinstance(module, LayerNorm):
         size = module.weight.shape[0]
         outputs = math.prod(_image_before(modules, _after(name))) if isinstance(module, ChannelNorm) else size
-        return [*places, size, outputs, activation, source, NORM, *NO_IMAGE]
+        return [*places, size, outputs, activation, source, NORM, *_of_norm(module.eps)]
     if not isinstance(module, nn.Conv2d):
         assert isinstance(module, (nn.Linear, NoisyLinear))
         outputs, inputs = module.weight.shape
@@ -82,6 +82,11 @@ def layer_row(
     outputs = module.out_channels * places_of(height, width, kernel, stride)
     block = module.blocks_of(height, width) if isinstance(module, PixelConv2d) else 1
     return [*places, patch, outputs, activation, source, 0, kernel, stride, channels, height, width, block, 1]
+
+
+def _of_norm(eps: float) -> tuple[int, ...]:
+    """The last columns of a layer that normalizes."""
+    return (*NO_IMAGE[:-1], round(1 / eps))
 
 
 def _after(norm: str) -> str:
@@ -182,14 +187,19 @@ def mlp_layers(layers: nn.Module, name: str, flat: FlatParameters) -> np.ndarray
     rows: list[list[int]] = []
     last = len(layers.weights) - 1
     for network in range(len(layers.weights[0])):
+
+        def place(part: str, size: int, network: int = network) -> int:
+            return flat.offset(f"{name}.{part}") + network * size
+
         for layer, weight in enumerate(layers.weights):
             _, into, out = weight.shape
-            places = [
-                flat.offset(f"{name}.weights.{layer}") + network * into * out,
-                flat.offset(f"{name}.biases.{layer}") + network * out,
-            ]
-            activation = NONE if layer == last else ACTIVATIONS[layers.activation]
+            places = [place(f"weights.{layer}", into * out), place(f"biases.{layer}", out)]
+            normalized = layers.layer_norm and layer == 0
+            activation = NONE if normalized or layer == last else ACTIVATIONS[layers.activation]
             rows.append([*places, into, out, activation, len(rows) - 1 if layer else -1, 1, *NO_IMAGE])
+            if normalized:
+                places = [place("gain", out), place("shift", out)]
+                rows.append([*places, out, out, TANH, len(rows) - 1, NORM, *_of_norm(EPS)])
     return np.array(rows, np.int64)
 
 

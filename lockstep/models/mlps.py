@@ -20,6 +20,8 @@ from torch.nn import functional as F
 from lockstep.models.layers import onednn, product
 
 _aten: Any = torch.ops.aten
+EPS = 1e-5
+"""What a normalized layer adds to variances."""
 
 
 class _Activation(NamedTuple):
@@ -84,7 +86,8 @@ class MLPs(nn.Module):
         weights, biases, dtype = list(map(of, self.weights)), list(map(of, self.biases)), x.dtype
         x = x.expand(len(weights[0]), -1, -1)
         if self.layer_norm:
-            x = F.layer_norm(perceptrons(x, weights[:1], biases[:1], self.activation), weights[0].shape[-1:])
+            x = perceptrons(x, weights[:1], biases[:1], self.activation)
+            x = F.layer_norm(x, x.shape[-1:], eps=EPS)
             x = torch.tanh(x * of(self.gain) + of(self.shift)).to(dtype)
             weights, biases = weights[1:], biases[1:]
         return perceptrons(x, weights, biases, self.activation)

@@ -124,7 +124,7 @@ def mpo_mujoco() -> Experiment:
     algorithm = MPOConfig(
         updates=16, warmup=1_000, n_step=4, learning_rate=3e-4, actor_learning_rate=3e-4, epsilon_mean=0.01
     )
-    return _replayed_mujoco(model, algorithm).replace(precision="fp32")
+    return _replayed_mujoco(model, algorithm)
 
 
 def mpc_pendulum() -> Experiment:

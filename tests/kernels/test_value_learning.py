@@ -17,15 +17,15 @@ from lockstep.agent import Agent
 from lockstep.algorithms.kernel_table import ValueKernels
 from lockstep.algorithms.onpolicy import Batch
 from lockstep.experiment import Experiment
-from lockstep.kernels.norms import EPS, normalize_rows, normalize_rows_back
+from lockstep.kernels.norms import normalize_rows, normalize_rows_back
 from lockstep.kernels.sums import add_up
 from lockstep.kernels.value_learning import value_gradients
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.layer_tables import encoder_of, observed, q_network
-from lockstep.models.layers import LayerNorm
 from lockstep.models.q import QModel
 
 SHARDS, COLUMNS, TAKEN = 4, 30, 20
+EPS = np.float32(1e-6)
 VECTORS = {"env.id": "CartPole-v1", "model.encoder": "mlp", "model.hidden_sizes": (17, 24)}
 CHANGES: list[dict[str, Any]] = [
     {},
@@ -65,38 +65,40 @@ def test_two_numbers_are_normalized_as_by_hand() -> None:
     """The mean of 1 and 5 is 3 and their variance 4, so they become -1 and 1, but for what is added to the variance."""
     unit, y = np.float32(1) / np.sqrt(np.float32(4) + EPS), np.empty((1, 2), np.float32)
     x, scale, shift = np.array([[1, 5]], np.float32), np.array([3, 10], np.float32), np.array([1, 2], np.float32)
-    normalize_rows(x, scale, shift, False, y)
+    normalize_rows(x, EPS, scale, shift, False, y)
     np.testing.assert_array_equal(y, [[1 - 2 * unit * 3, 2 + 2 * unit * 10]])
     np.testing.assert_allclose(y, [[-2, 12]], rtol=1e-6)
-    normalize_rows(x, scale, shift, True, y)
+    normalize_rows(x, EPS, scale, shift, True, y)
     np.testing.assert_allclose(y, [[0, 12]], rtol=1e-6)
     by_scale, by_shift, by_x = np.ones(2, np.float32), np.ones(2, np.float32), np.empty((1, 2), np.float32)
-    normalize_rows_back(x, scale, np.array([[7, 2]], np.float32), by_scale, by_shift, by_x)
+    normalize_rows_back(x, EPS, scale, np.array([[7, 2]], np.float32), by_scale, by_shift, by_x)
     np.testing.assert_allclose(by_scale, [1 - 7, 1 + 2], rtol=1e-6)
     np.testing.assert_allclose(by_shift, [1 + 7, 1 + 2])
     # Two normalized numbers are -1 and 1 whatever x is: 21 - 20.5 - 0.5 and 20 - 20.5 + 0.5.
     np.testing.assert_allclose(by_x, [[0, 0]], atol=1e-5)
 
 
+@pytest.mark.parametrize("inverse_eps", [10**6, 10**5])
 @pytest.mark.parametrize(("rows", "count"), [(300, 16), (7, 128), (5, 21), (9, 3), (3, 8)])
-def test_norms_are_those_of_torch_bit_by_bit(rows: int, count: int) -> None:
+def test_norms_are_those_of_torch_bit_by_bit(rows: int, count: int, inverse_eps: int) -> None:
+    eps = np.float32(1) / np.float32(inverse_eps)
     draw = np.random.default_rng(count)
     x, by_y = draw.standard_normal((2, rows, count)).astype(np.float32)
     scale, shift = draw.standard_normal((2, count)).astype(np.float32)
     given = [torch.from_numpy(each).requires_grad_() for each in (x, scale, shift)]
     with portable_operations():
-        expected = F.layer_norm(given[0], [count], given[1], given[2], LayerNorm(count).eps)
+        expected = F.layer_norm(given[0], [count], given[1], given[2], 1 / inverse_eps)
         expected.backward(torch.from_numpy(by_y))
     y, by_x = np.empty_like(x), np.empty_like(x)
     by_scale, by_shift = np.zeros(count, np.float32), np.zeros(count, np.float32)
-    normalize_rows(x, scale, shift, False, y)
-    normalize_rows_back(x, scale, by_y, by_scale, by_shift, by_x)
+    normalize_rows(x, eps, scale, shift, False, y)
+    normalize_rows_back(x, eps, scale, by_y, by_scale, by_shift, by_x)
     wanted = expected.detach(), *(each.grad for each in given)
     for found, of_torch in zip((y, by_x, by_scale, by_shift), wanted, strict=True):
         np.testing.assert_array_equal(bits(found), bits(of_torch))
     far = x - x.mean(1, keepdims=True)
-    np.testing.assert_allclose(y, far / np.sqrt((far**2).mean(1, keepdims=True)) * scale + shift, atol=1e-5)
-    normalize_rows(x, scale, shift, True, y)
+    np.testing.assert_allclose(y, far / np.sqrt((far**2).mean(1, keepdims=True) + eps) * scale + shift, atol=1e-5)
+    normalize_rows(x, eps, scale, shift, True, y)
     np.testing.assert_array_equal(bits(y), bits(expected.detach().relu() + 0))
 
 

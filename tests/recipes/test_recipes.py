@@ -270,4 +270,4 @@ def test_policies_and_critics_are_those_of_the_papers(
     assert (model.policy, model.critics, model.hidden_sizes) == (policy, critics, hidden)
     assert (model.layer_norm, model.activation) == ((True, "elu") if name == "mpo-mujoco" else (False, "relu"))
     assert experiment.total_steps == 1_000_000
-    assert experiment.precision == ("fp32" if name in ("mpo-mujoco", "crossq-mujoco") else "portable")
+    assert experiment.precision == ("fp32" if name == "crossq-mujoco" else "portable")

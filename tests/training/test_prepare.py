@@ -78,13 +78,15 @@ CHOICES, ARMS = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
         ("r2d2-memory", {"model.core": "none"}, VECTOR, CHOICES, False),
         ("r2d2-memory", {"model.core": "mingru"}, VECTOR, CHOICES, False),
         ("sac-mujoco", {}, VECTOR, ARMS, True),
-        ("sac-mujoco", {}, ENTRIES, ARMS, False),
+        ("sac-mujoco", {}, ENTRIES, ARMS, True),
         ("sac-mujoco", {}, VECTOR, CHOICES, False),
         ("sac-mujoco", {}, PICTURE, ARMS, False),
         ("td3-mujoco", {}, VECTOR, ARMS, True),
-        ("td3-mujoco", {}, ENTRIES, ARMS, False),
+        ("td3-mujoco", {"model.critic_sizes": (9,)}, VECTOR, ARMS, True),
+        ("mpo-mujoco", {}, VECTOR, ARMS, True),
+        ("mpo-mujoco", {}, PICTURE, ARMS, False),
         ("ddpg-mujoco", {}, VECTOR, ARMS, True),
-        ("ddpg-mujoco", {}, ENTRIES, ARMS, False),
+        ("ddpg-mujoco", {"model.critic_only": ("a",)}, ENTRIES, ARMS, False),
     ],
 )
 def test_portable_arithmetic_without_kernels_is_warned_about(

@@ -1,0 +1,186 @@
+"""The kernels of MPO have the bits of torch's replaced operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from slices import by_autograd, by_kernel
+from test_returns_learning import same, without_kernels
+from tiny import options, portable
+from torch import Tensor
+
+from lockstep import recipes, resume, train
+from lockstep.agent import Agent
+from lockstep.algorithms.kernel_table import MPOKernels
+from lockstep.core.transitions import Transitions
+from lockstep.envs.settings import EnvConfig
+from lockstep.kernels.mpo_loss import weigh
+from lockstep.models.arithmetic import portable_operations
+from lockstep.models.normalize import NormalizeConfig
+
+OBSERVED = 5
+
+
+def agent_of(size: int = 3, *, prioritized: bool = False, actions: int = 20, **model: Any) -> Agent:
+    """An agent whose networks and duals are no longer what they began as.
+
+    Args:
+        size: of actions.
+        actions: that are sampled for each item.
+        model: settings.
+    """
+    full = recipes.mpo_mujoco()
+    algorithm: Any = full.algorithm
+    algorithm = replace(algorithm, actions=actions, replay=replace(algorithm.replay, prioritized=prioritized))
+    network = replace(full.model, **{"hidden_sizes": (24, 17, 16), **model})
+    like: Any = SimpleNamespace(
+        observation_space=spaces.Box(-9, 9, (OBSERVED,)), action_space=spaces.Box(-1, 2, (size,))
+    )
+    agent = Agent(full.replace(precision="portable", algorithm=algorithm, model=network), like=like)
+    draw = torch.Generator().manual_seed(1)
+    for scale, vector in zip((0.1, 0.05), agent.vectors, strict=True):
+        vector += scale * torch.randn(vector.shape, generator=draw)
+    return agent
+
+
+def items(agent: Agent, count: int) -> Transitions:
+    draw = torch.Generator().manual_seed(2)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw)
+
+    numbers = agent.algorithm.noise_numbers(agent.model, count)  # type: ignore[attr-defined]
+    return Transitions(
+        obs=normal(1, count, OBSERVED),
+        action=normal(1, count, agent.model.distribution.noise_size),
+        reward=normal(1, count),
+        discount=0.99 * (torch.rand(1, count, generator=draw) > 0.2),
+        next_obs=normal(1, count, OBSERVED),
+        weight=torch.rand(count, generator=draw) + 0.5,
+        noise=torch.rand(numbers, generator=draw),
+        valid=torch.ones(1, count, dtype=torch.bool),
+    )
+
+
+def compare(agent: Agent, count: int) -> Tensor:
+    """Assert that gradients, metrics and priorities are the same, and return the gradient."""
+    assert isinstance(agent.kernels, MPOKernels)
+    batch, hyper = items(agent, count), {**agent.algorithm.hyperparameters(0.0), "update": 1}
+    found = by_autograd(agent, batch, hyper), by_kernel(agent, batch, hyper)
+    for expected, computed in zip(*found, strict=True):
+        assert same(expected, computed)
+    return found[0][0][: agent.flat.vector.numel()]
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"critics": 3},
+        {"activation": "tanh", "critics": 2, "layer_norm": False},
+        {"activation": "relu", "hidden_sizes": (16,)},
+        {"layer_norm": False, "hidden_sizes": (9, 1, 4)},
+        {"initial_std": 5.0},
+        {"critic_sizes": (9, 5)},
+    ],
+)
+def test_gradients_are_those_of_torch_bit_by_bit(model: dict[str, Any], prioritized: bool) -> None:
+    agent = agent_of(prioritized=prioritized, **model)
+    gradient = compare(agent, 21)
+    assert all(bool(each.any()) for each in agent.flat.named(gradient).values())
+
+
+@pytest.mark.parametrize("size", [1, 3, 11])
+@pytest.mark.parametrize(("actions", "count"), [(2, 21), (20, 21), (20, 1), (3, 300)])
+def test_so_are_those_of_other_numbers_of_items_actions_and_dimensions(size: int, actions: int, count: int) -> None:
+    """Torch adds up what lies together in parts, and other numbers one by one."""
+    compare(agent_of(size, actions=actions, critics=2), count)
+
+
+def test_log_std_beyond_its_bounds_has_no_gradient() -> None:
+    agent = agent_of(1)
+    name = "actor.layers.biases.3"
+    agent.flat.named()[name].copy_(torch.tensor([[[0.1, 5.0]]]))
+    of_mean, of_log_std = agent.flat.named(compare(agent, 21))[name].flatten().tolist()
+    assert of_mean != 0 and of_log_std == 0
+
+
+def test_weights_by_hand() -> None:
+    """Two actions whose values are log 3 apart, with a temperature of 1, have the weights 1/4 and 3/4. The dual is
+    0.5 + log(1 + 3) - log 2, and its derivative by the temperature that minus the weighted value 3/4 log 3."""
+    values, weights, dual = np.log(np.array([[1], [3]], np.float32)), np.empty((2, 1), np.float32), np.empty(1)
+    dual = dual.astype(np.float32)
+    variable, bounds = np.float32(np.log(np.expm1(1))), np.array([0.5, 0, 0, np.log(2)], np.float32)
+    slope = weigh(values, variable, bounds, np.array([2], np.float32), weights, dual)
+    np.testing.assert_allclose(weights, [[0.25], [0.75]], rtol=1e-6)
+    np.testing.assert_allclose(dual, [0.5 + np.log(2)], rtol=1e-6)
+    of_softplus = 1 - np.exp(-1)
+    assert slope == pytest.approx(2 * (0.5 + np.log(2) - 0.75 * np.log(3)) * of_softplus, rel=1e-5)
+
+
+@pytest.mark.parametrize("model", [{}, {"activation": "relu", "layer_norm": False}])
+def test_a_kernel_acts_with_the_bits_of_torch(model: dict[str, Any]) -> None:
+    agent = agent_of(**model)
+    obs, start = items(agent, 21).obs, torch.zeros(1, 21, dtype=torch.bool)
+    noise = torch.rand(1, 21, 3, generator=torch.Generator().manual_seed(3))
+    assert agent.kernels is not None
+    inference, distribution = agent.kernels.inference(agent.model.for_acting()), agent.model.distribution
+    assert inference is not None
+    with torch.no_grad(), portable_operations():
+        expected = agent.model(obs, start, torch.zeros(21, 0))[0].policy
+        chosen = distribution.sample(expected, noise)
+    with inference.arithmetic():
+        found = inference(obs, start, torch.zeros(21, 0), None, None)[0].policy
+        assert same(found, expected) and same(distribution.sample(found, noise), chosen)
+
+
+@pytest.mark.parametrize("change", [{"hidden_sizes": (1, 5)}, {"critic_sizes": (1, 5)}])
+def test_other_models_have_no_kernels(change: dict[str, Any]) -> None:
+    assert agent_of(**change).kernels is None
+
+
+class Apart(gymnasium.ObservationWrapper[dict[str, Any], Any, Any]):
+    """Pendulum whose angle and velocity are entries of a Dict."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("Pendulum-v1"))
+        self.observation_space = spaces.Dict(velocity=spaces.Box(-8, 8, (1,)), angle=spaces.Box(-1, 1, (2,)))
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        return {"velocity": observation[2:], "angle": observation[:2]}
+
+
+@pytest.mark.parametrize("entries", [False, True])
+def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
+    entries: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = portable("mpo").replace(**{"algorithm.replay.prioritized": True, "model.critics": 2})
+    if entries:
+        env = EnvConfig.of(Apart, num_envs=4, reseed_every=24)
+        experiment = experiment.replace(env=env, normalize=NormalizeConfig(observations=True))
+    assert isinstance(Agent(experiment).kernels, MPOKernels)
+    train(experiment, options=options(tmp_path / "kernels"))
+    without_kernels(monkeypatch)
+    assert Agent(experiment).kernels is None
+    train(experiment, options=options(tmp_path / "torch"))
+    ledgers = [(tmp_path / run / "ledger.jsonl").read_bytes() for run in ("kernels", "torch")]
+    assert ledgers[0] == ledgers[1]
+
+
+def test_digests_are_the_same_on_every_layout_and_resumed(tmp_path: Path) -> None:
+    experiment = portable("mpo")
+    expected = train(experiment, options=options(tmp_path / "inline")).digest
+    for layout in ("processes:2", "cpu:a1-l1"):
+        assert train(experiment, layout, options(tmp_path / layout)).digest == expected
+    stopped = train(experiment, options=options(tmp_path / "stopped"), stop_after=2)
+    assert stopped.digest != expected
+    assert resume(tmp_path / "stopped").digest == expected
