@@ -39,8 +39,8 @@ PUBLISHED = {
 }
 """The returns there after 20M steps of a match, with shared parameters: mean and deviation over five seeds."""
 AGENTS = {"spread": 3, "speaker": 2}
-EVERY, MATCHES = 50_000, 500
-"""Steps of a match between evaluations in EPyMARL's settings, and the matches of one, of five seeds together."""
+EVALUATIONS, MATCHES = 400, 500
+"""Evaluations in 20M steps of a match with EPyMARL's settings, and the matches of one, of five seeds together."""
 _POINTS = 200
 
 
@@ -97,19 +97,18 @@ def curve(run: RunFolder) -> tuple[np.ndarray, np.ndarray]:
 
 
 def best(runs: list[RunFolder]) -> float:
-    """The best of the mean returns of MATCHES training matches of all seeds, EVERY so many steps. A table of maximum
-    returns counts this way, and luck raises such a maximum above the mean of every policy."""
+    """The best mean return of EVALUATIONS with the most likely actions, of MATCHES each, by the last policies of all
+    seeds. A table of maximum returns counts this way, and luck raises such a maximum above the mean of every policy."""
+    means = []
+    for policy in (load_policy(run.path) for run in runs):
+        env = policy.experiment.env
+        each = MATCHES // len(runs) * load_adapter(env.adapter).group_size(env)
+        asked = EvaluationSettings(episodes=EVALUATIONS * each, greedy=True, num_envs=240)
+        found = evaluate_policy(policy.model, policy.experiment, asked, seed_purpose="test")
+        means.append(np.reshape(found.scores, (EVALUATIONS, each)).mean(1))
     turn = _turn(runs[0].experiment().env.id)
     assert turn is not None
-    agents = AGENTS[runs[0].path.name.partition("-")[0]]
-    means = []
-    for run in runs:
-        rows = [(row["samples"], row["episodes"], row.get("score/iteration_mean")) for row in run.records()]
-        samples, episodes, scores = np.array([row for row in rows if row[2]]).T
-        iterations = max(1, round(MATCHES / len(runs) * len(scores) / (episodes[-1] / agents)))
-        parts = np.array_split(scores, round(samples[-1] / agents / EVERY))
-        means.append([turn(part[-iterations:].mean()) for part in parts])
-    return float(np.mean(means, 0).max())
+    return turn(float(np.mean(means, 0).max()))
 
 
 def curves(folder: Path, to: Path) -> None:
