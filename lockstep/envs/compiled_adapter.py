@@ -21,7 +21,9 @@ _BUILT_IN = {
         for version, kind in (("v0", ""), ("v1", "Minimal"))
     },
     **{f"MinAtar/Seaquest-{version}": "lockstep.envs.compiled_seaquest:Seaquest" for version in ("v0", "v1")},
+    "mpe/simple_spread_v2": "lockstep.envs.compiled_mpe:FormerSpread",
     "mpe/simple_spread_v3": "lockstep.envs.compiled_mpe:SimpleSpread",
+    "mpe/simple_speaker_listener_v3": "lockstep.envs.compiled_mpe:FormerSpeakerListener",
     "mpe/simple_speaker_listener_v4": "lockstep.envs.compiled_mpe:SimpleSpeakerListener",
 }
 

@@ -3,6 +3,10 @@
 They follow mpe2 step by step with discrete actions, in float64 as there. Only the exponential of a contact is
 lockstep's, so agents that touch have speeds that differ by up to 1e-8.
 
+In mpe2, an agent moves with the velocity that it had before the step, so a force takes a step to move it. In the
+original MPE, and in PettingZoo's before its version 1.23 (https://github.com/Farama-Foundation/PettingZoo/pull/970), it
+moves with the velocity after the step. The classes of former versions do this, because published returns are theirs.
+
 Shape legend: N agents.
 """
 
@@ -51,11 +55,19 @@ def _push(action: Any, force: Any) -> None:
 
 
 @part
-def _move(position: Any, velocity: Any, force: Any) -> None:
-    """Let a force act on a body of mass 1 for a step, [2] each."""
-    for d in range(2):
-        position[d] += velocity[d] * _STEP
-        velocity[d] = velocity[d] * (1 - _DAMPING) + force[d] / 1.0 * _STEP
+def _move(positions: Any, velocities: Any) -> None:
+    """Let bodies move for a step, [N, 2] each."""
+    for i in range(len(positions)):
+        for d in range(2):
+            positions[i, d] += velocities[i, d] * _STEP
+
+
+@part
+def _accelerate(velocities: Any, forces: Any) -> None:
+    """Let forces act on bodies of mass 1 for a step, [N, 2] each."""
+    for i in range(len(velocities)):
+        for d in range(2):
+            velocities[i, d] = velocities[i, d] * (1 - _DAMPING) + forces[i, d] / 1.0 * _STEP
 
 
 @part
@@ -86,6 +98,31 @@ def _write(out: Any, place: Any, vector: Any, origin: Any) -> Any:
     return place + 2
 
 
+@part
+def _push_apart(state: Any, action: Any) -> None:
+    """Write the forces on the agents of simple_spread."""
+    for i in range(_SPREAD):
+        _push(action[i], state.force[i])
+    _collide(state.position, state.force)
+
+
+@part
+def _reward_spread(state: Any) -> None:
+    """Write the rewards of simple_spread."""
+    common = 0.0
+    for k in range(_SPREAD):
+        nearest = np.inf
+        for i in range(_SPREAD):
+            nearest = min(nearest, _distance(state.position[i], state.landmark[k]))
+        common -= nearest
+    for i in range(_SPREAD):
+        own = 0.0
+        for j in range(_SPREAD):
+            if j != i and _distance(state.position[i], state.position[j]) < _WIDE:
+                own -= 1.0
+        state.reward[i] = common * (1 - state.local_ratio) + own * state.local_ratio
+
+
 class SimpleSpread(CompiledEnv):
     """simple_spread_v3: three agents cover three landmarks, and do not collide."""
 
@@ -107,23 +144,10 @@ class SimpleSpread(CompiledEnv):
 
     @staticmethod
     def step(state: Any, action: Any) -> tuple[Any, Any]:
-        for i in range(_SPREAD):
-            _push(action[i], state.force[i])
-        _collide(state.position, state.force)
-        for i in range(_SPREAD):
-            _move(state.position[i], state.velocity[i], state.force[i])
-        common = 0.0
-        for k in range(_SPREAD):
-            nearest = np.inf
-            for i in range(_SPREAD):
-                nearest = min(nearest, _distance(state.position[i], state.landmark[k]))
-            common -= nearest
-        for i in range(_SPREAD):
-            own = 0.0
-            for j in range(_SPREAD):
-                if j != i and _distance(state.position[i], state.position[j]) < _WIDE:
-                    own -= 1.0
-            state.reward[i] = common * (1 - state.local_ratio) + own * state.local_ratio
+        _push_apart(state, action)
+        _move(state.position, state.velocity)
+        _accelerate(state.velocity, state.force)
+        _reward_spread(state)
         return state.reward, False
 
     @staticmethod
@@ -138,6 +162,33 @@ class SimpleSpread(CompiledEnv):
             for j in range(_SPREAD):
                 if j != i:
                     place = _write(out[i], place, state.position[j], state.position[i])
+
+
+class FormerSpread(SimpleSpread):
+    """simple_spread_v2: a force moves an agent in the same step."""
+
+    @staticmethod
+    def step(state: Any, action: Any) -> tuple[Any, Any]:
+        _push_apart(state, action)
+        _accelerate(state.velocity, state.force)
+        _move(state.position, state.velocity)
+        _reward_spread(state)
+        return state.reward, False
+
+
+@part
+def _say_and_push(state: Any, action: Any) -> None:
+    """Keep the speaker's word, and write the force on the listener."""
+    state.word = min(action[0], 2)
+    _push(action[1], state.force[0])
+
+
+@part
+def _reward_listener(state: Any) -> Any:
+    """The reward of both agents of simple_speaker_listener."""
+    x = state.position[0, 0] - state.landmark[state.goal, 0]
+    y = state.position[0, 1] - state.landmark[state.goal, 1]
+    return -(x * x + y * y)
 
 
 class SimpleSpeakerListener(CompiledEnv):
@@ -166,12 +217,10 @@ class SimpleSpeakerListener(CompiledEnv):
 
     @staticmethod
     def step(state: Any, action: Any) -> tuple[Any, Any]:
-        state.word = min(action[0], 2)
-        _push(action[1], state.force[0])
-        _move(state.position[0], state.velocity[0], state.force[0])
-        x = state.position[0, 0] - state.landmark[state.goal, 0]
-        y = state.position[0, 1] - state.landmark[state.goal, 1]
-        reward = -(x * x + y * y)
+        _say_and_push(state, action)
+        _move(state.position, state.velocity)
+        _accelerate(state.velocity, state.force)
+        reward = _reward_listener(state)
         return (reward, reward), False
 
     @staticmethod
@@ -186,3 +235,15 @@ class SimpleSpeakerListener(CompiledEnv):
         if state.word >= 0:
             out[1, place + state.word] = 1.0
         out[0, 11] = out[1, 12] = 1.0
+
+
+class FormerSpeakerListener(SimpleSpeakerListener):
+    """simple_speaker_listener_v3: a force moves the listener in the same step."""
+
+    @staticmethod
+    def step(state: Any, action: Any) -> tuple[Any, Any]:
+        _say_and_push(state, action)
+        _accelerate(state.velocity, state.force)
+        _move(state.position, state.velocity)
+        reward = _reward_listener(state)
+        return (reward, reward), False

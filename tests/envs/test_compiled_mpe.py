@@ -17,6 +17,7 @@ from lockstep.envs.compiled_shard import CompiledShard
 from tests.envs.playing import assert_same, play, random_actions, reset
 
 SPREAD, SPEAKER = "mpe/simple_spread_v3", "mpe/simple_speaker_listener_v4"
+FORMER_SPREAD, FORMER_SPEAKER = "mpe/simple_spread_v2", "mpe/simple_speaker_listener_v3"
 EXACT, TOUCHING = 1e-15, 1e-8
 """Errors of positions and speeds: of what needs no exponential, and of agents that touch."""
 
@@ -28,11 +29,24 @@ def make(env_id: str, num_envs: int, first_index: int = 0, **settings: Any) -> C
     return env
 
 
-def theirs(name: str, **options: Any) -> Any:
+def theirs(name: str, *, former: bool = False, **options: Any) -> Any:
+    """An environment of mpe2; with former, its world moves agents as the original MPE did."""
     module = pytest.importorskip(f"mpe2.{name}")
     env = module.parallel_env(**options)
     env.reset(seed=0)
+    if former:
+        world = env.unwrapped.world
+        world.integrate_state = lambda forces: original_order(world, forces)
     return env
+
+
+def original_order(world: Any, forces: list[Any]) -> None:
+    """Let agents move with the velocities that the forces of the step have made."""
+    for body, force in zip(world.entities, forces, strict=True):
+        if body.movable:
+            acceleration = np.zeros(2) if force is None else force / body.mass
+            body.state.p_vel = (1 - world.damping) * body.state.p_vel + world.dt * acceleration
+            body.state.p_pos = body.state.p_pos + world.dt * body.state.p_vel
 
 
 def bodies(env: Any) -> tuple[list[Any], list[Any]]:
@@ -57,9 +71,10 @@ def near(state: Any, env: Any, movers: list[int], tolerance: float) -> None:
         np.testing.assert_allclose(state["velocity"][row], agents[i].state.p_vel, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("ratio", [0.5, 0.0, 1.0])
-def test_simple_spread_is_mpe2s(ratio: float) -> None:
-    other, ours = theirs("simple_spread_v3", local_ratio=ratio), make(SPREAD, 3, options={"local_ratio": ratio})
+@pytest.mark.parametrize(("env_id", "ratio"), [(SPREAD, 0.5), (SPREAD, 0.0), (SPREAD, 1.0), (FORMER_SPREAD, 0.5)])
+def test_simple_spread_is_mpe2s(env_id: str, ratio: float) -> None:
+    other = theirs("simple_spread_v3", former=env_id == FORMER_SPREAD, local_ratio=ratio)
+    ours = make(env_id, 3, options={"local_ratio": ratio})
     assert ours.action_space == other.action_space("agent_0") and ours.observation_space.shape == (18,)
     assert list(ours._class.agents) == other.possible_agents
     out, draw = np.zeros((3, 18), np.float32), np.random.default_rng(3)
@@ -91,8 +106,9 @@ def test_simple_spread_is_mpe2s(ratio: float) -> None:
     assert touched > 100 and (hit > 20) == (ratio > 0)
 
 
-def test_simple_speaker_listener_is_mpe2s() -> None:
-    other, ours = theirs("simple_speaker_listener_v4"), make(SPEAKER, 2)
+@pytest.mark.parametrize("env_id", [SPEAKER, FORMER_SPEAKER])
+def test_simple_speaker_listener_is_mpe2s(env_id: str) -> None:
+    other, ours = theirs("simple_speaker_listener_v4", former=env_id == FORMER_SPEAKER), make(env_id, 2)
     assert list(ours._class.agents) == other.possible_agents
     assert ours.action_space == other.action_space("listener_0"), "of which the speaker has the first three"
     out, draw = np.zeros((2, 13), np.float32), np.random.default_rng(3)
@@ -120,6 +136,18 @@ def test_simple_speaker_listener_is_mpe2s() -> None:
         np.testing.assert_allclose(step.reward, list(reward.values()), rtol=2e-6)
         assert list(truncated.values()) == step.truncated.tolist()
     assert goals == {0, 1, 2}
+
+
+@pytest.mark.parametrize("env_id", [SPEAKER, FORMER_SPEAKER])
+def test_a_force_moves_an_agent_at_once_in_former_versions_alone(env_id: str) -> None:
+    env = make(env_id, 2)
+    reset(env)
+    before = env._states[0]["position"][0].copy()
+    for _ in play(env, [np.array([0, 2])]):
+        pass
+    moved = env._states[0]["position"][0] - before
+    np.testing.assert_allclose(moved, [0.05 if env_id == FORMER_SPEAKER else 0, 0], atol=EXACT)
+    np.testing.assert_allclose(env._states[0]["velocity"][0], [0.5, 0], atol=EXACT)
 
 
 @pytest.mark.parametrize("env_id", [SPREAD, SPEAKER])
