@@ -235,11 +235,12 @@ class Calls:
 
 
 def _with_less_memory(experiment: Experiment) -> Experiment:
-    """The experiment with a smaller replay memory, if it has a large one."""
+    """The experiment with a smaller replay memory, if it has a large one, and without warm-up, as in a trial. In the
+    warm-up, iterations have no gradient steps."""
     if not experiment.algorithm.replays:
         return experiment
     algorithm = off_policy(experiment.algorithm)
     least = 2 * experiment.env.num_envs * (algorithm.rollout + algorithm.item_steps + 8)
     capacity = min(algorithm.replay.capacity, max(least, _REMEMBERED))
     replay = dataclasses.replace(algorithm.replay, capacity=capacity)
-    return experiment.replace(algorithm=dataclasses.replace(algorithm, replay=replay))
+    return experiment.replace(algorithm=dataclasses.replace(algorithm, replay=replay, warmup=0))
