@@ -15,7 +15,7 @@ import numpy as np
 from numba import boolean, float32, intp
 
 from lockstep.kernels.cache import apart, compiled
-from lockstep.kernels.tiles import tallest_tile, tile, tile_columns, tile_rows
+from lockstep.kernels.tiles import slim_tile, tallest_tile, tile, tile_columns, tile_rows
 from lockstep.kernels.vectors import EDGE, WIDTH, address, fetch, load, move, plus, store, turn
 
 _COPIED = 4096
@@ -158,6 +158,29 @@ def _turn(x: int, x_row: int, n: int, m: int, out: int, out_row: int) -> None:
             store(out + 4 * (j * out_row + i), load(x + 4 * (i * x_row + j)))
 
 
+@compiled
+def _slim(
+    a: int, a_row: int, b: int, b_column: int, start: int, start_row: int, c: int, c_row: int, k: int, m: int, rec: bool
+) -> None:
+    """Write 16 rows of start + a @ b as the columns of slim tiles, so that b need not be copied. The terms of a and
+    those of b lie together. Arguments are those of product; rec is rectify."""
+    memory = np.empty((k + m + 1) * WIDTH, np.float32)
+    panel = address(memory) + -address(memory) % _LINE
+    sums, squares = panel + 4 * k * WIDTH, k - k % EDGE
+    for p in range(0, squares, EDGE):
+        for i in range(0, WIDTH, EDGE):
+            turn(a + 4 * (i * a_row + p), a_row, panel + 4 * (p * WIDTH + i), WIDTH)
+    _turn(a + 4 * squares, a_row, WIDTH, k - squares, panel + 4 * squares * WIDTH, WIDTH)
+    _turn(start, start_row, WIDTH, m, sums, WIDTH)
+    j = 0
+    while j < m:
+        rows, to = tile_rows(m - j), sums + 4 * j * WIDTH
+        slim_tile(rows, b + 4 * j * b_column, b_column, 1, panel, WIDTH, to, WIDTH, to, WIDTH, k, rec)
+        j += rows
+    _turn(sums, WIDTH, m, WIDTH, c, c_row)
+    hold(memory)
+
+
 @apart(*[intp] * 14, boolean)
 def product(
     slices: int,
@@ -195,7 +218,11 @@ def product(
         return
     width, terms = tile_columns(), slices * k
     # Few columns are computed as rows, which fill tiles. So are many that would be copied for few rows.
-    turns = (m < n and 2 * m <= width) or (b_column > b_term == 1 and n % width == 0 and n <= _FEW and 4 * n <= m)
+    few = b_column > b_term == 1 and n <= _FEW and 4 * n <= m
+    if few and n == WIDTH < width and slices == a_term == 1:
+        _slim(a, a_row, b, b_column, start, start_row, c, c_row, k, m, rectify)
+        return
+    turns = (m < n and 2 * m <= width) or (few and n % width == 0)
     if turns:
         a, a_row, a_term, b, b_term, b_column, n, m = b, b_column, b_term, a, a_term, a_row, m, n
     direct = b_column == 1 and (terms * m <= _COPIED or b_term <= 2 * width)

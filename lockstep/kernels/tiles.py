@@ -142,6 +142,27 @@ def tile(
 
 
 @instruction
+def slim_tile(
+    typingctx: Any,
+    rows: Any,
+    a: Any,
+    a_row: Any,
+    a_term: Any,
+    b: Any,
+    b_term: Any,
+    start: Any,
+    start_row: Any,
+    c: Any,
+    c_row: Any,
+    k: Any,
+    rectify: Any,
+) -> Any:
+    """As tile, for 16 columns."""
+
+    return _tile(narrow=True, listed=False)
+
+
+@instruction
 def narrow_tile(
     typingctx: Any,
     rows: Any,

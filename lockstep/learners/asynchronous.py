@@ -64,7 +64,7 @@ class AsyncLearner(Learner):
         begin, waited = time.perf_counter(), self._tree.group.waited
         experiment, algorithm = self._agent.experiment, self._algorithm
         hyper = self._hyperparameters(iteration)
-        steps = self._begin(iteration, rollouts, hyper)
+        steps = self.begin(iteration, rollouts, hyper)
         before = algorithm.updates_before(iteration, experiment.samples_per_iteration)
         digests: dict[int, str] = {}
         applied: dict[int, Applied] = {}

@@ -73,6 +73,11 @@ class KernelLearner(Learner):
         self._follow(number)
         return norm
 
+    def repeated(self, step: int, hyper: dict[str, float], out: np.ndarray) -> Callable[[], None]:
+        """A call that computes the gradient of a step of the iteration from the same items every time, as compute does
+        for all slots together, where it can: for measurements."""
+        return lambda: self.compute(step, hyper, out, joined=self._subtree)
+
     @abstractmethod
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
         """Write each slot's gradient, followed by counts and sums of metrics: float32 [S, P + tail].

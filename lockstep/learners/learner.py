@@ -120,7 +120,7 @@ class Learner:
         agent, algorithm = self._agent, self._algorithm
         reads = algorithm.reads_steps
         hyper = self._hyperparameters(iteration) | self._adapted
-        steps = self._begin(iteration, rollouts, hyper)
+        steps = self.begin(iteration, rollouts, hyper)
         before = algorithm.updates_before(iteration, agent.experiment.samples_per_iteration)
         digests: dict[int, str] = {}
         applied: dict[int, Applied] = {}
@@ -160,7 +160,7 @@ class Learner:
         annealed = {name: annealing(samples) for name, annealing in algorithm.annealings.items()}
         return algorithm.hyperparameters(iteration / experiment.iterations) | annealed
 
-    def _begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
+    def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         """Take an iteration's rollouts. Returns the number of its gradient steps."""
         if self._capture is not None and self._known_to_fit:
             self._graphs, self._updates = self._captured(self._capture), self._captured_updates(self._capture)

@@ -87,8 +87,14 @@ class ReplayLearner(KernelLearner):
             return self._learn(iteration, rollouts)
 
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
+        self._compute(self._items(step), hyper, out, joined=joined)
+
+    def repeated(self, step: int, hyper: dict[str, float], out: np.ndarray) -> Callable[[], None]:
+        items = self._items(step)  # drawn once
+        return lambda: self._compute(items, hyper, out, joined=self._subtree)
+
+    def _compute(self, items: Any, hyper: dict[str, float], out: np.ndarray, *, joined: bool) -> None:
         assert isinstance(self.batches, ReplayBatches)
-        items = self._items(step)
         priority = np.empty(len(items.weight), np.float32)
         self._call(items, hyper, joined, out, priority)
         if not self._algorithm.weighted:

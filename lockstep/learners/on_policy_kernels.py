@@ -94,10 +94,10 @@ class RolloutLearner(KernelLearner):
             np.zeros((slots, columns, self._model.state_size), np.float32),
         )
 
-    def _begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
+    def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         # Torch's operations are exact here, except for sums over advantages.
         with portable_operations() if self._standardizes else contextlib.nullcontext():
-            steps = super()._begin(iteration, rollouts, hyper)
+            steps = super().begin(iteration, rollouts, hyper)
         every = np.arange(self._items.choices.shape[2])[None].repeat(steps, 0)
         plans = []
         for place, slot in enumerate(self._slots):

@@ -75,26 +75,29 @@ class Calls:
         updates, _ = experiment.algorithm.gradient_steps(experiment.samples_per_iteration)
         self.calls: dict[str, tuple[Callable[[], object], float]] = {}
         """For each part, the call to time and the number of training samples that it covers."""
-        learner = learner_of(learning, range(1), TreeSum(1, Group()))
+        together = 1 if learning.kernels is None else slots
+        """Slots whose gradients one call computes."""
+        learner = learner_of(learning, range(together), TreeSum(together, Group()))
         batches = learner.batches
         if experiment.algorithm.replays:
             rollouts = self._played(acting, buffers)
-            insert, sample = self._inserting(learning, batches, rollouts), self._sampling(batches, updates)
+            insert, sample = self._inserting(learning, learner, rollouts, together), self._sampling(batches, updates)
             for _ in range(1 - (-off_policy(experiment.algorithm).item_steps // experiment.algorithm.rollout)):
                 insert()
-            self.calls |= {"inserting": (insert, collected), "sampling": (sample, collected / updates)}
+            self.calls |= {"inserting": (insert, together * collected), "sampling": (sample, collected / updates)}
         else:
             rollout = buffer.shards[self._group.shards[0]].map(torch.clone)
             rollout.valid.fill_(True)  # its numbers are arbitrary
             nothing = RolloutInfo(self._group.shards[0], 0, 0, ((0, 0),), np.zeros(0), {}, [])
-            self._inserting(learning, batches, [CollectedRollout(nothing, rollout, learning.normalizers)])()
+            collected_now = [CollectedRollout(nothing, rollout, learning.normalizers)]
+            self._inserting(learning, learner, collected_now, together)()
         stepped = len(self._group.shards) * size
         self.calls |= {
             "env": (self._env(acting), stepped),
             "inference": (self._inference(acting, cuda_graph if layout.graphs else None), stepped),
-            "training": (self._training(learning, learner), collected / updates),
+            "training": (self._training(learning, learner, together), together * collected / updates),
             "optimizer": (self._optimizer(learning), slots * collected / updates),
-            "reduction": (self._reduction(learning, slots), slots * collected / updates),
+            "reduction": (self._reduction(learning, slots // together), slots * collected / updates),
         }
 
     def close(self) -> None:
@@ -166,12 +169,16 @@ class Calls:
         collector.close()
         return rollouts
 
-    def _inserting(self, agent: Agent, batches: Batches, rollouts: list[CollectedRollout]) -> Callable[[], object]:
+    def _inserting(
+        self, agent: Agent, learner: Learner, rollouts: list[CollectedRollout], slots: int
+    ) -> Callable[[], object]:
+        """Begin an iteration with a rollout for each slot."""
         numbers, hyper = itertools.count(), agent.algorithm.hyperparameters(0.0)
 
         def insert() -> None:
             number = next(numbers)
-            batches.begin(number, {0: [rollouts[number % len(rollouts)]]}, hyper)
+            new = [rollouts[number % len(rollouts)]]
+            learner.begin(number, dict.fromkeys(range(slots), new), hyper)
 
         return insert
 
@@ -187,11 +194,12 @@ class Calls:
 
         return sample
 
-    def _training(self, agent: Agent, learner: Learner) -> Callable[[], object]:
+    def _training(self, agent: Agent, learner: Learner, slots: int) -> Callable[[], object]:
+        """Compute the gradients of all these slots by their kernels, or that of one by torch's operations."""
         algorithm, hyper, updates = agent.algorithm, agent.algorithm.hyperparameters(0.0), itertools.count(1)
-        if isinstance(learner, KernelLearner):  # it samples and learns in one
-            out = np.zeros((1, agent.flat.vector.numel() + agent.flat.tail), np.float32)
-            return lambda: learner.compute(0, {**hyper, "update": next(updates)}, out)
+        if isinstance(learner, KernelLearner):
+            out = np.zeros((slots, agent.flat.vector.numel() + agent.flat.tail), np.float32)
+            return learner.repeated(0, {**hyper, "update": next(updates)}, out)
         batch = learner.batches.slice(0, 0).batch
 
         def learn() -> None:
@@ -227,11 +235,12 @@ class Calls:
 
 
 def _with_less_memory(experiment: Experiment) -> Experiment:
-    """The experiment with a smaller replay memory, if it has a large one."""
+    """The experiment with a smaller replay memory, if it has a large one, and without warm-up, as in a trial. In the
+    warm-up, iterations have no gradient steps."""
     if not experiment.algorithm.replays:
         return experiment
     algorithm = off_policy(experiment.algorithm)
     least = 2 * experiment.env.num_envs * (algorithm.rollout + algorithm.item_steps + 8)
     capacity = min(algorithm.replay.capacity, max(least, _REMEMBERED))
     replay = dataclasses.replace(algorithm.replay, capacity=capacity)
-    return experiment.replace(algorithm=dataclasses.replace(algorithm, replay=replay))
+    return experiment.replace(algorithm=dataclasses.replace(algorithm, replay=replay, warmup=0))

@@ -19,6 +19,8 @@ SHAPES = [
     (40, 9, 1),
     (75, 70, 5),
     (32, 70, 130),  # computed as columns if those of b do not lie together
+    (16, 70, 130),  # the same with slim tiles
+    (16, 5, 67),
     (64, 9, 256),
     (5, 0, 4),
 ]

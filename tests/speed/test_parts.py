@@ -7,17 +7,32 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pretended_gpu
 import pytest
 import torch
 from pretended_books import BACK, KERNEL, LAUNCH
-from tiny import EXPERIMENTS, options
+from tiny import EXPERIMENTS, options, portable
 
 from lockstep import Experiment, Layout, recipes, train
 from lockstep.agent import Agent
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.collectors.compiled_actor import CompiledPolicy
 from lockstep.core.arrays import ArrayTuple
+from lockstep.distributed.groups import Group
+from lockstep.distributed.tree import TreeSum
+from lockstep.learners.kernel_learners import LEARNERS
+from lockstep.learners.off_policy_kernels import (
+    DrQLearner,
+    QLearner,
+    ReplayLearner,
+    ReturnsLearner,
+    SACLearner,
+    TD3Learner,
+)
+from lockstep.learners.on_policy_kernels import LossLearner, ValueLearner
+from lockstep.learners.ppo_kernels import PPOLearner
+from lockstep.learners.sequence_kernels import SequenceLearner
 from lockstep.speed import parts
 from lockstep.speed.calls import Calls
 from lockstep.speed.parts import Costs, limit, parts_of, processes_to_load
@@ -171,6 +186,61 @@ def test_compiled_functions_are_measured_where_they_act(monkeypatch: pytest.Monk
     made.calls["inference"][0]()
     made.close()
     assert acted
+
+
+KERNELS = {
+    "portable-minatar-ppo": PPOLearner,
+    "portable-cartpole-a2c": LossLearner,
+    "pqn": ValueLearner,
+    "portable-minatar-dqn": QLearner,
+    "der": ReturnsLearner,
+    "drq-single": DrQLearner,
+    "r2d2-prioritized-frames": SequenceLearner,
+    "sac-prioritized-lag-1": SACLearner,
+    "td3": TD3Learner,
+}
+"""By name of an experiment: the learner that has its kernels."""
+
+
+def with_kernels(name: str) -> Experiment:
+    if name == "drq-single":
+        return portable("drq").replace(**{"algorithm.copies": 1, "algorithm.target_copies": 1})
+    return portable(name)
+
+
+def test_every_learner_with_kernels_is_measured() -> None:
+    assert set(KERNELS.values()) == set(LEARNERS.values())
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_training_is_measured_by_the_kernels_of_a_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call computes the sum of the gradients of all slots, as a run's does, of the same items every time."""
+    experiment = prepare(with_kernels(name), Layout())
+    made = Calls(experiment, Layout(), 0)
+    written: list[np.ndarray] = []
+    kind = KERNELS[name]
+    place = "_compute" if issubclass(kind, ReplayLearner) else "compute"
+    compute = getattr(kind, place)
+
+    def spy(self: Any, *args: Any, joined: bool) -> None:
+        compute(self, *args, joined=joined)
+        apart, (*before, _) = np.zeros_like(self._out), args
+        compute(self, *before, apart, joined=False)
+        assert joined and len(self._slots) == experiment.scheme.shards
+        tree = TreeSum(len(apart), Group())
+        expected = tree.sum(dict(enumerate(map(torch.from_numpy, apart))))
+        size = self._parameters.size
+        assert torch.equal(torch.from_numpy(args[-1][0, :size]), expected[:size]) and expected[:size].any()
+        written.append(args[-1][0].copy())
+
+    monkeypatch.setattr(kind, place, spy)
+    updates, _ = experiment.algorithm.gradient_steps(experiment.samples_per_iteration)
+    call, samples = made.calls["training"]
+    call()
+    call()
+    made.close()
+    assert samples == experiment.samples_per_iteration / updates
+    assert len(written) == 2 and (written[0] == written[1]).all()
 
 
 @pytest.mark.parametrize(("layout", "launches"), [("inline,device=0", 0), ("inline,device=0,graphs=1", 1)])
