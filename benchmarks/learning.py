@@ -154,6 +154,12 @@ PROOFS = {
         "--algorithm.actor-learning-rate 1e-3 --total-steps 20k",
         1,
     ),
+    "pendulum-crossq": Proof(
+        "crossq-mujoco --env.id Pendulum-v1 --model.critic-sizes 256 256 --total-steps 40k",
+        3,
+        episodes=100,
+        greedy=True,
+    ),
     "hidden-sac": Proof(f"sac-hidden {_ALONE}", 3, greedy=True),
     "hidden-sac-none": Proof(
         f"sac-hidden {_ALONE} --model.core none --model.no-previous-action-reward", 3, greedy=True
