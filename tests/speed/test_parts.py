@@ -24,6 +24,7 @@ from lockstep.distributed.tree import TreeSum
 from lockstep.learners.kernel_learners import LEARNERS
 from lockstep.learners.off_policy_kernels import (
     DrQLearner,
+    MPOLearner,
     QLearner,
     ReplayLearner,
     ReturnsLearner,
@@ -198,6 +199,7 @@ KERNELS = {
     "r2d2-prioritized-frames": SequenceLearner,
     "sac-prioritized-lag-1": SACLearner,
     "td3": TD3Learner,
+    "mpo": MPOLearner,
 }
 """By name of an experiment: the learner that has its kernels."""
 
