@@ -311,8 +311,8 @@ def test_a_task_of_several_is_known_by_the_contents_of_its_file(tmp_path: Path) 
     (tmp_path / "two_tasks.py").write_text(
         "from lockstep.envs.classic import CartPole\n\nclass First(CartPole): ...\n\nclass Second(CartPole): ...\n"
     )
-    (tmp_path / "tasks.txt").write_text("two_tasks.py:First\ntwo_tasks.py:Second\n")
-    for env_id in ("mixed/two_tasks.py:First+two_tasks.py:Second", "mixed/tasks.txt"):
+    (tmp_path / "two_tasks.txt").write_text("two_tasks.py:First\ntwo_tasks.py:Second\n")
+    for env_id in ("mixed/two_tasks.py:First+two_tasks.py:Second", "mixed/two_tasks.txt"):
         settings = to_json(dataclasses.replace(ppo_cartpole(), env=envs.resolve(EnvConfig(id=env_id))))
         before = this_platform(settings)
         assert ledger.differing_platform(before, this_platform(settings)) == ()
