@@ -307,7 +307,10 @@ def test_files_that_settings_name_are_known_by_their_contents(tmp_path: Path, mo
     assert ledger.platform_or_code(["code.a.py: 1 != 2", "torch: 1 != 2"]) == "this platform"
 
 
-def test_a_task_of_several_is_known_by_the_contents_of_its_file(tmp_path: Path) -> None:
+def test_a_task_of_several_is_known_by_the_contents_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_USER_FILES", "")  # no folder of an earlier test
     (tmp_path / "two_tasks.py").write_text(
         "from lockstep.envs.classic import CartPole\n\nclass First(CartPole): ...\n\nclass Second(CartPole): ...\n"
     )
