@@ -52,7 +52,6 @@ class Task(NamedTuple):
         return f"{self.id}@{self.adapter}" + f"*{self.copies}" * (self.copies > 1)
 
 
-@functools.cache
 def tasks_of(env_id: str) -> tuple[Task, ...]:
     """The tasks of an id: mixed/ID+ID+…, or mixed/FILE.txt with an ID in each line. An ID may name its adapter and how
     many environments play it for each one of another task: Pong@envpool*2.
@@ -61,7 +60,13 @@ def tasks_of(env_id: str) -> tuple[Task, ...]:
         SettingsError: the id has no such form, names a task twice or one that no adapter serves, or the file is
             missing.
     """
-    tasks = tuple(_settled(text, env_id) for text in _texts(env_id))
+    return _tasks_of(env_id, _texts(env_id))
+
+
+@functools.cache
+def _tasks_of(env_id: str, texts: tuple[str, ...]) -> tuple[Task, ...]:
+    """The same of the texts that a file of this name has now."""
+    tasks = tuple(_settled(text, env_id) for text in texts)
     if len(tasks) < 2:
         raise SettingsError(
             f"env.id={env_id} must name at least two tasks, as in {MIXED}Breakout+Pong, or a file with one in each "
@@ -74,16 +79,17 @@ def tasks_of(env_id: str) -> tuple[Task, ...]:
     return tasks
 
 
-def _texts(env_id: str) -> list[str]:
+def _texts(env_id: str) -> tuple[str, ...]:
+    """Each task as it was written."""
     given = env_id.removeprefix(MIXED)
     if not given.endswith(".txt"):
-        return [text.strip() for text in given.split("+")]
+        return tuple(text.strip() for text in given.split("+"))
     try:
         lines = Path(given).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise SettingsError(f"env.id={env_id}: cannot read the tasks: {error}.") from error
     bare = (line.partition("#")[0].strip() for line in lines)
-    return [text for text in bare if text]
+    return tuple(text for text in bare if text)
 
 
 def _settled(text: str, env_id: str) -> Task:

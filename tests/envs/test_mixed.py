@@ -137,6 +137,8 @@ def test_a_file_lists_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "tasks.txt").write_text("# two tasks\nCartPole-v1@gymnasium\n\npay.py:Pay*3  # thrice\n")
     found = envs.resolve(EnvConfig("mixed/tasks.txt"))
     assert found.id == "mixed/CartPole-v1@gymnasium+pay.py:Pay@gymnasium*3"
+    (tmp_path / "tasks.txt").write_text("CartPole-v1@gymnasium\nAcrobot-v1@gymnasium\n")
+    assert envs.resolve(EnvConfig("mixed/tasks.txt")).id == "mixed/CartPole-v1@gymnasium+Acrobot-v1@gymnasium"
     with pytest.raises(SettingsError, match=r"mixed/no\.txt: cannot read the tasks"):
         envs.resolve(EnvConfig("mixed/no.txt"))
 

@@ -307,22 +307,19 @@ def test_files_that_settings_name_are_known_by_their_contents(tmp_path: Path, mo
     assert ledger.platform_or_code(["code.a.py: 1 != 2", "torch: 1 != 2"]) == "this platform"
 
 
-def test_a_task_of_several_is_known_by_the_contents_of_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCKSTEP_USER_FILES", "")  # no folder of an earlier test
-    (tmp_path / "two_tasks.py").write_text(
+def test_a_task_of_several_is_known_by_the_contents_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
         "from lockstep.envs.classic import CartPole\n\nclass First(CartPole): ...\n\nclass Second(CartPole): ...\n"
     )
-    (tmp_path / "two_tasks.txt").write_text("two_tasks.py:First\ntwo_tasks.py:Second\n")
-    for env_id in ("mixed/two_tasks.py:First+two_tasks.py:Second", "mixed/two_tasks.txt"):
+    (tmp_path / "tasks.txt").write_text("mine.py:First\nmine.py:Second\n")
+    for env_id in ("mixed/mine.py:First+mine.py:Second", "mixed/tasks.txt"):
         settings = to_json(dataclasses.replace(ppo_cartpole(), env=envs.resolve(EnvConfig(id=env_id))))
         before = this_platform(settings)
         assert ledger.differing_platform(before, this_platform(settings)) == ()
-        with (tmp_path / "two_tasks.py").open("a") as file:
+        with (tmp_path / "mine.py").open("a") as file:
             file.write("# changed\n")
         changed = ledger.differing_platform(before, this_platform(settings))
-        assert len(changed) == 1 and changed[0].startswith("code.two_tasks.py: ")
+        assert len(changed) == 1 and changed[0].startswith("code.mine.py: ")
 
 
 def test_an_opponent_is_known_by_the_file_of_its_model(tmp_path: Path) -> None:
