@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from replaced import compare_ledgers
 from tiny import EXPERIMENTS, options
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from lockstep.algorithms import A2CConfig, APPOConfig, IMPALAConfig, OnPolicyCon
 from lockstep.algorithms.kernel_table import TABLE, LossKernels
 from lockstep.algorithms.onpolicy import Batch
 from lockstep.envs.compiled_shard import CompiledShard
-from lockstep.experiment import Experiment
 from lockstep.kernels.on_policy import gradients_of
 from lockstep.kernels.policies import CATEGORICAL, GAUSSIAN
 from lockstep.kernels.sums import add_up, column_sums, row_sums
@@ -293,13 +293,7 @@ def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
     name: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = EXPERIMENTS[name]().replace(precision="portable", **changes)
-    assert Agent(experiment).kernels
-    train(experiment, options=options(tmp_path / "kernels"))
-    monkeypatch.setattr(Experiment, "kernels", lambda *_: None)
-    assert not Agent(experiment).kernels
-    train(experiment, options=options(tmp_path / "torch"))
-    ledgers = [(tmp_path / run / "ledger.jsonl").read_bytes() for run in ("kernels", "torch")]
-    assert ledgers[0] == ledgers[1]
+    compare_ledgers(experiment, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])

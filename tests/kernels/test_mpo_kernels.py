@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from replaced import compare_ledgers
 from slices import by_autograd, by_kernel
-from test_returns_learning import same, without_kernels
+from test_returns_learning import same
 from tiny import options, portable
 from torch import Tensor
 
@@ -167,13 +168,7 @@ def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
     if entries:
         env = EnvConfig.of(Apart, num_envs=4, reseed_every=24)
         experiment = experiment.replace(env=env, normalize=NormalizeConfig(observations=True))
-    assert isinstance(Agent(experiment).kernels, MPOKernels)
-    train(experiment, options=options(tmp_path / "kernels"))
-    without_kernels(monkeypatch)
-    assert Agent(experiment).kernels is None
-    train(experiment, options=options(tmp_path / "torch"))
-    ledgers = [(tmp_path / run / "ledger.jsonl").read_bytes() for run in ("kernels", "torch")]
-    assert ledgers[0] == ledgers[1]
+    compare_ledgers(experiment, tmp_path, monkeypatch, MPOKernels)
 
 
 def test_digests_are_the_same_on_every_layout_and_resumed(tmp_path: Path) -> None:

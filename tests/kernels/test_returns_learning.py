@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from replaced import compare_ledgers
 from slices import by_autograd, by_kernel
 from test_q_learning import CARTPOLE, ITEMS, MINATAR, agent_of, items
 from tiny import EXPERIMENTS, options
@@ -132,10 +133,6 @@ def test_an_acting_copy_keeps_parameters_that_are_overwritten() -> None:
     assert same(*found) and bool(found[0].any())
 
 
-def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Experiment, "kernels", lambda *_: None)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -148,7 +145,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
     change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare(EXPERIMENTS["portable-minatar-dqn"]().replace(**change), tmp_path, monkeypatch)
+    compare_ledgers(EXPERIMENTS["portable-minatar-dqn"]().replace(**change), tmp_path, monkeypatch, ReturnsKernels)
 
 
 @pytest.mark.parametrize(
@@ -162,12 +159,12 @@ def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
 def test_so_are_those_of_data_efficient_rainbow(
     change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare(EXPERIMENTS["der"]().replace(precision="portable", **change), tmp_path, monkeypatch)
+    compare_ledgers(EXPERIMENTS["der"]().replace(precision="portable", **change), tmp_path, monkeypatch, ReturnsKernels)
 
 
 @pytest.mark.parametrize("change", [{}, {"model.noisy": True, "algorithm.pad": 0}])
 def test_so_are_those_of_drq(change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare(drq(**change), tmp_path, monkeypatch)
+    compare_ledgers(drq(**change), tmp_path, monkeypatch, ReturnsKernels)
 
 
 def drq(**change: Any) -> Experiment:
@@ -182,17 +179,6 @@ def test_no_layout_changes_drqs_digest_and_several_copies_have_no_kernels(tmp_pa
     }
     assert len(digests) == 1
     assert not Agent(drq().replace(**{"algorithm.target_copies": 2})).kernels
-
-
-def compare(experiment: Experiment, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Assert that a run's ledger is the same without kernels."""
-    assert isinstance(Agent(experiment).kernels, ReturnsKernels)
-    train(experiment, options=options(folder / "kernels"))
-    without_kernels(monkeypatch)
-    assert Agent(experiment).kernels is None
-    train(experiment, options=options(folder / "torch"))
-    ledgers = [(folder / run / "ledger.jsonl").read_bytes() for run in ("kernels", "torch")]
-    assert ledgers[0] == ledgers[1]
 
 
 def test_what_has_other_bits_is_left_to_torch() -> None:

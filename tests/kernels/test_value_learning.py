@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import EXPERIMENTS, options
+from replaced import compare_ledgers
+from tiny import EXPERIMENTS
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep import train
 from lockstep.agent import Agent
 from lockstep.algorithms.kernel_table import ValueKernels
 from lockstep.algorithms.onpolicy import Batch
@@ -196,12 +196,7 @@ def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
     change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = experiment_of(change)
-    assert isinstance(Agent(experiment).kernels, ValueKernels)
-    train(experiment, options=options(tmp_path / "kernels"))
-    monkeypatch.setattr(Experiment, "kernels", lambda *_: None)
-    train(experiment, options=options(tmp_path / "torch"))
-    ledgers = [(tmp_path / run / "ledger.jsonl").read_bytes() for run in ("kernels", "torch")]
-    assert ledgers[0] == ledgers[1]
+    compare_ledgers(experiment, tmp_path, monkeypatch, ValueKernels)
 
 
 @pytest.mark.parametrize("change", [{"model.core": "gru"}, {"model.activation": "elu"}, {"model.hidden_sizes": (8, 1)}])
