@@ -100,109 +100,52 @@ def _of_heights(context: Any, builder: Any, arguments: Any, write: Callable[[int
 
 
 def _tile(*, narrow: bool, listed: bool) -> Any:
-    """The signature and the code of a tile.
+    """An instruction that writes a tile.
 
     Args:
         narrow: whether it has the columns of one vector.
         listed: whether a's numbers lie anywhere.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vectors = 1 if narrow else _size(context)[1]
+    def typed(
+        typingctx: Any,
+        rows: Any,
+        a: Any,
+        a_row: Any,
+        a_term: Any,
+        b: Any,
+        b_term: Any,
+        start: Any,
+        start_row: Any,
+        c: Any,
+        c_row: Any,
+        k: Any,
+        rectify: Any,
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            vectors = 1 if narrow else _size(context)[1]
 
-        def write(height: int, given: Any) -> None:
-            _terms(context, builder, height, vectors, given, listed=listed)
+            def write(height: int, given: Any) -> None:
+                _terms(context, builder, height, vectors, given, listed=listed)
 
-        _of_heights(context, builder, arguments, write)
-        return context.get_dummy_value()
+            _of_heights(context, builder, arguments, write)
+            return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 11, types.boolean), generate
+        return types.void(*[types.intp] * 11, types.boolean), generate
 
-
-@instruction
-def tile(
-    typingctx: Any,
-    rows: Any,
-    a: Any,
-    a_row: Any,
-    a_term: Any,
-    b: Any,
-    b_term: Any,
-    start: Any,
-    start_row: Any,
-    c: Any,
-    c_row: Any,
-    k: Any,
-    rectify: Any,
-) -> Any:
-    """Write start + a @ b to a tile of the tallest kind's rows or of 4, 2 or 1: a is rows × k, b is k × its columns.
-    a, b, start and c are addresses, a_row to c_row strides in numbers; k is at least 1, rectify a bool."""
-
-    return _tile(narrow=False, listed=False)
+    return instruction(typed)
 
 
-@instruction
-def slim_tile(
-    typingctx: Any,
-    rows: Any,
-    a: Any,
-    a_row: Any,
-    a_term: Any,
-    b: Any,
-    b_term: Any,
-    start: Any,
-    start_row: Any,
-    c: Any,
-    c_row: Any,
-    k: Any,
-    rectify: Any,
-) -> Any:
-    """As tile, for 16 columns."""
-
-    return _tile(narrow=True, listed=False)
-
-
-@instruction
-def narrow_tile(
-    typingctx: Any,
-    rows: Any,
-    a: Any,
-    a_rows: Any,
-    a_terms: Any,
-    b: Any,
-    b_term: Any,
-    start: Any,
-    start_row: Any,
-    c: Any,
-    c_row: Any,
-    k: Any,
-    rectify: Any,
-) -> Any:
-    """As tile, for 16 columns and for numbers of a that lie anywhere: a_rows and a_terms are the addresses of lists,
-    int64, of how many bytes behind a each row and each term begins."""
-
-    return _tile(narrow=True, listed=True)
-
-
-@instruction
-def listed_tile(
-    typingctx: Any,
-    rows: Any,
-    a: Any,
-    a_rows: Any,
-    a_terms: Any,
-    b: Any,
-    b_term: Any,
-    start: Any,
-    start_row: Any,
-    c: Any,
-    c_row: Any,
-    k: Any,
-    rectify: Any,
-) -> Any:
-    """As narrow_tile, for as many columns as tile has."""
-
-    return _tile(narrow=False, listed=True)
+tile = _tile(narrow=False, listed=False)
+"""Write start + a @ b to a tile of the tallest kind's rows or of 4, 2 or 1: a is rows × k, b is k × its columns. a, b,
+start and c are addresses, a_row to c_row strides in numbers; k is at least 1, rectify a bool."""
+slim_tile = _tile(narrow=True, listed=False)
+"""As tile, for 16 columns."""
+narrow_tile = _tile(narrow=True, listed=True)
+"""As slim_tile, for numbers of a that lie anywhere: a_row and a_term are the addresses of lists, int64, of how many
+bytes behind a each row and each term begins."""
+listed_tile = _tile(narrow=False, listed=True)
+"""As narrow_tile, for as many columns as tile has."""
 
 
 @instruction
