@@ -177,14 +177,14 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     ("normalize.returns", "norm_reward reward_norm normalize_reward normalize_rewards norm_return"),
     ("normalize.clip", "clip_obs clip_observations"),
     ("algorithm.optimizer.eps", "adam_eps adam_epsilon optimizer_eps opt_eps"),
-    ("precision", "dtype mixed_precision amp bf16 fp16 autocast", "bf16 and fp32 are allowed."),
+    ("precision", "dtype mixed_precision amp bf16 fp16 autocast", "bf16, fp32 and portable are allowed."),
     ("torch_threads", "threads num_threads torch_num_threads n_threads"),
     ("wandb", "track use_wandb with_wandb wandb_project wandb_project_name", "It takes the project's name."),
     ("tensorboard", "tensorboard_log tb_log use_tensorboard", "It is on, and writes into the run's folder."),
     (
         "run",
         "exp_name experiment experiment_name run_name run_id log_dir logdir log_path save_path save_dir output "
-        "output_dir outdir train_dir storage_path name",
+        "output_dir outdir out train_dir run_dir run_folder run_path folder directory storage_path name",
         _FOLDER,
     ),
     (
@@ -205,7 +205,7 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     ("sample", "greedy deterministic stochastic argmax", "Without it, the file takes the most likely actions."),
     ("episodes", "n_episodes num_episodes max_num_episodes"),
     ("total_steps", "n_episodes num_episodes max_num_episodes", "It counts steps, not episodes."),
-    ("display", "verbose progress progress_bar quiet log_interval"),
+    ("display", "verbose progress progress_bar quiet log_interval overview"),
     (
         "warm_start.run",
         "load pretrained load_path init_from trained_agent model_path",
