@@ -32,7 +32,7 @@ VERBS = {
     "report": ("lockstep.cli.report", "write a web page about runs"),
     "compare": ("lockstep.cli.report", "compare two sets of runs: lockstep compare A ... -- B ..."),
     "verify": ("lockstep.cli.check", "repeat the beginning of a run and compare every bit"),
-    "replay": ("lockstep.cli.check", "repeat a run with every recorded decision of timing"),
+    "replay": ("lockstep.cli.check", "repeat a run with every recorded timing decision"),
     "diff": ("lockstep.cli.check", "find the first iteration and tensor in which two runs differ"),
     "check-env": ("lockstep.cli.check", "test whether an environment repeats bit for bit"),
     "bench": ("lockstep.cli.speed", "measure how close training comes to this machine's limit"),
