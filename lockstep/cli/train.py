@@ -17,6 +17,7 @@ import tyro
 
 from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json, unknown, with_preset, with_values
 from lockstep.cli.help import asks, columns, width_of_terminal
+from lockstep.cli.main import VERBS
 from lockstep.cli.suggest import recipes_like
 from lockstep.cli.synonyms import synonyms
 from lockstep.cli.unused import unused
@@ -136,7 +137,9 @@ def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[
     from lockstep.recipes import RECIPES
 
     if asks(arguments[:1]):
-        say(f"usage: lockstep {verb} RECIPE [FLAGS]\n\nRECIPE is one of these (lockstep recipes describes them):\n")
+        about = VERBS[verb][1].partition(":")[0]
+        say(f"usage: lockstep {verb} RECIPE [FLAGS]\n\n{about[0].upper()}{about[1:]}.\n")
+        say("RECIPE is one of these (lockstep recipes describes them):\n")
         kinds = dict.fromkeys(name.partition("-")[0] for name in RECIPES)
         listed = [(kind, " ".join(name for name in RECIPES if name.startswith(f"{kind}-"))) for kind in kinds]
         say(columns(listed, width_of_terminal()))
