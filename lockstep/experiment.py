@@ -35,7 +35,7 @@ class WarmStart:
     """A start with what another run has learned. Replay and schedules begin anew."""
 
     run: str = ""
-    """Folder of the run; none by default: parameters are then random."""
+    """Folder of the run whose weights training starts from. Default: none, so that parameters begin random."""
     checkpoint: str = "latest"
     """Which of its checkpoints: latest, best, or an iteration."""
     parts: tuple[str, ...] = ()
@@ -87,8 +87,8 @@ class Experiment:
     """Torch threads of each worker. Bits depend on it, so use more workers to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)
     curriculum: str = ""
-    """Changes env.curriculum by metrics: file.py:NAME. The function gets an iteration's metrics and the present
-    options, and returns options for the next episodes."""
+    """Your function (file.py:NAME) that changes env.curriculum during training. It gets an iteration's metrics and the
+    current options, and returns options for the next episodes."""
     allow_nondeterministic: bool = False
     """On GPUs, only warn of an operation that has no deterministic kernel, instead of ending the run. Identical
     bits are then not promised there: verify, replay and resume may differ."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainArguments:
-    """Train an agent. Every setting of the recipe has a flag of its name."""
+    """Train an agent. Every setting of the recipe has a flag with the same name."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
@@ -46,7 +46,8 @@ class TrainArguments:
     collectors, L learners), a0-l1 (their GPUs), ray:N or ray:aC-lL (a Ray cluster) or torchrun, with options as in
     processes:2,env_threads=2. It changes the result only if timing decides (--scheme.lag async, …)."""
     preset: str | None = None
-    """A well-known scheme with a suitable layout: impala, ddppo, … (lockstep schemes). Further flags change both."""
+    """A well-known scheme with a suitable layout: impala, ddppo, … (lockstep schemes draws them). Other flags can
+    change both."""
     dry_run: bool = False
     """Print the settings and the values derived from them without training."""
     json: bool = False
