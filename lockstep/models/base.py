@@ -186,7 +186,7 @@ class ModelConfig(ABC):
     """Settings of a model; the concrete config builds it."""
 
     core: Literal["none", "gru", "lstm", "mingru", "transformer"] = "none"
-    """Recurrent core between encoder and heads, which remembers past observations; it costs time. gru has fewer
+    """Core (memory) between encoder and heads, which remembers past observations; it costs time. gru has fewer
     parameters than lstm. mingru is fastest on long rollouts, and its gates depend only on the present input.
     transformer attends to single earlier steps, which helps if a few of them are decisive, and costs most."""
 
