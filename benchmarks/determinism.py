@@ -1,4 +1,4 @@
-"""What equal bits on any layout cost, as CPU time in paired runs.
+"""What identical bits on any layout cost, as CPU time in paired runs.
 
     python benchmarks/determinism.py [--pairs 5] [CASE …]
 

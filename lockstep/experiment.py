@@ -35,7 +35,7 @@ class WarmStart:
     """A start with what another run has learned. Replay and schedules begin anew."""
 
     run: str = ""
-    """Folder of the run; none by default: parameters are then random."""
+    """Folder of the run whose weights training starts from. Default: none, so that parameters begin random."""
     checkpoint: str = "latest"
     """Which of its checkpoints: latest, best, or an iteration."""
     parts: tuple[str, ...] = ()
@@ -81,17 +81,17 @@ class Experiment:
     """The single seed from which every random stream and every environment's seed is derived."""
     precision: Precision = "bf16"
     """Arithmetic of the model. bf16 applies to encoder and core; weights, losses, heads and optimizer are always fp32.
-    bf16 is faster with images; fp32 is more exact, and as fast with vectors. portable is fp32 with equal bits on every
-    CPU: faster for PPO, A2C, IMPALA, APPO, DQN, SAC, TD3, DDPG and MPO with small networks, slower for most others."""
+    bf16 is faster with images; fp32 is more exact, and as fast with vectors. portable is fp32 with identical bits on
+    every CPU: faster for PPO, A2C, IMPALA, APPO, DQN, SAC, TD3, DDPG and MPO on small networks, else mostly slower."""
     torch_threads: int = 1
     """Torch threads of each worker. Bits depend on it, so use more workers to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)
     curriculum: str = ""
-    """Changes env.curriculum by metrics: file.py:NAME. The function gets an iteration's metrics and the present
-    options, and returns options for the next episodes."""
+    """Your function (file.py:NAME) that changes env.curriculum during training. It gets an iteration's metrics and the
+    current options, and returns options for the next episodes."""
     allow_nondeterministic: bool = False
-    """On GPUs, only warn of an operation that has no deterministic kernel, instead of ending the run. Then equal bits
-    are not promised there: verify, replay and resume may differ."""
+    """On GPUs, only warn of an operation that has no deterministic kernel, instead of ending the run. Identical
+    bits are then not promised there: verify, replay and resume may differ."""
 
     later: ClassVar[frozenset[str]] = frozenset({"warm_start", "curriculum", "allow_nondeterministic"})
 

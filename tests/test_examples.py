@@ -181,7 +181,7 @@ def commands() -> list[str]:
         {
             line.split("  #")[0].removeprefix("$ ").strip()
             for text in texts
-            for line in re.findall(r"^(?: {4,}|\w*\$ (?:\w+=\S+ )*)(lockstep (?!VERB).+)$", text, re.MULTILINE)
+            for line in re.findall(r"^(?: {4,}|\w*\$ (?:\w+=\S+ )*)(lockstep (?!COMMAND).+)$", text, re.MULTILINE)
         }
     )
 

@@ -85,7 +85,7 @@ def primitives(context: Context) -> Outcome:
 
 
 def _flags() -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Settings of torch, each with its value and the ones that equal bits and full precision allow."""
+    """Settings of torch, each with its value and the ones that identical bits and full precision allow."""
     cudnn: Any = torch.backends.cudnn
     matmul: Any = torch.backends.cuda.matmul
     filling: Any = torch.utils.deterministic
@@ -270,7 +270,7 @@ def gradients(name: str) -> dict[str, Any]:
         once, twice = gradient(there, hyper), gradient(there, hyper)
         error = float((once.cpu().double() - exact).norm() / exact.norm())
         wrong = [] if error <= allowed else [f"it is {error:.1e} from the CPU's; {allowed:.1e} is allowed"]
-        wrong += [] if torch.equal(once, twice) else ["a second time it has other bits"]
+        wrong += [] if torch.equal(once, twice) else ["a second time it has different bits"]
         captured = None
         if not setting.algorithm.replays:
             captured = _captured(gradient, there, hyper)
@@ -292,7 +292,7 @@ def _captured(gradient: Gradient, batch: Any, hyper: dict[str, Any]) -> bool | s
         repeat = graphs.cuda_graph(run)
         held.zero_()
         repeat()
-        return torch.equal(held, exact) or "other bits"
+        return torch.equal(held, exact) or "different bits"
     except Exception as error:
         return last_lines(error)
 

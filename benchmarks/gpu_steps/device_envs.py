@@ -1,4 +1,4 @@
-"""Environments in torch: whether rollouts that stay on the GPU have equal bits in every way, and how fast they are."""
+"""Environments in torch: whether rollouts that stay on the GPU are always bit-identical, and how fast they are."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def exchange(context: Context) -> Outcome:
             name: {answer["digests"][f"{path} {name}"] for answer in answers for path in PATHS} for name in sizes
         }
         wrong += [
-            f"{name}: other bits by another path or in another process" for name in sizes if len(digests[name]) > 1
+            f"{name}: different bits by another path or in another process" for name in sizes if len(digests[name]) > 1
         ]
     runs: dict[str, dict[str, Any]] = {}
     data |= {"wrong": wrong, "runs": runs}
@@ -79,7 +79,7 @@ def _summary(data: dict[str, Any], missing: int) -> str:
         text += "; " + ", ".join(f"{name} {value:.2f} ms" for name, value in times[0].items())
     text += f"; {sum(map(len, data['runs'].values()))} runs" + (f", {missing} had no time" if missing else "")
     return text + (
-        f"; {len(data['wrong'])} wrong: {' | '.join(data['wrong'])[:300]}" if data["wrong"] else ", equal bits"
+        f"; {len(data['wrong'])} wrong: {' | '.join(data['wrong'])[:300]}" if data["wrong"] else ", identical bits"
     )
 
 

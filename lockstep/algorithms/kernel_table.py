@@ -119,7 +119,7 @@ class _OnPolicyKernels(Kernels):
 
 
 class PPOKernels(_OnPolicyKernels):
-    """PPO without a core. They came before torch's replaced operations, and have other bits."""
+    """PPO without a core. They came before torch's replaced operations, and have different bits."""
 
     entries = True
 
@@ -169,7 +169,7 @@ class _QKernels(Kernels):
 
 
 class DQNKernels(_QKernels):
-    """One linear layer behind the encoder. They came before torch's replaced operations, and have other bits."""
+    """One linear layer behind the encoder. They came before torch's replaced operations, and have different bits."""
 
     def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
         changed = model.dueling or model.noisy or model.stream_size or model.layer_norm

@@ -107,7 +107,7 @@ class OffPolicyConfig(AlgorithmConfig):
     rollout: int = 4
     """Steps per environment and iteration. Longer lowers the overhead of an iteration, shorter updates more often."""
     batch_size: int = 32
-    """Items of a gradient step. More make it less noisy, and cost more."""
+    """Items (transitions or sequences) in each minibatch. More make gradient steps less noisy, and cost more."""
     updates: int = 1
     """Gradient steps per iteration, so that each collected step is used updates * batch_size / (rollout * num_envs)
     times. More learn faster per sample, until they overfit the replay memory."""

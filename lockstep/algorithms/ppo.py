@@ -39,7 +39,8 @@ class PPOConfig(OnPolicyConfig):
     gae_lambda: float = 0.95
     """λ of generalized advantage estimation. Higher trusts rewards (less bias), lower the values (less variance)."""
     clip: float = 0.1
-    """ε: how far π/μ may leave 1 before a sample stops pushing. Higher allows larger policy steps."""
+    """ε: how far the probability ratio π/μ may move from 1 before a sample has no more gradient. Higher allows larger
+    policy steps."""
     anneal_clip: bool = False
     """Lower ε linearly to zero over total_steps."""
     value_clip: float = 0.0

@@ -63,9 +63,9 @@ class QPGConfig(OffPolicyConfig):
     """Scale gradients of the critics and of the policy whose norm exceeds this. Lower is safer and slower."""
     target_rate: float = 0.005
     unroll: int = 0
-    """M: steps of each item that are learned from, through which gradients flow back, for models with a core; then
-    batch_size counts sequences. One begins at the first step of every rollout. More learn longer dependencies, and cost
-    time. 0 learns from single steps."""
+    """M: the length of the sequences that models with a core learn from; gradients flow back through all M steps, and
+    batch_size counts sequences. A sequence begins at the first step of every rollout. More learn longer dependencies,
+    and cost time. 0 learns from single steps."""
     burn_in: int = 0
     """L: steps before these that only update the states of cores. More give the critics' cores, which begin with zeros,
     a longer past, remove more of the policy's stale stored state, and cost time."""

@@ -41,7 +41,7 @@ class SACConfig(QPGConfig):
     learn_temperature: bool = True
     """Raise α while the policy's entropy is below the target, and lower it while it is above."""
     temperature_learning_rate: float = 3e-4
-    """Step size of log α. Higher keeps the entropy closer to its target, but less steady."""
+    """Step size of log α. Higher keeps the entropy closer to its target, but makes α less steady."""
     target_entropy: float | None = None
     """Target entropy in nats. None takes minus the number of action dimensions, where the bounds are -1 and 1, and 0.98
     of the maximum for discrete actions, of those that a mask allows. Higher keeps exploring more."""

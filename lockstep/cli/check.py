@@ -23,7 +23,7 @@ class VerifyArguments:
     """The run's folder."""
     layout: str = "auto"
     """Layout of the repetition, as for train: any except torchrun. auto computes on GPUs where the run did, since a CPU
-    gives other bits."""
+    gives different bits."""
     iterations: int | Literal["all"] | None = None
     """Iterations to repeat, or all. Default: 3. More prove more but take longer."""
     seed: int | None = None
@@ -34,7 +34,7 @@ class VerifyArguments:
 
 @dataclass(frozen=True)
 class ReplayArguments:
-    """Repeat a run with every recorded decision of timing, and compare every digest with its ledger."""
+    """Repeat a run with every recorded timing decision, and compare every digest with its ledger."""
 
     recorded: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """The folder of the run to repeat."""
@@ -60,7 +60,7 @@ class DiffArguments:
 
 @dataclass(frozen=True)
 class CheckEnvArguments:
-    """Play an environment with random actions, several times, to check that equal seeds and actions give equal bits."""
+    """Play an environment several times with equal seeds and actions, and check that all results have the same bits."""
 
     id: tyro.conf.Positional[str] = ""
     """The environment, as in --env.id of train: my_file.py:MyEnv, CartPole-v1, Breakout."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -59,7 +59,7 @@ class RecordArguments:
 class PlotArguments:
     """Plot learning curves. Runs that differ only in their seed become one line with a band."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
     """Folders of runs, or of sweeps with all their runs."""
     out: str | None = None
     """Image to write: .png, .svg or .pdf. Default: learning-curve.png in the only folder given, or here."""

@@ -1,4 +1,4 @@
-"""`lockstep VERB …`: finds the verb, and turns users' mistakes into one paragraph and an exit code.
+"""`lockstep COMMAND …`: finds the command, and turns users' mistakes into one paragraph and an exit code.
 
 Exit codes: 0 success; 1 a check or the program failed; 2 a mistake in the command; 130 interrupted.
 """
@@ -32,7 +32,7 @@ VERBS = {
     "report": ("lockstep.cli.report", "write a web page about runs"),
     "compare": ("lockstep.cli.report", "compare two sets of runs: lockstep compare A ... -- B ..."),
     "verify": ("lockstep.cli.check", "repeat the beginning of a run and compare every bit"),
-    "replay": ("lockstep.cli.check", "repeat a run with every recorded decision of timing"),
+    "replay": ("lockstep.cli.check", "repeat a run with every recorded timing decision"),
     "diff": ("lockstep.cli.check", "find the first iteration and tensor in which two runs differ"),
     "check-env": ("lockstep.cli.check", "test whether an environment repeats bit for bit"),
     "bench": ("lockstep.cli.speed", "measure how close training comes to this machine's limit"),
@@ -91,7 +91,7 @@ def _run(arguments: list[str]) -> int:
     verb, *rest = arguments
     try:
         if verb not in VERBS:
-            raise unknown("verb", verb, VERBS, "lockstep --help describes them.")
+            raise unknown("command", verb, VERBS, "lockstep --help describes them.")
         module = importlib.import_module(VERBS[verb][0])
         return getattr(module, "evaluate" if verb == "eval" else verb.replace("-", "_"))(rest)
     except SettingsError as error:
@@ -120,11 +120,11 @@ def _usage() -> str:
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items())
     return (
-        "usage: lockstep VERB ...\n\n"
+        "usage: lockstep COMMAND ...\n\n"
         "Distributed deep reinforcement learning: the same bits in one process, in many,\nor on a cluster.\n\n"
         f"{verbs}\n\n"
         "To begin:  lockstep recipes                what can be trained\n"
         "           lockstep train ppo-cartpole     an agent that learns within a minute\n"
-        "           lockstep VERB --help            what a verb does, and its flags\n\n"
-        "--json makes any verb's output machine-readable."
+        "           lockstep COMMAND --help         what a command does, and its flags\n\n"
+        "--json makes any command's output machine-readable."
     )

@@ -17,7 +17,7 @@ from lockstep.run.folder import RunFolder
 class ReportArguments:
     """Write an HTML page about runs: curves, scores with intervals, speed, lag, settings, versions, proof."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
     """Folders of runs, or of sweeps with all their runs. Runs that differ only in seed and task are one method."""
     out: str | None = None
     """The .html file to write. Default: report.html in the only folder given, or here."""
@@ -36,7 +36,7 @@ class ReportArguments:
 class CompareArguments:
     """Compare two sets of runs: lockstep compare A ... -- B ..., each with several seeds, at an equal budget."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="A")]
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="A ...")]
     """Folders of the first set's runs, or of a sweep."""
     against: Annotated[tuple[str, ...], tyro.conf.arg(metavar="B")] = ()
     """Folders of the second set's runs, or of a sweep; a bare -- means the same."""

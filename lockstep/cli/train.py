@@ -17,6 +17,7 @@ import tyro
 
 from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json, unknown, with_preset, with_values
 from lockstep.cli.help import asks, columns, width_of_terminal
+from lockstep.cli.main import VERBS
 from lockstep.cli.suggest import recipes_like
 from lockstep.cli.synonyms import synonyms
 from lockstep.cli.unused import unused
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainArguments:
-    """Train an agent. Every setting of the recipe has a flag of its name."""
+    """Train an agent. Every setting of the recipe has a flag with the same name."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
@@ -45,7 +46,8 @@ class TrainArguments:
     collectors, L learners), a0-l1 (their GPUs), ray:N or ray:aC-lL (a Ray cluster) or torchrun, with options as in
     processes:2,env_threads=2. It changes the result only if timing decides (--scheme.lag async, …)."""
     preset: str | None = None
-    """A well-known scheme with a suitable layout: impala, ddppo, … (lockstep schemes). Further flags change both."""
+    """A well-known scheme with a suitable layout: impala, ddppo, … (lockstep schemes draws them). Other flags can
+    change both."""
     dry_run: bool = False
     """Print the settings and the values derived from them without training."""
     json: bool = False
@@ -136,7 +138,9 @@ def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[
     from lockstep.recipes import RECIPES
 
     if asks(arguments[:1]):
-        say(f"usage: lockstep {verb} RECIPE [FLAGS]\n\nRECIPE is one of these (lockstep recipes describes them):\n")
+        about = VERBS[verb][1].partition(":")[0]
+        say(f"usage: lockstep {verb} RECIPE [FLAGS]\n\n{about[0].upper()}{about[1:]}.\n")
+        say("RECIPE is one of these (lockstep recipes describes them):\n")
         kinds = dict.fromkeys(name.partition("-")[0] for name in RECIPES)
         listed = [(kind, " ".join(name for name in RECIPES if name.startswith(f"{kind}-"))) for kind in kinds]
         say(columns(listed, width_of_terminal()))

@@ -26,7 +26,7 @@ class Extra(NamedTuple):
 
 EXTRAS = {
     "atari": Extra("ale_py", "Atari games", ("ale-py",)),
-    "classic": Extra("pygame", "pictures of CartPole and its relatives"),
+    "classic": Extra("pygame", "videos of CartPole and of gymnasium's other classic-control tasks"),
     "envpool": Extra("envpool", "Atari, MuJoCo, Procgen and more, in C++", ("envpool",)),
     "minatar": Extra("minatar", "MinAtar's five small games", ("minatar",)),
     "minari": Extra("minari", "datasets of transitions"),

@@ -388,7 +388,7 @@ class Layout:
             return f"Its {groups} groups on this machine need GPUs 0 to {last}: start fewer groups here."
         if count:
             return f"Use fewer of them, as in {self.repeating()}, which gives the same bits."
-        return "A new run can use cpu:aC-lL (C collectors, L learners) on the CPU, which gives other bits."
+        return "A new run can use cpu:aC-lL (C collectors, L learners) on the CPU, which gives different bits."
 
 
 def _place_on_machine(index: int, processes: int) -> tuple[int, int]:

@@ -114,7 +114,7 @@ class RunOptions:
     """Test your own environment briefly before a new run, and warn if resume or verify could not repeat it (a short
     lockstep check-env). Switch it off to save a few seconds with slow environments."""
     callback: str | None = None
-    """Function or lockstep.Callback of yours (file.py:follow) that is called after every iteration, and may end the
+    """Your function or lockstep.Callback (file.py:follow), which is called after every iteration and may end the
     run."""
     wandb: str | None = None
     """Weights & Biases project to send the metrics to as well (needs the extra wandb)."""

@@ -97,7 +97,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Recorded(Schedule):
-    """A schedule that repeats the decisions of timing that a run recorded."""
+    """A schedule that repeats the timing decisions that a run recorded."""
 
     events: Sequence[Sequence[Mapping[str, Any]]] = ()
     """By iteration, in order of batch slots, as in the ledger: `shard`, `rollout`, the `versions` that acted in it, and

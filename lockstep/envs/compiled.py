@@ -20,8 +20,8 @@ class CompiledEnv:
     With `agents`, an environment is a match, in which N agents act at once. Each is a separate environment of the run,
     and all have these spaces. A match has one state, and begins and ends for all of them.
 
-    The functions may call functions that are decorated with `numba.njit`, and those of lockstep.kernels. For equal bits
-    on every CPU, take exp, sin, … from lockstep.kernels.math, not from math or NumPy.
+    The functions may call functions that are decorated with `numba.njit`, and those of lockstep.kernels. For identical
+    bits on every CPU, take exp, sin, … from lockstep.kernels.math, not from math or NumPy.
     """
 
     observation_space: ClassVar[spaces.Box]

@@ -45,8 +45,8 @@ class EnvConfig:
     """Environments in all shards together. More of them collect faster, but make batches larger, so that each sample
     counts for less."""
     adapter: AdapterName = AUTO
-    """Library that steps them; auto takes the fastest installed one that can serve the id. For a library that is not
-    listed, give your own adapter ("file.py:Class")."""
+    """Library that steps the environments; auto takes the fastest installed one that has the id. For a library that is
+    not listed, give your own adapter ("file.py:Class")."""
     protocol: Literal["none", "machado", "classic", "baselines"] = "none"
     """Atari protocol. machado: sticky actions with probability 0.25, the full action set, no life-loss signal, at most
     108,000 frames. classic: 0 to 29 no-ops at the start, and a lost life ends the episode for the agent. baselines:
@@ -54,8 +54,8 @@ class EnvConfig:
     reward_clip: bool = False
     """Clip training rewards to [-1, 1]. Scores are always raw. Atari protocols switch it on."""
     raw_rewards: bool = False
-    """Leave training rewards as they are, although an Atari protocol would clip them. Then a game's rewards count by
-    their size, which suits values that are normalized (model.popart)."""
+    """Leave training rewards as they are, although an Atari protocol would clip them. Games with larger rewards then
+    count for more, unless values are normalized (model.popart)."""
     reseed_every: int = 4096
     """Steps per environment after which it starts from a new seed. EnvPool cannot reseed single environments: it
     restarts all of them, and truncates and bootstraps the episodes in progress. gymnasium truncates an episode that
@@ -79,15 +79,15 @@ class EnvConfig:
     sets no limit. Fewer levels are learned sooner, but generalize less. A level is a Procgen level, or with gymnasium
     the episode that reset(seed=level) begins."""
     start_level: int = 0
-    """The first of these levels; the others follow it."""
+    """The first of the num_levels levels; the others follow it."""
     opponents: tuple[str, ...] = ()
     """Who plays the other agents of a match: random, another run (RUN or RUN@ITERATION), or your own function
     (file.py:play). By default the policy plays all agents. With several opponents, each match draws one of them, which
     makes them harder to exploit. If env.policies makes several policies, NAME=WHO names who plays the agents of the
     policy NAME, which then does not learn."""
     policies: str = SHARED
-    """Which policy plays which agent of a match: shared (one policy plays all), separate (each agent has its own), or a
-    function of yours (file.py:NAME) from an agent's name to the name of its policy. More policies suit agents with
+    """Which policy plays which agent of a match: shared (one policy plays all), separate (each agent has its own), or
+    your own function (file.py:NAME) from an agent's name to the name of its policy. More policies suit agents with
     different tasks or spaces, and each learns only from its own agents' samples."""
     central_state: Literal["none", "observations", "state"] = "none"
     """What critics see of the whole match, in the observation's entry `state`: the observations of all agents, or the

@@ -110,7 +110,7 @@ class Export:
             told.append("for a single environment it takes another action than for the same one in a batch")
         if self.precision != "fp32":
             same = f"{check.equal_in_training:,} of {count}"
-            told.append(f"training computed in {self.precision}, in which {same} actions are equal")
+            told.append(f"in the precision of training ({self.precision}), {same} actions are equal")
         return "\n".join(told)
 
 

@@ -1,4 +1,4 @@
-"""Mathematical functions of single numbers, for Numba kernels, with equal bits on every CPU.
+"""Mathematical functions of single numbers, for Numba kernels, with identical bits on every CPU.
 
 IEEE 754 fixes the result of every operation in this file, and the code fixes their order. No function calls the C
 library, whose results differ between versions and CPUs, and nothing permits the compiler to reorder or contract. There

@@ -1,4 +1,4 @@
-"""Products of matrices in float32, with equal bits on every CPU.
+"""Products of matrices in float32, with identical bits on every CPU.
 
 Every number of a product adds its terms one by one, the first one first. Each is multiplied and added with a single
 rounding (`fma`). Only sums of different numbers advance together, those of a tile (lockstep.kernels.tiles).

@@ -1,4 +1,4 @@
-"""Random numbers for Numba kernels, with equal bits on every CPU.
+"""Random numbers for Numba kernels, with identical bits on every CPU.
 
 The generator is SplitMix64 (Steele, Lea and Flood 2014), which mixes the bits of a counter. The counter is the field
 `random` (uint64) of a record, so whoever saves the record saves the generator.

@@ -1,7 +1,7 @@
 """The layout of a run whose user names none: a rule over the experiment and the machine.
 
 No layout changes a result (unless timing decides, which the user then asked for), so the rule is about speed alone. It
-never takes a GPU, which gives other bits than a CPU, a cluster, or a launcher of a user's own: these must be named.
+never takes a GPU, which gives different bits than a CPU, a cluster, or a launcher of a user's own: these must be named.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def remember(experiment: Experiment, layout: Layout) -> Path | None:
 
 def remembered(experiment: Experiment) -> Layout | None:
     """What lockstep tune found for this experiment, of any seed and length, on this machine's CPU. A layout with GPUs
-    is not taken without being asked for: it gives other bits."""
+    is not taken without being asked for: it gives different bits."""
     path = _file()
     known = _known(path)
     text = known.get(_key(experiment) or "") if known else None

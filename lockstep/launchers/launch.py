@@ -69,7 +69,7 @@ def launch(
     """Train from the beginning, or repeat a run.
 
     Args:
-        recorded: the recorded decisions of timing to repeat (see lockstep.replay).
+        recorded: the recorded timing decisions to repeat (see lockstep.replay).
         weights: the run's copy of its initial weights, used instead of the run that the warm start names.
     """
     _check_stop(stop_after)

@@ -15,7 +15,7 @@ def arithmetic(model: PolicyModel) -> contextlib.AbstractContextManager[Any]:
 
 
 def portable_operations() -> contextlib.AbstractContextManager[Any]:
-    """A context in which torch's operations have equal bits on every CPU."""
+    """A context in which torch's operations have identical bits on every CPU."""
     from lockstep.portable.mode import PortableArithmetic  # which needs Numba
 
     return PortableArithmetic()

@@ -186,9 +186,9 @@ class ModelConfig(ABC):
     """Settings of a model; the concrete config builds it."""
 
     core: Literal["none", "gru", "lstm", "mingru", "transformer"] = "none"
-    """Memory between encoder and heads, to act on past observations, too; it costs time. gru has fewer parameters than
-    lstm. mingru is fastest on long rollouts, and its gates depend only on the present input. transformer attends to
-    single earlier steps, which helps if a few of them are decisive, and costs most."""
+    """Core (memory) between encoder and heads, which remembers past observations; it costs time. gru has fewer
+    parameters than lstm. mingru is fastest on long rollouts, and its gates depend only on the present input.
+    transformer attends to single earlier steps, which helps if a few of them are decisive, and costs most."""
 
     has_policy_and_value: ClassVar[bool] = True
     """Whether forward returns a value and the parameters of a policy whose log_prob can be learned. On-policy
@@ -233,7 +233,7 @@ class ModelConfig(ABC):
         seed: int,
         observation_clip: float = 10.0,
     ) -> PolicyModel:
-        """Build and initialise the model. Equal arguments give equal bits, whatever the state of torch's generator.
+        """Build and initialise the model. Equal arguments give identical bits, whatever the state of torch's generator.
 
         observation_clip bounds the magnitude of normalized observations.
         """

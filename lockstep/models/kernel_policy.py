@@ -1,4 +1,4 @@
-"""The standard model of vectors and small images in portable arithmetic: equal bits on every CPU.
+"""The standard model of vectors and small images in portable arithmetic: identical bits on every CPU.
 
 The parameters, their names and their places are those of StandardModel. Only their first values, and what a collector
 computes with them, come from lockstep.kernels. lockstep.learners.ppo_kernels learns with the same kernels.

@@ -209,7 +209,7 @@ def fold_kernel(weight: Tensor, block: int) -> Tensor:
 def reproducible_initialization(seed: int) -> Iterator[None]:
     """Draw initial weights from a seed alone, and leave torch's global generator unchanged.
 
-    Uses one thread, because the QR decomposition of orthogonal weights gives other bits with other numbers of threads.
+    Uses one thread, because the QR decomposition of orthogonal weights gives different bits on more threads.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -31,11 +31,11 @@ class NormalizeConfig:
     """Running normalisation, versioned and checkpointed with the parameters."""
 
     observations: bool = False
-    """Standardize vector observations by their running mean and deviation. On suits observations with mixed units.
-    Images are only scaled to [0, 1]."""
+    """Standardize vector observations by their running mean and standard deviation. On suits observations with mixed
+    units. Images are only scaled to [0, 1]."""
     returns: bool = False
-    """Divide rewards by the running deviation of the discounted return (no mean is subtracted). On makes other settings
-    independent of the size of rewards."""
+    """Divide rewards by the running standard deviation of the discounted return (no mean is subtracted). On makes other
+    settings independent of the size of rewards."""
     clip: float = 10.0
     """Bound on the magnitude of normalized observations and rewards (with replay, of the sum of n rewards). Lower tames
     outliers, higher keeps more of their information."""

@@ -178,13 +178,14 @@ class StandardModelConfig(AsymmetricConfig, TrunkConfig):
     """Give the value its own encoder and core. On keeps the value loss from disturbing the policy, off shares
     features, which images need."""
     std: Literal["free", "state"] = "free"
-    """Deviation of continuous actions: free is one number per dimension, state a function of the observation."""
+    """Standard deviation of continuous actions: free is one number per dimension, state a function of the
+    observation."""
     squash: bool = False
     """Squash continuous actions into their bounds by tanh. Off clips them, as most PPO implementations do."""
     initial_std: float = 1.0
     """Deviation of continuous actions before learning, in their own units (with squash: before it); 0.01 to 5. Higher
-    explores more. At 1, where the bounds are -1 and 1, they clip a third of all actions, so that larger ones seem as
-    good."""
+    explores more. At 1, bounds of -1 and 1 clip a third of all actions, and the policy cannot tell the clipped ones
+    apart."""
 
     popart: PopArtConfig = field(default_factory=PopArtConfig)
     """PopArt: a value for each task, in units of its returns. Off unless its rate is above 0."""

@@ -32,8 +32,8 @@ class PopArtConfig:
     outweigh the others for longer at the beginning. The paper has 3e-4, in a run of millions of gradient steps; short
     runs need more, such as 1e-2."""
     smallest: float = 1e-4
-    """Lower bound on deviations. Higher keeps tasks that hardly pay anything from being enlarged to the size of the
-    others; lower lets even these count as much."""
+    """Lower bound on deviations. Higher keeps tasks with tiny returns from being scaled up to the size of the others;
+    lower lets even these count as much."""
     largest: float = 1e6
     """Upper bound on deviations. Lower lets tasks with larger returns than this outweigh the others."""
 

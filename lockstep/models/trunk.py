@@ -67,8 +67,8 @@ class TrunkConfig(ModelConfig):
     """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
     features for larger images; der, of data-efficient Rainbow, has two coarse convolutions, for few samples, and costs
     a fifth of nature; impala is a deep residual network that learns more from each sample and costs about eight times
-    as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols does it with grids of
-    symbols from 0 to 10, such as MiniGrid's, each of which becomes a separate input. auto takes nature, or impala below
+    as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols is for grids of symbols
+    from 0 to 10, such as MiniGrid's, and turns each symbol into a separate input. auto takes nature, or impala below
     36x36 pixels. Vectors always pass through an MLP."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of the MLP. More or wider ones fit harder functions, learn less stably, and cost time."""
@@ -85,7 +85,8 @@ class TrunkConfig(ModelConfig):
     """Attention heads of each layer of a transformer. More attend to more steps separately, with fewer numbers for
     each."""
     previous_action_reward: bool = False
-    """Show the model the previous action and reward. Helps with memory and partial observation."""
+    """Show the model the previous action and reward. It helps if the agent must remember, or sees only a part of the
+    state."""
     initialization: Literal["auto", "orthogonal", "impala", "fixup"] = "auto"
     """orthogonal for all layers; impala draws convolutions from LeCun's normal distribution, like Cleanba; fixup, for
     the impala encoder alone, begins every residual block as the identity, which trains deep ones without

@@ -1,1 +1,1 @@
-"""Torch's operations in portable arithmetic: equal bits on every CPU, for any model and loss."""
+"""Torch's operations in portable arithmetic: identical bits on every CPU, for any model and loss."""

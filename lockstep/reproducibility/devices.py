@@ -1,4 +1,4 @@
-"""On which devices a run is repeated: the kinds that computed it, since a GPU gives other bits than a CPU."""
+"""On which devices a run is repeated: the kinds that computed it, since a GPU gives different bits than a CPU."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def layout_to_repeat(folder: RunFolder, head: dict[str, Any], asked: Layout) -> 
         if not torch.cuda.device_count():
             gpus = ", ".join(head["platform"].get("gpu", ())) or "the same GPU"
             raise SettingsError(
-                f"{folder.path} was computed {_where(recorded)} (layout {recorded}), and a CPU gives other bits. torch "
-                f"finds no GPU on this machine, so it cannot check them: use a machine with {gpus}, where the layout "
-                f"will be {asked}."
+                f"{folder.path} was computed {_where(recorded)} (layout {recorded}), and a CPU gives different bits. "
+                f"torch finds no GPU on this machine, so it cannot check them: use a machine with {gpus}, where the "
+                f"layout will be {asked}."
             )
     if not asked.is_auto and asked.kinds != recorded.kinds:
         suitable = "auto or another layout on the CPU"
         raise SettingsError(
             f"{folder.path} was computed {_where(recorded)} (layout {recorded}), and --layout {asked} computes "
-            f"{_where(asked)}: a GPU gives other bits than a CPU, so they cannot be compared. Use --layout "
+            f"{_where(asked)}: a GPU gives different bits than a CPU, so they cannot be compared. Use --layout "
             f"{recorded.repeating() if recorded.uses_gpus else suitable}."
         )
     return asked

@@ -1,4 +1,4 @@
-"""Repeats a run, with all recorded decisions of timing, on any layout: it ends with the same bits."""
+"""Repeats a run, with all recorded timing decisions, on any layout: it ends with the same bits."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Replay:
     stopped: bool
     """Whether it was interrupted before all recorded iterations were repeated."""
     warning: str | None = None
-    """Set if the run was made or resumed on another platform, or if its experiment does not promise equal bits: this
-    may explain differing ones."""
+    """Set if the run was made or resumed on another platform, or if its experiment does not promise identical bits:
+    this may explain differing ones."""
 
 
 def require_memory(folder: RunFolder, experiment: Experiment, iterations: int) -> None:

@@ -47,7 +47,7 @@ class Verdict:
     """The verdict in a sentence or two."""
     warning: str | None = None
     """Set if this platform, or a user's file, has changed since the run was made or resumed, or if the experiment does
-    not promise equal bits: this may explain differing ones."""
+    not promise identical bits: this may explain differing ones."""
 
 
 def verify(

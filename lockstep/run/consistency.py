@@ -16,8 +16,8 @@ from lockstep.run.ledger import Difference
 from lockstep.run.platform import PORTABLE, this_platform
 
 _NOT_PROMISED = (
-    "The experiment allows operations without deterministic kernels (allow_nondeterministic), so equal bits are not "
-    "promised where GPUs compute it."
+    "The experiment allows operations without deterministic kernels (allow_nondeterministic), so identical bits are "
+    "not promised where GPUs compute it."
 )
 _OF_PROCESSOR = ("cpu.", "variables.")
 """Entries of a platform that portable arithmetic does not depend on."""
@@ -41,13 +41,13 @@ def require_same_arithmetic(folder: RunFolder, head: dict[str, Any]) -> None:
     if head["settings"].get("precision") == "portable" and recorded != PORTABLE:
         raise SettingsError(
             f"{folder.path} was computed in version {recorded} of portable arithmetic, and this lockstep has version "
-            f"{PORTABLE}, which gives other bits. Use the lockstep that wrote it (see run.json), or train it again."
+            f"{PORTABLE}, which gives different bits. Use the lockstep that wrote it (see run.json), or train it again."
         )
 
 
 def platform_warning(folder: RunFolder, head: dict[str, Any], layout: Layout | None = None) -> str | None:
     """A warning if this platform, one that the run was resumed on, a node that took part in it, or a user's file is not
-    as it was when the run started, or if the experiment does not promise equal bits.
+    as it was when the run started, or if the experiment does not promise identical bits.
 
     Args:
         head: of its ledger.

@@ -317,7 +317,7 @@ def _where(name: str, line: Mapping[str, Any]) -> str:
         return f"parameter {rest}"
     words = {
         "collected_with": "the version that collected",
-        "events": "the decisions of timing",
+        "events": "the timing decisions",
         "cuts": "where shards were cut",
         "updates": "the order of updates",
     }

@@ -29,15 +29,15 @@ def explained() -> Iterator[None]:
         text = str(error)
         if found := _WITHOUT.search(text):
             raise SettingsError(
-                f"{found[1]} has no deterministic kernel on a GPU{_place(error)}: equal inputs would give other bits "
-                "each time, so the run could be neither verified nor resumed exactly. Compute it with other operations "
-                "(a sum under a mask instead of scattering, a product with a triangular matrix instead of cumsum), "
-                "compute it on the CPU, or use --allow-nondeterministic, which gives up equal bits on GPUs."
+                f"{found[1]} has no deterministic kernel on a GPU{_place(error)}: equal inputs would give different "
+                "bits each time, so the run could be neither verified nor resumed exactly. Compute it with other "
+                "operations (a sum under a mask instead of scattering, a product with a triangular matrix instead of "
+                "cumsum), compute it on the CPU, or use --allow-nondeterministic, which gives up equality on GPUs."
             ) from error
         if "CUBLAS_WORKSPACE_CONFIG" in text:
             raise SettingsError(
                 "CUBLAS_WORKSPACE_CONFIG has a value with which cuBLAS is not deterministic. Unset it, or set it to "
-                ":4096:8, or use --allow-nondeterministic, which gives up equal bits on GPUs."
+                ":4096:8, or use --allow-nondeterministic, which gives up identical bits on GPUs."
             ) from error
         raise
 

@@ -48,7 +48,7 @@ class Job:
     checkpoint: Path | None = None
     stop_after: int | None = None
     recorded: Recorded | None = None
-    """The recorded decisions of timing to repeat, if the run repeats another."""
+    """The recorded timing decisions to repeat, if the run repeats another."""
 
     on_iteration: Given | None = None
     """What follows the run, instead of what the options name."""

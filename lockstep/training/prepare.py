@@ -125,7 +125,7 @@ def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions)
         )
     if experiment.allow_nondeterministic and layout.uses_gpus:
         told.append(
-            "--allow-nondeterministic: an operation without a deterministic kernel gives other bits each time, and "
+            "--allow-nondeterministic: an operation without a deterministic kernel gives different bits each time, and "
             "then verify, replay and resume differ from the run. torch names each such operation."
         )
     env = experiment.env

@@ -91,6 +91,6 @@ def warn_of_platform(differs: Sequence[str]) -> None:
     """Print that a run goes on where these entries of the platform are not what they were when it started."""
     tell(
         f"warning: {ledger.platform_or_code(differs)} is not what it was when the run started, so the run may end "
-        f"with other bits than on the original platform. Recorded and present: {'; '.join(differs)}.",
+        f"with different bits than on the original platform. Recorded and present: {'; '.join(differs)}.",
         sys.stderr,
     )

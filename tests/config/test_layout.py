@@ -214,7 +214,7 @@ def test_every_process_needs_a_shard(text: str, role: str) -> None:
         Layout.parse(text).check(shards=4)
 
 
-@pytest.mark.parametrize(("count", "advice"), [(0, "cpu:aC-lL.*other bits"), (2, "a0-lcpu, .* the same bits")])
+@pytest.mark.parametrize(("count", "advice"), [(0, "cpu:aC-lL.*different bits"), (2, "a0-lcpu, .* the same bits")])
 def test_gpus_must_exist(count: int, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     with pytest.raises(SettingsError, match=rf"GPU {count}\b.* has {count}\b.*{advice}"):

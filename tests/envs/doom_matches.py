@@ -31,7 +31,7 @@ def small(recipe: Callable[[], Experiment], **more: Any) -> Experiment:
 
 
 def check_that_layouts_agree(experiment: Experiment, folder: Path, workers: Workers) -> None:
-    """Assert equal bits inline, on two other layouts, and after a resumption in the middle of a match."""
+    """Assert identical bits inline, on two other layouts, and after a resumption in the middle of a match."""
     orders = {}
     for text in ("processes:2", "cpu:a1-l1"):
         layout, run = Layout.parse(text), options(folder / text)

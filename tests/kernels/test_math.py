@@ -1,4 +1,4 @@
-"""The functions of kernels/math.py: their errors, their edges, and equal bits whatever the CPU."""
+"""The functions of kernels/math.py: their errors, their edges, and identical bits whatever the CPU."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ CHANGES: list[dict[str, Any]] = [
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two arrays of float32 have equal bits."""
+    """Whether two arrays of float32 have identical bits."""
     return np.array_equal(np.asarray(a).view(np.int32), np.asarray(b).view(np.int32))
 
 

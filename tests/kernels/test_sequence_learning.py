@@ -84,7 +84,7 @@ def sequences(agent: Agent, count: int) -> Sequences:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two arrays of float32 have equal bits."""
+    """Whether two arrays of float32 have identical bits."""
     return np.array_equal(np.asarray(a).view(np.int32), np.asarray(b).view(np.int32))
 
 

@@ -112,7 +112,7 @@ def test_what_tune_found_is_chosen_on_the_same_machine(monkeypatch: pytest.Monke
     monkeypatch.setattr(auto, "cores", lambda: 64)
     assert chosen(Layout.of(None), experiment) == Layout("processes", 8), "with other cores, another machine"
     assert remember(experiment, Layout.parse("inline,device=0,graphs=1"))
-    assert remembered(experiment) is None, "a GPU gives other bits, so it must be asked for"
+    assert remembered(experiment) is None, "a GPU gives different bits, so it must be asked for"
     auto._file().write_text("no JSON")
     assert remembered(experiment) is None
 

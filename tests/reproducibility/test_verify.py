@@ -249,9 +249,9 @@ def test_the_devices_of_the_run_are_those_of_its_repetition(
     verify(run, "auto,stall_timeout=600")
     assert asked == [repeated_with, f"{repeated_with},stall_timeout=600"]
     other = "inline" if "device" in repeated_with or "a" in repeated_with[:1] else "inline,device=0"
-    with pytest.raises(SettingsError, match=f"other bits than a CPU.* Use --layout ({repeated_with}|auto)"):
+    with pytest.raises(SettingsError, match=f"different bits than a CPU.* Use --layout ({repeated_with}|auto)"):
         verify(run, other)
-    with pytest.raises(SettingsError, match="other bits than a CPU"):
+    with pytest.raises(SettingsError, match="different bits than a CPU"):
         replay(run, other)
 
 

@@ -227,7 +227,7 @@ def test_an_entry_that_only_one_run_has_differs() -> None:
         assert (found.where, found.a, found.b) == ("gradient of shard 10", *sides)
     found = ledger.compare(HEAD, lines(), HEAD, lines((2, {"events": []})))
     assert found is not None
-    assert (found.iteration, found.where) == (2, "the decisions of timing")
+    assert (found.iteration, found.where) == (2, "the timing decisions")
 
 
 def test_lengths_count_unless_fewer_iterations_are_asked_for() -> None:

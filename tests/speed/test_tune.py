@@ -230,7 +230,7 @@ def test_it_ends_within_its_budget_with_a_layout_that_trains(
             "0",
             ["inline,device=0", "processes:2,env_threads=2", "inline"],
             "processes:2,env_threads=2",
-        ),  # GPUs: other bits
+        ),  # GPUs: different bits
         ("0", ["inline,device=0"], None),
         ("async", ["cpu:a2-l1"], None),  # another layout may give another result
     ],

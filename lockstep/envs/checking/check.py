@@ -1,4 +1,4 @@
-"""Checks the properties of an environment that equal bits depend on, by playing it in several ways and comparing."""
+"""Plays an environment in several ways and compares the results, to check all that identical bits depend on."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class EnvCheck:
 def check_env(
     config: EnvConfig | str, *, steps: int = 1_000, seed: int = 1, tell: Callable[[str], Any] = lambda text: None
 ) -> EnvCheck:
-    """Check that an environment gives equal bits for equal seeds and actions, by playing it with random actions.
+    """Check that an environment gives identical bits for equal seeds and actions, by playing it with random actions.
 
     Args:
         config: the environments of training. At least 2, or two matches, are played side by side. An id uses its

@@ -113,7 +113,7 @@ class Platforms:
         ways = [f"mark nodes that are alike (ray start --resources '{{\"alike\": 8}}') and use --layout {placed}"]
         processors = [of_processor(each) for each in differs]
         mend = ["install the same versions and files on all nodes"] * (not all(processors))
-        mend += ["use --precision portable, which has equal bits on every CPU (another result than now)"] * any(
+        mend += ["use --precision portable, which has identical bits on every CPU (another result than now)"] * any(
             processors
         )
         ways.insert(0, " and ".join(mend))
