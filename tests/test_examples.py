@@ -38,7 +38,7 @@ from lockstep.training.prepare import prepare
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = (
     *("custom_model", "custom_env", "custom_vector_env", "compiled_env", "custom_algorithm"),
-    *("custom_storage", "custom_scheme", "gradient_compression", "auxiliary_loss"),
+    *("custom_storage", "custom_scheme", "custom_exploration", "gradient_compression", "auxiliary_loss"),
 )
 
 
@@ -248,6 +248,8 @@ def test_a_documented_command_parses(command: str, files: dict[str, str], capsys
             return
         assert code == 0, said
     else:
+        for reference in filter(re.compile(r"examples/.+\.py:\w+").fullmatch, arguments):
+            load_object(f"{ROOT}/{reference}")
         recipe = {
             "bench": ["ppo-cartpole"],
             "tune": ["ppo-cartpole"],

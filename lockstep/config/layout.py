@@ -8,11 +8,10 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.config.hidden_gpus import hidden_by_slurm
 from lockstep.config.launchers import OPTIONAL, PROCESSES, SPREAD, Launcher, advice_without, launcher_named
 from lockstep.config.layout_text import AUTO, HELP, fields_of, text_of
 from lockstep.config.resources import Resources, of_role, validate_resources
-from lockstep.config.settings import SettingsError, check_values, require
+from lockstep.config.settings import SettingsError, check_values
 
 LOCAL = "local"
 """The device of torchrun's processes if each computes on its own GPU."""
@@ -259,6 +258,18 @@ class Layout:
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""
         check_values(self)
+        self._validate_numbers()
+        if not self.is_auto:
+            self._validate_devices()
+            self._validate_processes()
+        elif fixed := [name for name in _FIXED if getattr(self, name) != getattr(Layout, name)]:
+            raise SettingsError(
+                f"Layout {self}: auto chooses among layouts of this machine's CPU, so leave {fixed[0]}= out, or "
+                f"name a layout. {HELP}"
+            )
+
+    def _validate_numbers(self) -> None:
+        """Raise SettingsError for numbers that are out of range in every layout."""
         if self.copies < 1 or len(self.collectors) % self.copies or len(self.learners) % self.copies:
             raise SettingsError(
                 f"Layout: copies={self.copies} must divide {len(self.collectors)} collectors and {len(self.learners)} "
@@ -272,14 +283,9 @@ class Layout:
             raise SettingsError(f"Layout {self}: pin must be 0 or 1.")
         if not 0 <= self.nice <= 19:
             raise SettingsError(f"Layout {self}: nice must be 0 to 19. 0 treats all processes alike.")
-        if self.is_auto:
-            if fixed := [name for name in _FIXED if getattr(self, name) != getattr(Layout, name)]:
-                raise SettingsError(
-                    f"Layout {self}: auto chooses among layouts of this machine's CPU, so leave {fixed[0]}= out, or "
-                    f"name a layout. {HELP}"
-                )
-            return
-        launcher = self.launcher
+
+    def _validate_devices(self) -> None:
+        """Raise SettingsError if the processes cannot have these devices, or not use them so."""
         if self.graphs not in (0, 1) or (self.graphs and "CPU" in self.kinds):
             raise SettingsError(
                 f"Layout {self}: graphs must be 0 or 1, and 1 needs GPUs for all processes, as in "
@@ -301,6 +307,10 @@ class Layout:
                     f"{dataclasses.replace(self, **{role: tuple(each for each in named if each != 'cpu')})} or "
                     f"{dataclasses.replace(self, **{role: ('cpu',) * len(named)})}."
                 )
+
+    def _validate_processes(self) -> None:
+        """Raise SettingsError if the launcher does not start such processes, or does not support an option."""
+        launcher = self.launcher
         if (
             self.workers < 1
             or bool(self.collectors) != bool(self.learners)
@@ -334,61 +344,6 @@ class Layout:
                 f"Layout {self} names {len(several)} GPUs for {processes} process{'es' * (processes > 1)}, and each "
                 f"process computes on one. Start {len(several)} or more processes, or name fewer GPUs."
             )
-
-    def check(self, shards: int) -> None:
-        """Raise SettingsError if this layout cannot hold this many shards, or this machine cannot hold the layout."""
-        self.validate()
-        if package := self.launcher.package:
-            otherwise = "Without it use processes:N or cpu:aC-lL on one machine, or torchrun on several."
-            require(package, package, f"Layout {self}", otherwise)
-        for count, role in (
-            (self.workers, "processes"),
-            (len(self.collectors), "collectors"),
-            (len(self.learners), "learners"),
-        ):
-            if count > shards:
-                raise SettingsError(
-                    f"Layout {self} has {count} {role} for scheme.shards={shards}. Each needs at least one shard: use "
-                    f"{shards} or fewer, or more --scheme.shards (another result)."
-                )
-        if gpus := self._gpus_of_machine():
-            from torch import cuda
-
-            if max(gpus) >= (count := cuda.device_count()):
-                raise SettingsError(
-                    f"Layout {self} needs GPU {max(gpus)}, but this machine has {count} that torch can use (numbers "
-                    f"start at 0; see lockstep doctor). {self._without_gpus(count)}"
-                )
-
-    def _gpus_of_machine(self) -> tuple[int, ...]:
-        """Numbers of all GPUs that this machine must have, and every process on it must see: also those of other groups
-        here. So all processes find the same mistake, and none waits for the others."""
-        if not self.spread:
-            return self.gpus
-        groups = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        named = [
-            each for role in (self.collectors, self.learners) for each in role[: groups * len(role) // self.copies]
-        ]
-        return tuple(sorted({int(device) for device in named if device != "cpu"}))
-
-    def _without_gpus(self, count: int) -> str:
-        """What to do where torch can use only so many GPUs."""
-        groups = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.spread else 1
-        several = groups > 1 or (self.launcher.started_externally and "+" in self.device)
-        if count and several and (hidden := hidden_by_slurm(count)):
-            return (
-                f"Slurm shows each task only its own GPUs ({hidden}), but the layout numbers all GPUs of the node. Use "
-                "--gpus-per-node in place of --gpus-per-task, or add --gpu-bind=none, so that each task sees them all."
-            )
-        if count and self.device == LOCAL:
-            processes = f"{count} process{'es' * (count > 1)}"
-            return f"Start {processes} on it, or use device=0 if each sees only its own GPU, as in Slurm."
-        if count and groups > 1:
-            last = max(self._gpus_of_machine())
-            return f"Its {groups} groups on this machine need GPUs 0 to {last}: start fewer groups here."
-        if count:
-            return f"Use fewer of them, as in {self.repeating()}, which gives the same bits."
-        return "A new run can use cpu:aC-lL (C collectors, L learners) on the CPU, which gives different bits."
 
 
 def _place_on_machine(index: int, processes: int) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from lockstep.envs.construct import is_callable
 from lockstep.envs.multiagent.opponents import AgentSpaces, single_actions
 from lockstep.envs.multiagent.pettingzoo import names_of, spaces_of
 from lockstep.envs.multiagent.policies import policies_of, sides_of
+from lockstep.envs.multiagent.trained import TrainedRun
 from lockstep.envs.settings import RANDOM, SHARED, EnvConfig
 from lockstep.evaluation.actor import Reader, Spaces
 from lockstep.evaluation.policy import Policy, find_checkpoint, load_policy
@@ -65,10 +65,10 @@ def _resolved(config: EnvConfig, name: str, agents: list[Any]) -> str:
                 f"The opponent {name} must be a function (observation, action space, generator) -> action."
             )
         return name
-    run, _, digest = _parts(name)
-    if not digest:
-        found = _found(name)
-        name = f"{run}@{found.iteration}#{_digest(found)}"
+    run = TrainedRun.parse(name)
+    if not run.digest:
+        found = _found(run)
+        name = str(TrainedRun(run.folder, str(found.iteration), _digest(found)))
     spaces = spaces_of(config)
     for policy, played in _policies(name, agents).items():
         for agent in played:
@@ -80,20 +80,13 @@ def _resolved(config: EnvConfig, name: str, agents: list[Any]) -> str:
     return name
 
 
-def _parts(name: str) -> tuple[str, str | None, str | None]:
-    """The run's folder, the checkpoint and the checkpoint's digest in an opponent's name; None for missing ones."""
-    found = re.fullmatch(r"(.+?)(?:@(\d+|latest|best))?(?:#([0-9a-f]{16}))?", name)
-    return (name, None, None) if found is None else (found[1], found[2], found[3])
-
-
-def _found(name: str) -> Checkpoint:
+def _found(run: TrainedRun) -> Checkpoint:
     """Open the checkpoint that an opponent's name refers to."""
-    run, checkpoint, _ = _parts(name)
     try:
-        return find_checkpoint(run, checkpoint)
+        return find_checkpoint(run.folder, run.checkpoint)
     except SettingsError as error:
         raise SettingsError(
-            f"The opponent {name.partition('#')[0]}, looked for from {Path.cwd()}: {error} Opponents are {RANDOM}, "
+            f"The opponent {run.place}, looked for from {Path.cwd()}: {error} Opponents are {RANDOM}, "
             "RUN, RUN@ITERATION or file.py:play. NAME=WHO, who plays the policy NAME, needs several --env.policies."
         ) from error
 
@@ -169,18 +162,17 @@ class _Seats:
 @functools.lru_cache
 def _loaded(name: str) -> tuple[Policy, dict[str, tuple[PolicyModel, Spaces]]]:
     """A run, and by policy its model and spaces; loaded once for all matches of a process."""
-    run, iteration, digest = _parts(name)
-    place = name.partition("#")[0]
-    if _digest(_found(name)) != digest:
+    run = TrainedRun.parse(name)
+    if _digest(_found(run)) != run.digest:
         raise SettingsError(
-            f"The opponent {place} is not what it was when this run began. Restore the run's folder, or name the "
+            f"The opponent {run.place} is not what it was when this run began. Restore the run's folder, or name the "
             "opponent without the digest after #."
         )
-    policy = load_policy(run, iteration)
+    policy = load_policy(run.folder, run.checkpoint)
     if policy.experiment.model.uses_previous:
         raise SettingsError(
-            f"The opponent {place} has model.uses_previous on, but opponents do not receive their previous action and "
-            "reward. Name a run with model.uses_previous off."
+            f"The opponent {run.place} has model.uses_previous on, but opponents do not receive their previous action "
+            "and reward. Name a run with model.uses_previous off."
         )
     spaces = envs.spaces(policy.experiment.env)
     if not isinstance(policy.model, Policies):
@@ -198,7 +190,7 @@ def _policies(name: str, agents: list[Any]) -> dict[str, list[Any]]:
         if chosen not in parts:
             against = f" env.opponents={' '.join(env.opponents)}" * bool(env.opponents)
             raise SettingsError(
-                f"The opponent {name.partition('#')[0]} has no policy for {agent!r}: it trained "
+                f"The opponent {TrainedRun.parse(name).place} has no policy for {agent!r}: it trained "
                 f"{', '.join(parts)} (env.policies={env.policies}{against}). Name another run."
             )
         found.setdefault(chosen, []).append(agent)

@@ -209,7 +209,8 @@ class EpsilonGreedy(Choice):
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """See the class."""
-        return self.explore(params, noise, torch.full_like(params[..., :1], self.EVALUATION_EPSILON))
+        epsilon = torch.full_like(params[..., :1], self.EVALUATION_EPSILON)
+        return EpsilonGreedy.explore(self, params, noise, epsilon)  # also if a subclass explores by another rule
 
     def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
         """numbers [..., 1]: ε"""

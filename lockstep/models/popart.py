@@ -56,6 +56,22 @@ def tasks_in(space: gymnasium.Space[Any]) -> int:
     return 1 if told is None else int((told.shape or (1,))[0])
 
 
+def unused_task(space: gymnasium.Space[Any], config: PopArtConfig | None) -> str:
+    """A warning if observations tell values the task, but no value reads it; "" otherwise.
+
+    Args:
+        space: of observations.
+        config: the model's settings of PopArt; None for models that cannot have it.
+    """
+    if not isinstance(space, spaces.Dict) or VALUE_TASK not in space.spaces or (config and config.rate):
+        return ""
+    switch = "" if config is None else "Switch it on by --model.popart.rate 1e-2. "
+    return (
+        f"The observation {VALUE_TASK!r} (--env.options task_input=value or both) has no effect: only PopArt reads it, "
+        f"and this model has none. {switch}Use task_input=true to show the task to the model, or leave task_input out."
+    )
+
+
 class PopArtHead(nn.Module):
     """One linear layer to K normalized values n, in fp32. The value of task k is σ_k n_k + μ_k.
 

@@ -295,7 +295,7 @@ class QModelConfig(TrunkConfig):
                 "environment with Discrete actions, or an algorithm for continuous ones."
             )
         layout = ObservationLayout.of(observation_space)
-        distribution = EpsilonGreedy(action_space, masked=layout.mask_size > 0)
+        distribution = self.build_distribution(action_space, masked=layout.mask_size > 0)
         layout.check_mask(action_space, distribution.num_logits)
         extra = distribution.encoded_size + 1 if self.previous_action_reward else 0
         dtype = PRECISIONS[precision]
@@ -322,6 +322,14 @@ class QModelConfig(TrunkConfig):
                 assert isinstance(head, QHead)
                 head = ImplicitQHead(trunk.out_features, head, self.numbers, self.cosines)
             return QModel(trunk, head, distribution, support, uses_previous=self.previous_action_reward)
+
+    def build_distribution(self, action_space: spaces.Discrete, *, masked: bool) -> EpsilonGreedy:
+        """What chooses actions by their values. Override to explore by another rule than ε.
+
+        Args:
+            masked: whether the environment forbids actions.
+        """
+        return EpsilonGreedy(action_space, masked=masked)
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

@@ -24,6 +24,7 @@ from lockstep.models.encoders import (
 )
 from lockstep.models.layers import Conv2d, Linear
 from lockstep.models.observations import ObservationLayout, observed_by_policies
+from lockstep.models.popart import unused_task
 from lockstep.models.resnet import ImpalaResNet
 from lockstep.models.transformer import Transformer
 
@@ -175,6 +176,8 @@ class TrunkConfig(ModelConfig):
                 f"{'is not uint8' if turned else 'the encoder is mlp'}: it is flattened and passes through an MLP. "
                 f"{advice[0].upper()}{advice[1:]}"
             )
+        if warning := unused_task(observation_space, getattr(self, "popart", None)):
+            found.append(warning)
         return found
 
     def build_core(self, in_features: int) -> Core | None:

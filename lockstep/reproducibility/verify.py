@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep.config.layout import Layout
+from lockstep.config.layout_fit import check_fit
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.core.digests import state_digest
@@ -89,7 +90,7 @@ def verify(
     require_memory(folder, experiment, count)
     layout = layout_to_repeat(folder, head, layout)
     layout = chosen(layout, experiment, iterations=count, repeats=True, say=False)
-    layout.check(experiment.scheme.shards)
+    check_fit(layout, experiment.scheme.shards)
     warning = platform_warning(folder, head, layout)
     difference = edited_settings(folder, head) or newest_checkpoint_difference(checkpoints, lines, whole=True)
     if difference is not None:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import platform as system
-import re
 import sys
 from collections.abc import Mapping
 from importlib import metadata
@@ -19,6 +18,8 @@ import torch
 from lockstep.config.extras import EXTRAS
 from lockstep.config.layout import Layout
 from lockstep.config.user_code import digests_of
+from lockstep.envs.multiagent.trained import TrainedRun
+from lockstep.envs.settings import SHARED
 from lockstep.run.gpus import used_gpus
 from lockstep.system.machine import cpu
 
@@ -70,11 +71,16 @@ def code_of(settings: Mapping[str, Any] | None) -> dict[str, str]:
         settings: in JSON form.
     """
     found: dict[str, str] = {}
-    for opponent in ((settings or {}).get("env") or {}).get("opponents", ()):
-        if (run := re.fullmatch(r"(?:[\w-]+=)?(.+)@\d+#[0-9a-f]{16}", opponent)) is None:
+    env = (settings or {}).get("env") or {}
+    of_sides = env.get("policies", SHARED) != SHARED
+    for opponent in env.get("opponents", ()):
+        run = TrainedRun.parse(opponent.partition("=")[2] if of_sides else opponent)
+        if run.digest is None:
             continue
         with contextlib.suppress(OSError, ValueError):  # the match itself tells what is missing or damaged
-            theirs, facts = (json.loads((Path(run[1]) / f"{name}.json").read_bytes()) for name in ("experiment", "run"))
+            theirs, facts = (
+                json.loads((Path(run.folder) / f"{name}.json").read_bytes()) for name in ("experiment", "run")
+            )
             played = [theirs["model"], theirs["env"].get("policies")]
             found |= digests_of(played, facts.get("directory", ""))
     return found | digests_of(settings)

@@ -15,6 +15,7 @@ from lockstep.agent import Agent
 from lockstep.buffers import data, replay_placement
 from lockstep.config.launchers import layouts_with
 from lockstep.config.layout import Layout
+from lockstep.config.layout_fit import check_fit
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError, check_values
 from lockstep.core.schedule import Recorded
@@ -68,7 +69,7 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     if experiment.curriculum:
         check_curriculum(env, experiment.curriculum)
         Curriculum(experiment)
-    layout.check(experiment.scheme.shards)
+    check_fit(layout, experiment.scheme.shards)
     if experiment.precision == "portable" and layout.uses_gpus:
         raise SettingsError(
             f"--precision portable computes on CPUs, but the layout {layout} uses GPUs. Use --precision fp32 (another "
@@ -91,7 +92,7 @@ def _check_torchrun(experiment: Experiment, layout: Layout) -> None:
         )
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if not layout.split:
-        dataclasses.replace(layout, workers=processes).check(experiment.scheme.shards)
+        check_fit(dataclasses.replace(layout, workers=processes), experiment.scheme.shards)
     elif processes != layout.copies:
         raise SettingsError(
             f"--layout {layout} has {layout.copies} groups, and torchrun or srun starts a process for each of them, "

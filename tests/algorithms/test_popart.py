@@ -248,6 +248,17 @@ def test_what_does_not_fit_is_an_error(changes: dict[str, Any], message: str) ->
         _experiment(**changes).validate()
 
 
+def test_a_task_that_no_value_reads_is_warned_of() -> None:
+    space = spaces.Dict(observation=spaces.Box(-1, 1, (3,)), value_task=spaces.Box(0, 1, (2,)))
+    ppo, dqn = recipes.ppo_cartpole().model, recipes.dqn_cartpole().model
+    for model, advice in ((ppo, "--model.popart.rate 1e-2"), (dqn, "task_input=true")):
+        (warning,) = model.warnings(space, spaces.Discrete(2))
+        assert "task_input=value" in warning and advice in warning
+        assert not model.warnings(space["observation"], spaces.Discrete(2))
+    assert "popart.rate" not in dqn.warnings(space, spaces.Discrete(2))[0], "which it does not have"
+    assert not _experiment().model.warnings(space, spaces.Discrete(2))
+
+
 def test_algorithms_without_a_value_have_no_such_setting() -> None:
     for recipe in (recipes.dqn_cartpole, recipes.sac_mujoco, recipes.pqn_cartpole):
         with pytest.raises(SettingsError, match="popart"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.config.layout import Layout
+from lockstep.config.layout_fit import check_fit
 from lockstep.config.settings import SettingsError
 
 
@@ -154,11 +155,11 @@ def test_torchrun_deals_the_gpus_of_each_machine(monkeypatch: pytest.MonkeyPatch
         assert listed.device_of("learner", 4 + place) == f"cuda:{gpu}"
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(SettingsError, match=r"needs GPU 3, .* has 2 .*Start 2 processes on it, or use device=0"):
-        local.check(shards=8)
-    listed.check(shards=8)
+        check_fit(local, shards=8)
+    check_fit(listed, shards=8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with pytest.raises(SettingsError, match="2 GPUs for 1 process,"):
-        listed.check(shards=8)
+        check_fit(listed, shards=8)
 
 
 def test_torchrun_and_srun_start_a_group_for_each_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,13 +198,13 @@ def test_groups_on_one_node_must_all_see_all_of_its_gpus(
         monkeypatch.setenv(name, value)
     layout = Layout.parse("a0-l1,2,3-d2")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    layout.check(shards=8)
+    check_fit(layout, shards=8)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     with pytest.raises(SettingsError, match=rf"needs GPU 7, but .*{advice}"):
-        layout.check(shards=8)
+        check_fit(layout, shards=8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    layout.check(shards=8)  # one on each of two nodes
+    check_fit(layout, shards=8)  # one on each of two nodes
 
 
 @pytest.mark.parametrize(
@@ -211,25 +212,25 @@ def test_groups_on_one_node_must_all_see_all_of_its_gpus(
 )
 def test_every_process_needs_a_shard(text: str, role: str) -> None:
     with pytest.raises(SettingsError, match=f"5 {role} for scheme.shards=4"):
-        Layout.parse(text).check(shards=4)
+        check_fit(Layout.parse(text), shards=4)
 
 
 @pytest.mark.parametrize(("count", "advice"), [(0, "cpu:aC-lL.*different bits"), (2, "a0-lcpu, .* the same bits")])
 def test_gpus_must_exist(count: int, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     with pytest.raises(SettingsError, match=rf"GPU {count}\b.* has {count}\b.*{advice}"):
-        Layout.parse(f"a{count}-lcpu").check(shards=4)
+        check_fit(Layout.parse(f"a{count}-lcpu"), shards=4)
 
 
 def test_a_text_is_parsed_and_taken_for_no_launcher() -> None:
     assert Layout.of("processes:2") == Layout.of(Layout("processes", 2)) == Layout("processes", 2)
     assert Layout.of(None) == Layout("auto")
     with pytest.raises(SettingsError, match=r"'processes:2'.*Layout\.parse"):
-        Layout("processes:2").check(4)  # type: ignore[arg-type]
+        check_fit(Layout("processes:2"), shards=4)  # type: ignore[arg-type]
 
 
 def test_what_can_be_checked_of_a_layout_anywhere_is_on_the_cpu() -> None:
     for text, here in (("a0-l1,2,graphs=1", "cpu:a1-l2"), ("inline,device=3,graphs=1,jitter=1", "inline,jitter=1")):
         layout = Layout.parse(text).anywhere()
         assert layout == Layout.parse(here)
-        layout.check(shards=4)
+        check_fit(layout, shards=4)

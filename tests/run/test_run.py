@@ -333,8 +333,9 @@ def test_an_opponent_is_known_by_the_file_of_its_model(tmp_path: Path) -> None:
     }
     for name, contents in (("experiment", experiment), ("run", {"directory": str(tmp_path / "theirs")})):
         (tmp_path / "theirs" / "runs" / "a" / f"{name}.json").write_text(json.dumps(contents))
-    for opponent in ("theirs/runs/a@5#0123456789abcdef", "second-side=theirs/runs/a@5#0123456789abcdef"):
-        code = this_platform({"env": {"opponents": ["random", opponent, "gone@5#0123456789abcdef"]}})["code"]
+    for policies, side in (("shared", ""), ("separate", "second-side="), ("separate", "second.side=")):
+        names = ["random", "theirs/runs/a@5#0123456789abcdef", "gone@5#0123456789abcdef"]
+        code = this_platform({"env": {"policies": policies, "opponents": [side + name for name in names]}})["code"]
         assert code == {
             f"{name}.py": hashlib.sha256(f"# {name}\n".encode()).hexdigest()[:16] for name in ("model", "policies")
         }, "its algorithm does not play"
