@@ -30,9 +30,8 @@ def collected(of: Experiment, shards: range) -> tuple[list[int], dict[int, Rollo
     buffers = RolloutBuffers(agent, shards, 1, PrivateArena())
     collector, version = Collector(agent, buffers), agent.version(0)
     collector.reset()
-    for lap in range(2):
-        found = collector.collect(lap, lambda t: version)
-    rollouts = {each.info.shard: each.rollout.map(torch.clone) for each in found}
+    collector.collect(0, lambda t: version)
+    rollouts = {each.info.shard: each.rollout.map(torch.clone) for each in collector.collect(1, lambda t: version)}
     collector.close()
     return [group.size for group, _ in buffers.groups], rollouts
 
