@@ -129,10 +129,13 @@ PROOFS = {
     ),
     "pong-impala": Proof(f"{_IMPALA} --total-steps 6M", 1),
     "pong-impala-async": Proof(f"{_IMPALA} --scheme.lag async --scheme.max-lag 2 --total-steps 6M", 1),
-    "pong-dqn": Proof(f"dqn-atari {_PONG} --algorithm.updates 16 --algorithm.learning-rate 2e-4 --total-steps 1.5M", 1),
+    "pong-dqn": Proof(
+        f"dqn-atari --precision bf16 {_PONG} --algorithm.updates 16 --algorithm.learning-rate 2e-4 --total-steps 1.5M",
+        1,
+    ),
     "pong-rainbow": Proof(
-        f"rainbow-atari {_PONG} --algorithm.updates 16 --algorithm.learning-rate 1e-4 --algorithm.optimizer.eps 1e-6 "
-        "--total-steps 1.5M",
+        f"rainbow-atari --precision bf16 {_PONG} --algorithm.updates 16 --algorithm.learning-rate 1e-4 "
+        "--algorithm.optimizer.eps 1e-6 --total-steps 1.5M",
         1,
     ),
     "battle": Proof(

@@ -270,10 +270,10 @@ class Case:
 
 CASES = {
     "dqn": Case("dqn-atari", "processes:2"),
-    "dqn-2-shards": Case("dqn-atari", "processes:2", shards=2),
-    "dqn-1-shard": Case("dqn-atari", "inline,env_threads=2", shards=1, torch_threads=2),
-    "dqn-portable": Case("dqn-atari", "processes:2", precision="portable"),
-    "dqn-portable-1-shard": Case("dqn-atari", "inline,env_threads=2", shards=1, precision="portable"),
+    "dqn-portable-1-shard": Case("dqn-atari", "inline,env_threads=2", shards=1),
+    "dqn-bf16": Case("dqn-atari", "processes:2", precision="bf16"),
+    "dqn-2-shards": Case("dqn-atari", "processes:2", shards=2, precision="bf16"),
+    "dqn-1-shard": Case("dqn-atari", "inline,env_threads=2", shards=1, torch_threads=2, precision="bf16"),
     "sac": Case("sac-mujoco", "processes:2"),
     "sac-2-shards": Case("sac-mujoco", "processes:2", shards=2),
     "sac-1-shard": Case("sac-mujoco", "inline", shards=1),

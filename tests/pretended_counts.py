@@ -53,8 +53,8 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "ppo-atari": lambda: small(recipes.ppo_atari(), {**ON_POLICY, "epochs": 2}),
     "impala-atari, ResNet": lambda: small(recipes.impala_atari().replace(**{"model.encoder": "impala"}), ON_POLICY),
     "appo-atari": lambda: small(recipes.appo_atari(), ON_POLICY),
-    "dqn-atari": lambda: replaying(recipes.dqn_atari(), 3),
-    "rainbow-atari": lambda: replaying(recipes.rainbow_atari(), 3),
+    "dqn-atari": lambda: replaying(recipes.dqn_atari().replace(precision="bf16"), 3),
+    "rainbow-atari": lambda: replaying(recipes.rainbow_atari().replace(precision="bf16"), 3),
     "sac-mujoco": lambda: replaying(recipes.sac_mujoco().replace(precision="fp32"), 2, rollout=8),
     "r2d2-atari": lambda: replaying(recipes.r2d2_atari(), 4),
 }

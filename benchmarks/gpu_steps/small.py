@@ -16,8 +16,10 @@ REHEARSED = ("cartpole-lag-1", "td3")
 
 
 def on_gpu(experiment: Experiment) -> Experiment:
-    """The same in an arithmetic that GPUs have."""
-    return experiment.replace(precision="fp32") if experiment.precision == "portable" else experiment
+    """The same in an arithmetic that GPUs have: in bf16 if it learns from images by the Nature CNN."""
+    if experiment.precision != "portable":
+        return experiment
+    return experiment.replace(precision="bf16" if getattr(experiment.model, "encoder", "") == "nature" else "fp32")
 
 
 def small() -> dict[str, Callable[[], Experiment]]:

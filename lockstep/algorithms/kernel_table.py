@@ -62,6 +62,9 @@ class Kernels(ABC):
     as_torch: ClassVar[bool] = False
     """Whether they have the bits of torch's replaced operations. Others have other first weights, or add up in another
     order."""
+    pads: ClassVar[bool] = True
+    """Whether acting batches have rows for the shards of other collectors, which stay empty. They need not, if bits
+    depend neither on the number of rows that act together nor on how rollouts lie in memory."""
 
     @abstractmethod
     def covers(self, case: Case) -> bool:
@@ -150,6 +153,7 @@ class _QKernels(Kernels):
     """Whether they know convolutions that move by more than one pixel."""
     cores: ClassVar[tuple[str, ...]] = ("none",)
     """Cores that they know."""
+    pads = False
 
     def covers(self, case: Case) -> bool:
         _, model, observations, _ = case
@@ -209,6 +213,7 @@ class ValueKernels(ReturnsKernels):
     numbers: ClassVar[tuple[str, ...]] = ("value_target",)
     """As for LossKernels."""
     flags: ClassVar[tuple[str, ...]] = ()
+    pads = True  # the order of a layer's sum depends on whether the observations of a rollout lie together
 
 
 class SequenceKernels(ReturnsKernels):

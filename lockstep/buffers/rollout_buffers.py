@@ -30,24 +30,32 @@ class ActingGroup:
     """The shards that one inference call serves. Each has its rows of a batch of fixed size."""
 
     shards: tuple[int, ...]
+    first: int
+    """The shard whose rows come first, perhaps another collector's."""
     size: int
-    """A: the rows, with those of other collectors' shards, which stay empty."""
+    """A: the rows. Those of other collectors' shards stay empty."""
     per_shard: int
 
     def rows(self, shard: int) -> slice:
-        first = self.shards[0] - self.shards[0] % (self.size // self.per_shard)
-        start = (shard - first) * self.per_shard
+        start = (shard - self.first) * self.per_shard
         return slice(start, start + self.per_shard)
 
 
-def acting_groups(experiment: Experiment, shards: range) -> list[ActingGroup]:
-    """The acting groups of one collector's shards, according to scheme.acting_batch."""
+def acting_groups(experiment: Experiment, shards: range, *, pads: bool = True) -> list[ActingGroup]:
+    """The acting groups of one collector's shards, according to scheme.acting_batch.
+
+    Args:
+        pads: whether they have rows for other collectors' shards (lockstep.algorithms.kernel_table.Kernels.pads).
+    """
     per_shard = experiment.envs_per_shard
     size = experiment.scheme.acting_batch or per_shard
+    together = size // per_shard
     groups: dict[int, list[int]] = {}
     for shard in shards:
-        groups.setdefault(shard // (size // per_shard), []).append(shard)
-    return [ActingGroup(tuple(group), size, per_shard) for group in groups.values()]
+        groups.setdefault(shard // together, []).append(shard)
+    if pads:
+        return [ActingGroup(tuple(own), number * together, size, per_shard) for number, own in groups.items()]
+    return [ActingGroup(tuple(own), own[0], len(own) * per_shard, per_shard) for own in groups.values()]
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class RolloutBuffers:
         self.shards = shards
         self.groups = [
             (group, [allocate_buffer(agent, group, arena) for _ in range(count)])
-            for group in acting_groups(agent.experiment, shards)
+            for group in acting_groups(agent.experiment, shards, pads=agent.kernels is None or agent.kernels.pads)
         ]
         self._by_shard = {shard: buffers for group, buffers in self.groups for shard in group.shards}
 

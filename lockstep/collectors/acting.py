@@ -89,8 +89,8 @@ class OpenRollout:
 class ActingBatch:
     """The rows that one inference call serves, in buffers that environments write into.
 
-    Rows of shards that this collector does not hold stay zero. A row's bits depend on the shape of the call and on that
-    row alone, so this padding does not change the others.
+    If there are rows of shards that this collector does not hold, they stay zero. A row's bits depend on the shape of
+    the call and on that row alone, so this padding does not change the others.
     """
 
     def __init__(

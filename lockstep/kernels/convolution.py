@@ -70,7 +70,7 @@ def _tiles(
             from_b, from_start = address(b) + 4 * j, address(start) + 4 * (i * start_row + j)
             to = address(c) + at
             narrow_tile(
-                height, image, of_rows, address(terms), from_b, v, from_start, start_row, to, v, len(terms), rectify
+                height, image, of_rows, address(terms), from_b, v, from_start, start_row, to, v, len(terms), rectify, 0
             )
         i += height
 

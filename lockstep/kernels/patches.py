@@ -95,7 +95,7 @@ def _tiles(
             from_start, to = start + 4 * (i * start_row + j), address(c) + 4 * (i * m + j)
             listed_tile(
                 *(height, images, at_rows, address(terms), from_b, b_term),
-                *(from_start, start_row, to, m, len(terms), rectify),
+                *(from_start, start_row, to, m, len(terms), rectify, 0),
             )
             i += height
 

@@ -22,6 +22,8 @@ _COPIED = 4096
 """Numbers of the right-hand matrix from which it is copied, so that what a tile reads lies together in the cache."""
 _FEW = 64
 """Rows for which copying the right-hand matrix takes longer than reading it more than once."""
+_BLOCK = 32
+"""Terms of a product for which the right-hand matrix is read as it lies, one row of tiles after the other."""
 _LINE = 4 * WIDTH
 """Bytes of a line of the cache."""
 _ZERO = np.float32(0)
@@ -61,26 +63,31 @@ def _rows(
     c_row: int,
     n: int,
     k: int,
+    m: int,
     rectify: bool,
     parts: int,
 ) -> None:
-    """Write start + a @ b to a tile's columns of c, or the tree's sum over slices of k terms, whose tiles are written
-    to the address `parts` first."""
+    """Write start + a @ b to c, whose columns fill tiles, or the tree's sum over slices of k terms. The sums of two
+    slices each are written to the address `parts` first."""
     i, width = 0, tile_columns()
     while i < n:
         rows = tile_rows(n - i)
-        at_a, at_start, at_c = a + 4 * i * a_row, start + 4 * i * start_row, c + 4 * i * c_row
-        if rows == tallest_tile():
-            for r in range(rows, 2 * rows):
-                fetch(at_c + 4 * r * c_row)
-        for s in range(slices):  # one call, since LLVM would copy the tile's code for another
-            from_a, from_b = at_a + 4 * s * k * a_term, b + 4 * s * k * b_term
-            to, to_row = at_c, c_row
-            if slices > 1:
-                to, to_row = parts + 4 * s * rows * width, width
-            tile(rows, from_a, a_row, a_term, from_b, b_term, at_start, start_row, to, to_row, k, rectify)
-        if slices > 1:
-            _join(slices, rows, parts, width, at_c, c_row)
+        if rows == tallest_tile() and m == width:
+            for r in range(i + rows, i + 2 * rows):
+                fetch(c + 4 * r * c_row)
+        for j in range(0, m, width):
+            from_a, from_b = a + 4 * i * a_row, b + 4 * j
+            at_start, at_c = start + 4 * (i * start_row + j), c + 4 * (i * c_row + j)
+            for s in range(slices):  # one call, since LLVM would copy the tile's code for another
+                to, to_row = parts + 4 * (s // 2) * rows * width, width
+                left = to if s % 2 else 0
+                if s + 1 == slices <= 2:
+                    to, to_row = at_c, c_row
+                of_a = from_a + 4 * s * k * a_term, a_row, a_term
+                of_b = from_b + 4 * s * k * b_term, b_term
+                tile(rows, *of_a, *of_b, at_start, start_row, to, to_row, k, rectify, left)
+            if slices > 2:
+                _join(slices // 2, rows, parts, width, at_c, c_row)
         i += rows
 
 
@@ -143,7 +150,7 @@ def _columns(
                 found = load(start + 4 * (i * start_row + j)) if j < columns else _ZERO
                 store(sums + 4 * (i * width + j), found)
         first, first_row, to, to_row = sums, width, sums, width
-    _rows(slices, a, a_row, a_term, b, b_term, first, first_row, to, to_row, n, k, rectify, parts)
+    _rows(slices, a, a_row, a_term, b, b_term, first, first_row, to, to_row, n, k, width, rectify, parts)
     if columns < width:
         for i in range(n):
             for j in range(columns):
@@ -175,7 +182,7 @@ def _slim(
     j = 0
     while j < m:
         rows, to = tile_rows(m - j), sums + 4 * j * WIDTH
-        slim_tile(rows, b + 4 * j * b_column, b_column, 1, panel, WIDTH, to, WIDTH, to, WIDTH, k, rec)
+        slim_tile(rows, b + 4 * j * b_column, b_column, 1, panel, WIDTH, to, WIDTH, to, WIDTH, k, rec, 0)
         j += rows
     _turn(sums, WIDTH, m, WIDTH, c, c_row)
     hold(memory)
@@ -226,8 +233,10 @@ def product(
     if turns:
         a, a_row, a_term, b, b_term, b_column, n, m = b, b_column, b_term, a, a_term, a_row, m, n
     direct = b_column == 1 and (terms * m <= _COPIED or b_term <= 2 * width)
+    short = terms <= _BLOCK or (n <= _FEW and slices == 1)
+    wide = short and b_column == 1 and m % width == 0 and not (direct or turns)
     turned = n * m if turns else 0
-    copied = 0 if direct and m % width == 0 else terms * width
+    copied = 0 if wide or (direct and m % width == 0) else terms * width
     cut = n * width if m % width else 0  # columns that fill no tile
     joined = slices * tallest_tile() * width if slices > 1 else 0
     # One array, which only addresses refer to: small products take less time than more arrays, and than counting uses.
@@ -235,6 +244,14 @@ def product(
     panel = address(memory) + -address(memory) % _LINE  # so that no vector lies in two lines of the cache
     sums, parts = panel + 4 * copied, panel + 4 * (copied + cut)
     of, of_row, to, to_row = start, start_row, c, c_row
+    if wide:  # rows are read and written from their first number to the last one, and the cache holds those of a block
+        for p in range(0, k, _BLOCK):
+            of_block, at_last = min(_BLOCK, k - p), rectify and p + _BLOCK >= k
+            of_a, of_b = (a + 4 * p * a_term, a_row, a_term), (b + 4 * p * b_term, b_term)
+            _rows(slices, *of_a, *of_b, of, of_row, c, c_row, n, of_block, m, at_last, parts)
+            of, of_row = c, c_row
+        hold(memory)
+        return
     if turns:
         of = to = panel + 4 * (copied + cut + joined)
         of_row = to_row = m

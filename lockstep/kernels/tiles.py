@@ -38,7 +38,7 @@ def _terms(context: Any, builder: Any, rows: int, vectors: int, arguments: Any, 
     Args:
         listed: a's strides are addresses of lists, int64, of how many bytes behind a each row and each term begins.
     """
-    a, a_row, a_term, b, b_term, start, start_row, c, c_row, k, rectify = arguments
+    a, a_row, a_term, b, b_term, start, start_row, c, c_row, k, rectify, added = arguments
     columns = [INT(BYTES * WIDTH * v) for v in range(vectors)]
 
     def places(first: Any, row: Any) -> list[Any]:
@@ -75,9 +75,14 @@ def _terms(context: Any, builder: Any, rows: int, vectors: int, arguments: Any, 
         with yes:
             for total, place in zip(after, to, strict=True):
                 put_vector(builder, rectified(builder, total), place)
-        with no:
-            for total, place in zip(after, to, strict=True):
-                put_vector(builder, total, place)
+        with no, builder.if_else(builder.icmp_signed("!=", added, INT(0))) as (joins, alone):
+            with joins:
+                rows_of_added = places(added, INT(WIDTH * vectors))
+                for total, place, left in zip(after, to, rows_of_added, strict=True):
+                    put_vector(builder, builder.fadd(vector_at(builder, left), total), place)
+            with alone:
+                for total, place in zip(after, to, strict=True):
+                    put_vector(builder, total, place)
 
 
 def _size(context: Any) -> tuple[int, int]:
@@ -121,6 +126,7 @@ def _tile(*, narrow: bool, listed: bool) -> Any:
         c_row: Any,
         k: Any,
         rectify: Any,
+        added: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             vectors = 1 if narrow else _size(context)[1]
@@ -131,14 +137,15 @@ def _tile(*, narrow: bool, listed: bool) -> Any:
             _of_heights(context, builder, arguments, write)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 11, types.boolean), generate
+        return types.void(*[types.intp] * 11, types.boolean, types.intp), generate
 
     return instruction(typed)
 
 
 tile = _tile(narrow=False, listed=False)
 """Write start + a @ b to a tile of the tallest kind's rows or of 4, 2 or 1: a is rows × k, b is k × its columns. a, b,
-start and c are addresses, a_row to c_row strides in numbers; k is at least 1, rectify a bool."""
+start and c are addresses, a_row to c_row strides in numbers; k is at least 1, rectify a bool. Without rectify, the tile
+at the address `added` is added to the result, if that is not 0; its rows lie together."""
 slim_tile = _tile(narrow=True, listed=False)
 """As tile, for 16 columns."""
 narrow_tile = _tile(narrow=True, listed=True)

@@ -81,6 +81,7 @@ def dqn_atari(game: str = "Breakout") -> Experiment:
             replay=ReplayConfig(capacity=1_000_000),
         ),
         scheme=Scheme(shards=4, acting_batch=8),
+        precision="portable",
     )
 
 
@@ -118,6 +119,7 @@ def _distributional(game: str, model: QModelConfig, learning_rate: float) -> Exp
             replay=ReplayConfig(capacity=1_000_000),
         ),
         scheme=Scheme(shards=4, acting_batch=8),
+        precision="portable",
     )
 
 
@@ -141,6 +143,7 @@ def rainbow_atari(game: str = "Breakout") -> Experiment:
             replay=ReplayConfig(capacity=1_000_000, prioritized=True, alpha=0.5, beta=0.4),
         ),
         scheme=Scheme(shards=4, acting_batch=8),
+        precision="portable",
     )
 
 

@@ -72,8 +72,8 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     check_fit(layout, experiment.scheme.shards)
     if experiment.precision == "portable" and layout.uses_gpus:
         raise SettingsError(
-            f"--precision portable computes on CPUs, but the layout {layout} uses GPUs. Use --precision fp32 (another "
-            "result), or a layout without GPUs."
+            f"--precision portable computes on CPUs, but the layout {layout} uses GPUs. Use --precision bf16 or fp32 "
+            "(another result), or a layout without GPUs."
         )
     _check_layout(experiment, layout, recorded)
     experiment.schedule()  # refuses a schedule that cannot be followed

@@ -22,6 +22,8 @@ SHAPES = [
     (16, 70, 130),  # the same with slim tiles
     (16, 5, 67),
     (64, 9, 256),
+    (9, 70, 192),  # many columns, which are not copied: with few rows
+    (75, 30, 192),  # and with few terms
     (5, 0, 4),
 ]
 
@@ -52,6 +54,23 @@ def test_a_product_adds_term_by_term(shape: tuple[int, int, int], turned: tuple[
     )
     np.testing.assert_array_equal(c, expected)
     np.testing.assert_array_equal(wide[:, m:], around)
+
+
+@pytest.mark.parametrize("slices", [2, 4, 8])
+@pytest.mark.parametrize(("n", "k", "m"), [(27, 4, 192), (19, 7, 75), (75, 60, 192)])
+def test_products_of_slices_are_added_up_as_a_tree(slices: int, n: int, k: int, m: int) -> None:
+    random = np.random.default_rng(2)
+    a, b = (random.standard_normal(size, np.float32) for size in ((slices, n, k), (slices, k, m)))
+    start, c = random.standard_normal(m, np.float32), np.zeros((n, m), np.float32)
+    sums = [in_order(*each, np.tile(start, (n, 1))) for each in zip(a, b, strict=True)]
+    while len(sums) > 1:
+        sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+    joined = np.hstack(list(a))
+    product(
+        *(slices, joined.ctypes.data, *strides(joined), b.ctypes.data, m, 1),
+        *(start.ctypes.data, 0, c.ctypes.data, m, n, k, m, False),
+    )
+    np.testing.assert_array_equal(c, sums[0])
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -66,7 +66,7 @@ def test_gradients_are_put_where_they_are_gathered() -> None:
 
 
 def test_whoever_changes_parameters_has_them_rounded() -> None:
-    agent = Agent(recipes.dqn_atari())
+    agent = Agent(recipes.dqn_atari().replace(precision="bf16"))
     (name,) = kept_rounded(agent.model)
     target: Any = agent.target
 
@@ -85,12 +85,12 @@ def test_whoever_changes_parameters_has_them_rounded() -> None:
     assert torch.equal(before, rounded(target))
     agent.follow(agent.experiment.algorithm.target_period)  # type: ignore[attr-defined]
     assert up_to_date(target) and not torch.equal(before, rounded(target))
-    other = Agent(recipes.dqn_atari())
+    other = Agent(recipes.dqn_atari().replace(precision="bf16"))
     other.load(agent.state())
     assert up_to_date(other.model) and torch.equal(rounded(other.model), rounded(agent.model))
 
 
 def test_copies_for_acting_keep_nothing_rounded() -> None:
-    agent = Agent(recipes.dqn_atari())
+    agent = Agent(recipes.dqn_atari().replace(precision="bf16"))
     acting = agent.model.for_acting()
     assert not any(hasattr(parameter, "rounded") for parameter in acting.parameters())
