@@ -34,6 +34,7 @@ from lockstep.algorithms.td3 import TD3Config
 from lockstep.kernels.losses import a2c_loss, appo_loss, impala_loss, ppo_loss
 from lockstep.kernels.sums import PARTS
 from lockstep.models.actor_critic import ActorCriticConfig
+from lockstep.models.asymmetric import AsymmetricConfig
 from lockstep.models.base import ModelConfig, PolicyModel
 from lockstep.models.capture import Inference
 from lockstep.models.encoders import IMAGE_ENCODERS
@@ -92,7 +93,9 @@ class _OnPolicyKernels(Kernels):
     def covers(self, case: Case) -> bool:
         config, model, observations, actions = case
         assert isinstance(config, OnPolicyConfig)
-        if type(model) is not StandardModelConfig or (isinstance(observations, spaces.Dict) and not self._joins(case)):
+        if type(model) is not StandardModelConfig:
+            return False
+        if isinstance(observations, spaces.Dict) and not (self.entries and _joins(case)):
             return False
         layout, discrete = ObservationLayout.of(observations), isinstance(actions, spaces.Discrete)
         floats = isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.floating)
@@ -105,14 +108,6 @@ class _OnPolicyKernels(Kernels):
             and (same or not self.as_torch)
             and _encodes(model, layout, flat=self.as_torch)
         )
-
-    def _joins(self, case: Case) -> bool:
-        """Whether they see a Dict as one vector, of which the policy sees a part without a gap."""
-        assert isinstance(case.model, StandardModelConfig) and isinstance(case.observation_space, spaces.Dict)
-        layout = ObservationLayout.of(case.observation_space)
-        known = not (layout.images or layout.mask_size or VALUE_TASK in case.observation_space.spaces)
-        seen = case.model.policy_columns(case.observation_space) or [0]
-        return self.entries and known and seen[-1] - seen[0] == len(seen) - 1
 
     def take(self, model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PolicyModel:
         return with_kernels(model, action_space, None if self.as_torch else seed)
@@ -146,6 +141,8 @@ class LossKernels(_OnPolicyKernels):
 class _QKernels(Kernels):
     """Of a Q-network on vectors or one image."""
 
+    entries: ClassVar[bool] = False
+    """Whether observations may be a Dict of vectors."""
     strides: ClassVar[bool] = False
     """Whether they know convolutions that move by more than one pixel."""
     cores: ClassVar[tuple[str, ...]] = ("none",)
@@ -153,7 +150,9 @@ class _QKernels(Kernels):
 
     def covers(self, case: Case) -> bool:
         _, model, observations, _ = case
-        if type(model) is not QModelConfig or not isinstance(observations, spaces.Box):
+        if type(model) is not QModelConfig or not (
+            isinstance(observations, spaces.Box) or (self.entries and _joins(case))
+        ):
             return False
         layout = ObservationLayout.of(observations)
         return (
@@ -183,6 +182,7 @@ class ReturnsKernels(_QKernels):
     """Noisy layers, dueling streams, distributions of returns, normalized layers, and larger networks of images."""
 
     as_torch = True
+    entries = True
     strides = True
 
     def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
@@ -206,6 +206,7 @@ class DrQKernels(ReturnsKernels):
 class ValueKernels(ReturnsKernels):
     """PQN: the same networks, which learn from fresh rollouts."""
 
+    entries = False
     numbers: ClassVar[tuple[str, ...]] = ("value_target",)
     """As for LossKernels."""
     flags: ClassVar[tuple[str, ...]] = ()
@@ -214,6 +215,7 @@ class ValueKernels(ReturnsKernels):
 class SequenceKernels(ReturnsKernels):
     """R2D2: the same networks with a core, which learn from sequences."""
 
+    entries = False
     cores = ("gru", "lstm")
 
     def inference(self, model: Any) -> Inference:
@@ -221,7 +223,7 @@ class SequenceKernels(ReturnsKernels):
 
 
 class _ActorCriticKernels(Kernels):
-    """Of a policy and critics that see the same vectors."""
+    """Of a policy and critics, which may see more, on vectors."""
 
     def covers(self, case: Case) -> bool:
         config, model, observations, actions = case
@@ -231,8 +233,10 @@ class _ActorCriticKernels(Kernels):
         remembers = model.recurrent or model.previous_action_reward or config.unroll
         firsts = {sizes[0] for sizes in (model.hidden_sizes, model.critic_sizes) if sizes}
         single = model.layer_norm and 1 in firsts  # torch adds up the gradients by its norm in parts
-        images = ObservationLayout.of(observations).images
-        return not (images or remembers or single or model.critic_only or model.batch_renorm)
+        vectors = (
+            _joins(case) if isinstance(observations, spaces.Dict) else not ObservationLayout.of(observations).images
+        )
+        return vectors and not (remembers or single or model.batch_renorm)
 
     def inference(self, model: Any) -> Inference:
         return TableInference(model)
@@ -250,6 +254,18 @@ class MPOKernels(_ActorCriticKernels):
     """MPO."""
 
     as_torch = True
+
+
+def _joins(case: Case) -> bool:
+    """Whether kernels see a Dict as one row: it has vectors alone, of which the policy sees a part without a gap."""
+    model, observations = case.model, case.observation_space
+    if not isinstance(observations, spaces.Dict) or VALUE_TASK in observations.spaces:
+        return False
+    layout = ObservationLayout.of(observations)
+    if layout.images or layout.mask_size:
+        return False
+    seen = (model.policy_columns(observations) if isinstance(model, AsymmetricConfig) else None) or [0]
+    return seen[-1] - seen[0] == len(seen) - 1
 
 
 def _encodes(model: TrunkConfig, layout: ObservationLayout, *, strides: bool = False, flat: bool = False) -> bool:

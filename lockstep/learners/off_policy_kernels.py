@@ -214,7 +214,7 @@ class ActorCriticLearner(ReplayLearner):
         assert isinstance(model, ActorCritic)
         super().__init__(agent, slots, tree, alive, sums)
         self._networks = (
-            mlp_layers(model.actor.layers, "actor.layers", agent.flat),
+            mlp_layers(model.actor.layers, "actor.layers", agent.flat, (model.policy_columns or [0])[0]),
             mlp_layers(model.critics.layers, "critics.layers", agent.flat),
             len(model.critics.layers.weights[0]),
             self._parameters,

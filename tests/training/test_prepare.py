@@ -63,7 +63,7 @@ CHOICES, ARMS = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
         ("a2c-atari", {"model.encoder": "mlp", "model.activation": "elu"}, VECTOR, CHOICES, False),
         ("pqn-cartpole", {}, VECTOR, CHOICES, True),
         ("dqn-cartpole", {}, VECTOR, CHOICES, True),
-        ("dqn-cartpole", {}, ENTRIES, CHOICES, False),
+        ("dqn-cartpole", {}, ENTRIES, CHOICES, True),
         ("dqn-cartpole", {"model.encoder": "auto"}, PICTURE, CHOICES, False),
         ("dqn-cartpole", {"model.encoder": "mlp"}, PICTURE, CHOICES, True),
         ("ppo-mujoco", {"model.encoder": "mlp"}, PICTURE, ARMS, True),
@@ -86,7 +86,7 @@ CHOICES, ARMS = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
         ("mpo-mujoco", {}, VECTOR, ARMS, True),
         ("mpo-mujoco", {}, PICTURE, ARMS, False),
         ("ddpg-mujoco", {}, VECTOR, ARMS, True),
-        ("ddpg-mujoco", {"model.critic_only": ("a",)}, ENTRIES, ARMS, False),
+        ("ddpg-mujoco", {"model.critic_only": ("a",)}, ENTRIES, ARMS, True),
     ],
 )
 def test_portable_arithmetic_without_kernels_is_warned_about(
