@@ -41,6 +41,7 @@ from lockstep.models.encoders import IMAGE_ENCODERS
 from lockstep.models.kernel_inference import QNetworkInference, RecurrentQInference, TableInference
 from lockstep.models.kernel_policy import with_kernels
 from lockstep.models.observations import VALUE_TASK, ObservationLayout
+from lockstep.models.policies import Policies, PoliciesSpace
 from lockstep.models.policy import StandardModelConfig
 from lockstep.models.q import QModelConfig
 from lockstep.models.trunk import TrunkConfig
@@ -55,6 +56,8 @@ class Case(NamedTuple):
     observation_space: gymnasium.Space[Any]
     """Of an environment, as models see it."""
     action_space: gymnasium.Space[Any]
+    several: bool = False
+    """Whether it is one of several policies, whose observations are normalized."""
 
 
 class Kernels(ABC):
@@ -91,11 +94,11 @@ class _OnPolicyKernels(Kernels):
     """Whether observations may be a Dict of vectors, some of which the value alone may see."""
 
     def covers(self, case: Case) -> bool:
-        config, model, observations, actions = case
+        config, model, observations, actions, several = case
         assert isinstance(config, OnPolicyConfig)
         if type(model) is not StandardModelConfig:
             return False
-        if isinstance(observations, spaces.Dict) and not (self.entries and _joins(case)):
+        if isinstance(observations, spaces.Dict) and not ((self.entries or several) and _joins(case)):
             return False
         layout, discrete = ObservationLayout.of(observations), isinstance(actions, spaces.Discrete)
         floats = isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.floating)
@@ -138,6 +141,27 @@ class LossKernels(_OnPolicyKernels):
     as_torch = True
 
 
+@dataclass(frozen=True)
+class PoliciesKernels(Kernels):
+    """Of several policies, each of which learns by the same loss."""
+
+    loss: LossKernels
+
+    as_torch = True
+
+    def covers(self, case: Case) -> bool:
+        """Whether they compute every policy. The order of torch's sums depends on whether observations are copied,
+        which normalizing does."""
+        space = case.observation_space
+        assert isinstance(space, PoliciesSpace)
+        cases = [Case(case.config, case.model, *part, several=True) for part in space.parts.values()]
+        return case.several and all(map(self.loss.covers, cases))
+
+    def take(self, model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PolicyModel:
+        assert isinstance(model, Policies)
+        return super().take(model.changed(self.loss.take, seed), action_space, seed)
+
+
 class _QKernels(Kernels):
     """Of a Q-network on vectors or one image."""
 
@@ -149,7 +173,7 @@ class _QKernels(Kernels):
     """Cores that they know."""
 
     def covers(self, case: Case) -> bool:
-        _, model, observations, _ = case
+        _, model, observations, *_ = case
         if type(model) is not QModelConfig or not (
             isinstance(observations, spaces.Box) or (self.entries and _joins(case))
         ):
@@ -226,7 +250,7 @@ class _ActorCriticKernels(Kernels):
     """Of a policy and critics, which may see more, on vectors."""
 
     def covers(self, case: Case) -> bool:
-        config, model, observations, actions = case
+        config, model, observations, actions, _ = case
         assert isinstance(config, QPGConfig)
         if type(model) is not ActorCriticConfig or not isinstance(actions, spaces.Box):
             return False
@@ -331,7 +355,10 @@ def kernels_of(
         setup: the rest of the experiment.
         observation_space, action_space: of an environment, as models see them.
     """
-    if setup.several_policies or setup.gradient_lag == "async":
+    if setup.gradient_lag == "async":
         return None
-    case = Case(config, setup.model, observation_space, action_space)
-    return next((each for each in TABLE.get(type(config), ()) if each.covers(case)), None)
+    known, case = TABLE.get(type(config), ()), Case(config, setup.model, observation_space, action_space)
+    if isinstance(observation_space, PoliciesSpace):
+        known = tuple(PoliciesKernels(each) for each in known if isinstance(each, LossKernels))
+        case = case._replace(several=setup.normalize.observations)
+    return next((each for each in known if each.covers(case)), None)

@@ -15,12 +15,14 @@ from lockstep.learners.off_policy_kernels import (
     TD3Learner,
 )
 from lockstep.learners.on_policy_kernels import LossLearner, ValueLearner
+from lockstep.learners.policies_kernels import PoliciesLearner
 from lockstep.learners.ppo_kernels import PPOLearner
 from lockstep.learners.sequence_kernels import SequenceLearner
 
 LEARNERS: Mapping[type[table.Kernels], type[KernelLearner]] = {
     table.PPOKernels: PPOLearner,
     table.LossKernels: LossLearner,
+    table.PoliciesKernels: PoliciesLearner,
     table.ValueKernels: ValueLearner,
     table.DQNKernels: QLearner,
     table.ReturnsKernels: ReturnsLearner,

@@ -5,7 +5,7 @@ Shape legend: T time, B environments (agents of matches), P distribution paramet
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -147,6 +147,12 @@ class Policies(PolicyModel):
 
     def for_playing(self) -> Policies:
         return self._copied({name: self[name].for_playing() for name in self._space.parts})
+
+    def changed(self, change: Callable[[PolicyModel, gymnasium.Space[Any], int], PolicyModel], seed: int) -> Policies:
+        """The same with models that a function makes of these, of their action spaces and of a seed."""
+        return self._copied(
+            {name: change(self[name], part.action_space, seed) for name, part in self._space.parts.items()}
+        )
 
     def _copied(self, models: dict[str, PolicyModel]) -> Policies:
         copied = Policies(self._space, models, self._action_space)
