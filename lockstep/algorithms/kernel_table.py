@@ -249,10 +249,12 @@ class SequenceKernels(ReturnsKernels):
 class _ActorCriticKernels(Kernels):
     """Of a policy and critics, which may see more, on vectors."""
 
+    actions: ClassVar[type[gymnasium.Space[Any]]] = spaces.Box
+
     def covers(self, case: Case) -> bool:
         config, model, observations, actions, _ = case
         assert isinstance(config, QPGConfig)
-        if type(model) is not ActorCriticConfig or not isinstance(actions, spaces.Box):
+        if type(model) is not ActorCriticConfig or not isinstance(actions, self.actions):
             return False
         remembers = model.recurrent or model.previous_action_reward or config.unroll
         firsts = {sizes[0] for sizes in (model.hidden_sizes, model.critic_sizes) if sizes}
@@ -268,6 +270,13 @@ class _ActorCriticKernels(Kernels):
 
 class SACKernels(_ActorCriticKernels):
     """SAC."""
+
+
+class DiscreteSACKernels(_ActorCriticKernels):
+    """SAC with discrete actions."""
+
+    actions = spaces.Discrete
+    as_torch = True
 
 
 class TD3Kernels(_ActorCriticKernels):
@@ -334,7 +343,7 @@ TABLE: Mapping[type[AlgorithmConfig], tuple[Kernels, ...]] = {
     DQNConfig: (DQNKernels(), ReturnsKernels()),
     R2D2Config: (SequenceKernels(),),
     DrQConfig: (DrQKernels(),),
-    SACConfig: (SACKernels(),),
+    SACConfig: (SACKernels(), DiscreteSACKernels()),
     TD3Config: (TD3Kernels(),),
     DDPGConfig: (TD3Kernels(),),
     MPOConfig: (MPOKernels(),),

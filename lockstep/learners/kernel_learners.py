@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from lockstep.algorithms import kernel_table as table
 from lockstep.learners.kernels import KernelLearner
 from lockstep.learners.off_policy_kernels import (
+    DiscreteSACLearner,
     DrQLearner,
     MPOLearner,
     QLearner,
@@ -29,6 +30,7 @@ LEARNERS: Mapping[type[table.Kernels], type[KernelLearner]] = {
     table.DrQKernels: DrQLearner,
     table.SequenceKernels: SequenceLearner,
     table.SACKernels: SACLearner,
+    table.DiscreteSACKernels: DiscreteSACLearner,
     table.TD3Kernels: TD3Learner,
     table.MPOKernels: MPOLearner,
 }

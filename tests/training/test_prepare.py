@@ -79,7 +79,7 @@ CHOICES, ARMS = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
         ("r2d2-memory", {"model.core": "mingru"}, VECTOR, CHOICES, False),
         ("sac-mujoco", {}, VECTOR, ARMS, True),
         ("sac-mujoco", {}, ENTRIES, ARMS, True),
-        ("sac-mujoco", {}, VECTOR, CHOICES, False),
+        ("sac-mujoco", {}, VECTOR, CHOICES, True),
         ("sac-mujoco", {}, PICTURE, ARMS, False),
         ("td3-mujoco", {}, VECTOR, ARMS, True),
         ("td3-mujoco", {"model.critic_sizes": (9,)}, VECTOR, ARMS, True),
