@@ -38,8 +38,8 @@ from lockstep.models.asymmetric import AsymmetricConfig
 from lockstep.models.base import ModelConfig, PolicyModel
 from lockstep.models.capture import Inference
 from lockstep.models.encoders import IMAGE_ENCODERS
-from lockstep.models.kernel_inference import QNetworkInference, RecurrentQInference, TableInference
-from lockstep.models.kernel_policy import with_kernels
+from lockstep.models.kernel_inference import ExactInference, QNetworkInference, RecurrentQInference, TableInference
+from lockstep.models.kernel_policy import kernel_distribution, with_kernels
 from lockstep.models.observations import VALUE_TASK, ObservationLayout
 from lockstep.models.policies import Policies, PoliciesSpace
 from lockstep.models.policy import StandardModelConfig
@@ -159,7 +159,11 @@ class PoliciesKernels(Kernels):
 
     def take(self, model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PolicyModel:
         assert isinstance(model, Policies)
-        return super().take(model.changed(self.loss.take, seed), action_space, seed)
+        changed = model.changed(self.loss.take, seed, kernel_distribution(action_space))
+        return super().take(changed, action_space, seed)
+
+    def inference(self, model: Any) -> Inference:
+        return ExactInference(model)
 
 
 class _QKernels(Kernels):

@@ -44,6 +44,7 @@ from lockstep.models.trunk import acting_copy
 class KernelCategorical(Categorical):
     """A categorical distribution in portable arithmetic."""
 
+    exact = True
     kind = policies.CATEGORICAL
 
     def kernels(self) -> ActionKernels:
@@ -71,6 +72,7 @@ class KernelCategorical(Categorical):
 class KernelGaussian(Gaussian):
     """A diagonal normal distribution in portable arithmetic."""
 
+    exact = True
     kind = policies.GAUSSIAN
 
     def kernels(self) -> ActionKernels | None:

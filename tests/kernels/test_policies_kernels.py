@@ -47,8 +47,8 @@ def test_so_are_those_of_slices_in_which_a_policy_plays_nothing(
 
     def noted(self: PoliciesLearner, step: int, hyper: Any, out: Any, **others: Any) -> None:
         compute(self, step, hyper, out, **others)
-        places = [self._parameters.size + 1 + end for end in self._samples]
-        sizes.update(int(row[place]) for row in out for place in places)
+        first = self._parameters.size + self._each
+        sizes.update(int(samples) for row in out for samples in row[first :: self._each])
 
     monkeypatch.setattr(PoliciesLearner, "compute", noted)
     changes = {"algorithm.rollout": 4, "algorithm.minibatches": 6, "total_steps": 3 * 4 * 12}
