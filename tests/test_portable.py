@@ -43,11 +43,12 @@ NAMES = [
     *("squashed", "ppo-lstm", "memory-gru-lag-2"),
     *("tuple-dict-mask", "cartpole-gradient-lag-3", "dqn-prioritized-frames", "rainbow-lag-1", "iqn"),
     *("r2d2-uniform-lag-1", "sac-prioritized-lag-1", "sac-discrete", "td3", "ddpg-drifting-noise", "mpo", "mpc-lag-1"),
-    *("pqn", "sac-gru-lag-1", "der"),
+    *("pqn", "sac-gru-lag-1", "der", "hindsight", "policies-lag-1"),
     *("portable-cartpole-a2c", "portable-minatar-impala-lag-1", "portable-pendulum-appo-lag-2"),
 ]
-"""PPO, DQN, Rainbow, IQN, R2D2, A2C, IMPALA and APPO on vectors and MinAtar, data-efficient Rainbow on Atari, and SAC,
-TD3, DDPG and MPO learn with kernels. In the others, torch's operations are replaced."""
+"""PPO, DQN, Rainbow, IQN, R2D2, A2C, IMPALA and APPO on vectors and MinAtar, several policies, DQN with hindsight,
+data-efficient Rainbow on Atari, and SAC, TD3, DDPG and MPO learn with kernels. In the others, torch's operations are
+replaced."""
 QUICK_CACHE = Path(__file__).with_name("__pycache__") / "kernels-quickly-compiled"
 DEAR = "ppo-lstm"
 """Its convolutions take half a minute. The DQN of frames has those, too, and the GRU and PPO of `squashed` the rest."""
@@ -79,7 +80,7 @@ def test_digests_are_those_of_a_cpu_without_vectors(full: bool, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("layout", ["processes:2", "a1-l1"])
-@pytest.mark.parametrize("name", ["memory-gru-lag-2", "sac-prioritized-lag-1", "iqn"])
+@pytest.mark.parametrize("name", ["memory-gru-lag-2", "sac-prioritized-lag-1", "sac-discrete", "iqn", "policies-lag-1"])
 def test_layouts_do_not_change_digests(name: str, layout: str, tmp_path: Path) -> None:
     assert digest(name, tmp_path, f"cpu:{layout}" if "-" in layout else layout) == EXPECTED[name]
 

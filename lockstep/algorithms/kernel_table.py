@@ -34,12 +34,14 @@ from lockstep.algorithms.td3 import TD3Config
 from lockstep.kernels.losses import a2c_loss, appo_loss, impala_loss, ppo_loss
 from lockstep.kernels.sums import PARTS
 from lockstep.models.actor_critic import ActorCriticConfig
+from lockstep.models.asymmetric import AsymmetricConfig
 from lockstep.models.base import ModelConfig, PolicyModel
 from lockstep.models.capture import Inference
 from lockstep.models.encoders import IMAGE_ENCODERS
-from lockstep.models.kernel_inference import QNetworkInference, RecurrentQInference, TableInference
-from lockstep.models.kernel_policy import with_kernels
+from lockstep.models.kernel_inference import ExactInference, QNetworkInference, RecurrentQInference, TableInference
+from lockstep.models.kernel_policy import kernel_distribution, with_kernels
 from lockstep.models.observations import VALUE_TASK, ObservationLayout
+from lockstep.models.policies import Policies, PoliciesSpace
 from lockstep.models.policy import StandardModelConfig
 from lockstep.models.q import QModelConfig
 from lockstep.models.trunk import TrunkConfig
@@ -54,6 +56,8 @@ class Case(NamedTuple):
     observation_space: gymnasium.Space[Any]
     """Of an environment, as models see it."""
     action_space: gymnasium.Space[Any]
+    several: bool = False
+    """Whether it is one of several policies, whose observations are normalized."""
 
 
 class Kernels(ABC):
@@ -93,9 +97,11 @@ class _OnPolicyKernels(Kernels):
     """Whether observations may be a Dict of vectors, some of which the value alone may see."""
 
     def covers(self, case: Case) -> bool:
-        config, model, observations, actions = case
+        config, model, observations, actions, several = case
         assert isinstance(config, OnPolicyConfig)
-        if type(model) is not StandardModelConfig or (isinstance(observations, spaces.Dict) and not self._joins(case)):
+        if type(model) is not StandardModelConfig:
+            return False
+        if isinstance(observations, spaces.Dict) and not ((self.entries or several) and _joins(case)):
             return False
         layout, discrete = ObservationLayout.of(observations), isinstance(actions, spaces.Discrete)
         floats = isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.floating)
@@ -108,14 +114,6 @@ class _OnPolicyKernels(Kernels):
             and (same or not self.as_torch)
             and _encodes(model, layout, flat=self.as_torch)
         )
-
-    def _joins(self, case: Case) -> bool:
-        """Whether they see a Dict as one vector, of which the policy sees a part without a gap."""
-        assert isinstance(case.model, StandardModelConfig) and isinstance(case.observation_space, spaces.Dict)
-        layout = ObservationLayout.of(case.observation_space)
-        known = not (layout.images or layout.mask_size or VALUE_TASK in case.observation_space.spaces)
-        seen = case.model.policy_columns(case.observation_space) or [0]
-        return self.entries and known and seen[-1] - seen[0] == len(seen) - 1
 
     def take(self, model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PolicyModel:
         return with_kernels(model, action_space, None if self.as_torch else seed)
@@ -146,9 +144,36 @@ class LossKernels(_OnPolicyKernels):
     as_torch = True
 
 
+@dataclass(frozen=True)
+class PoliciesKernels(Kernels):
+    """Of several policies, each of which learns by the same loss."""
+
+    loss: LossKernels
+
+    as_torch = True
+
+    def covers(self, case: Case) -> bool:
+        """Whether they compute every policy. The order of torch's sums depends on whether observations are copied,
+        which normalizing does."""
+        space = case.observation_space
+        assert isinstance(space, PoliciesSpace)
+        cases = [Case(case.config, case.model, *part, several=True) for part in space.parts.values()]
+        return case.several and all(map(self.loss.covers, cases))
+
+    def take(self, model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PolicyModel:
+        assert isinstance(model, Policies)
+        changed = model.changed(self.loss.take, seed, kernel_distribution(action_space))
+        return super().take(changed, action_space, seed)
+
+    def inference(self, model: Any) -> Inference:
+        return ExactInference(model)
+
+
 class _QKernels(Kernels):
     """Of a Q-network on vectors or one image."""
 
+    entries: ClassVar[bool] = False
+    """Whether observations may be a Dict of vectors."""
     strides: ClassVar[bool] = False
     """Whether they know convolutions that move by more than one pixel."""
     cores: ClassVar[tuple[str, ...]] = ("none",)
@@ -156,8 +181,10 @@ class _QKernels(Kernels):
     pads = False
 
     def covers(self, case: Case) -> bool:
-        _, model, observations, _ = case
-        if type(model) is not QModelConfig or not isinstance(observations, spaces.Box):
+        _, model, observations, *_ = case
+        if type(model) is not QModelConfig or not (
+            isinstance(observations, spaces.Box) or (self.entries and _joins(case))
+        ):
             return False
         layout = ObservationLayout.of(observations)
         return (
@@ -187,6 +214,7 @@ class ReturnsKernels(_QKernels):
     """Noisy layers, dueling streams, distributions of returns, normalized layers, and larger networks of images."""
 
     as_torch = True
+    entries = True
     strides = True
 
     def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
@@ -210,6 +238,7 @@ class DrQKernels(ReturnsKernels):
 class ValueKernels(ReturnsKernels):
     """PQN: the same networks, which learn from fresh rollouts."""
 
+    entries = False
     numbers: ClassVar[tuple[str, ...]] = ("value_target",)
     """As for LossKernels."""
     flags: ClassVar[tuple[str, ...]] = ()
@@ -219,6 +248,7 @@ class ValueKernels(ReturnsKernels):
 class SequenceKernels(ReturnsKernels):
     """R2D2: the same networks with a core, which learn from sequences."""
 
+    entries = False
     cores = ("gru", "lstm")
 
     def inference(self, model: Any) -> Inference:
@@ -226,18 +256,22 @@ class SequenceKernels(ReturnsKernels):
 
 
 class _ActorCriticKernels(Kernels):
-    """Of a policy and critics that see the same vectors."""
+    """Of a policy and critics, which may see more, on vectors."""
+
+    actions: ClassVar[type[gymnasium.Space[Any]]] = spaces.Box
 
     def covers(self, case: Case) -> bool:
-        config, model, observations, actions = case
+        config, model, observations, actions, _ = case
         assert isinstance(config, QPGConfig)
-        if type(model) is not ActorCriticConfig or not isinstance(actions, spaces.Box):
+        if type(model) is not ActorCriticConfig or not isinstance(actions, self.actions):
             return False
         remembers = model.recurrent or model.previous_action_reward or config.unroll
         firsts = {sizes[0] for sizes in (model.hidden_sizes, model.critic_sizes) if sizes}
         single = model.layer_norm and 1 in firsts  # torch adds up the gradients by its norm in parts
-        images = ObservationLayout.of(observations).images
-        return not (images or remembers or single or model.critic_only or model.batch_renorm)
+        vectors = (
+            _joins(case) if isinstance(observations, spaces.Dict) else not ObservationLayout.of(observations).images
+        )
+        return vectors and not (remembers or single or model.batch_renorm)
 
     def inference(self, model: Any) -> Inference:
         return TableInference(model)
@@ -245,6 +279,13 @@ class _ActorCriticKernels(Kernels):
 
 class SACKernels(_ActorCriticKernels):
     """SAC."""
+
+
+class DiscreteSACKernels(_ActorCriticKernels):
+    """SAC with discrete actions."""
+
+    actions = spaces.Discrete
+    as_torch = True
 
 
 class TD3Kernels(_ActorCriticKernels):
@@ -255,6 +296,18 @@ class MPOKernels(_ActorCriticKernels):
     """MPO."""
 
     as_torch = True
+
+
+def _joins(case: Case) -> bool:
+    """Whether kernels see a Dict as one row: it has vectors alone, of which the policy sees a part without a gap."""
+    model, observations = case.model, case.observation_space
+    if not isinstance(observations, spaces.Dict) or VALUE_TASK in observations.spaces:
+        return False
+    layout = ObservationLayout.of(observations)
+    if layout.images or layout.mask_size:
+        return False
+    seen = (model.policy_columns(observations) if isinstance(model, AsymmetricConfig) else None) or [0]
+    return seen[-1] - seen[0] == len(seen) - 1
 
 
 def _encodes(model: TrunkConfig, layout: ObservationLayout, *, strides: bool = False, flat: bool = False) -> bool:
@@ -299,7 +352,7 @@ TABLE: Mapping[type[AlgorithmConfig], tuple[Kernels, ...]] = {
     DQNConfig: (DQNKernels(), ReturnsKernels()),
     R2D2Config: (SequenceKernels(),),
     DrQConfig: (DrQKernels(),),
-    SACConfig: (SACKernels(),),
+    SACConfig: (SACKernels(), DiscreteSACKernels()),
     TD3Config: (TD3Kernels(),),
     DDPGConfig: (TD3Kernels(),),
     MPOConfig: (MPOKernels(),),
@@ -320,7 +373,10 @@ def kernels_of(
         setup: the rest of the experiment.
         observation_space, action_space: of an environment, as models see them.
     """
-    if setup.several_policies or setup.gradient_lag == "async":
+    if setup.gradient_lag == "async":
         return None
-    case = Case(config, setup.model, observation_space, action_space)
-    return next((each for each in TABLE.get(type(config), ()) if each.covers(case)), None)
+    known, case = TABLE.get(type(config), ()), Case(config, setup.model, observation_space, action_space)
+    if isinstance(observation_space, PoliciesSpace):
+        known = tuple(PoliciesKernels(each) for each in known if isinstance(each, LossKernels))
+        case = case._replace(several=setup.normalize.observations)
+    return next((each for each in known if each.covers(case)), None)

@@ -53,7 +53,7 @@ class Several(Wrapper):
         names = list(space.parts)
         self.metric_names = tuple(f"{metric}/{name}" for name in names for metric in (*inner.metric_names, _SAMPLES))
         if inner.mean_loss:
-            self.counted = tuple((_prefix(name), f"{_SAMPLES}/{name}") for name in names)
+            self.counted = tuple((prefix_of(name), f"{_SAMPLES}/{name}") for name in names)
 
     def variables(self, model: PolicyModel) -> dict[str, Tensor]:
         """None.
@@ -74,7 +74,7 @@ class Several(Wrapper):
         """The algorithm's groups, for each policy."""
         groups = self.inner.groups(updates, hyper)
         return tuple(
-            group._replace(prefix=_prefix(name) + group.prefix) for name in self.space.parts for group in groups
+            group._replace(prefix=prefix_of(name) + group.prefix) for name in self.space.parts for group in groups
         )
 
     def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
@@ -101,7 +101,7 @@ class Several(Wrapper):
         """The algorithm's, for each policy with its own gradient."""
         assert isinstance(model, Policies)
         for name in self.space.parts:
-            prefix = _prefix(name)
+            prefix = prefix_of(name)
             own = {key.removeprefix(prefix): x for key, x in gradient.items() if key.startswith(prefix)}
             self.inner.before_step(model[name], own)
 
@@ -121,6 +121,6 @@ _SAMPLES = "samples"
 """The metric that counts a policy's valid samples."""
 
 
-def _prefix(name: str) -> str:
+def prefix_of(name: str) -> str:
     """How the names of a policy's parameters begin."""
     return f"policies.{name}."

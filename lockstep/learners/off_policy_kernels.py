@@ -25,6 +25,7 @@ from lockstep.buffers.replay_batches import ReplayBatches, Taken
 from lockstep.core.transitions import Transitions
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradients, td3_gradients
+from lockstep.kernels.discrete_sac import discrete_sac_gradients
 from lockstep.kernels.images import augment
 from lockstep.kernels.mpo import mpo_gradients
 from lockstep.kernels.mpo_loss import MPO_SUMS
@@ -214,7 +215,7 @@ class ActorCriticLearner(ReplayLearner):
         assert isinstance(model, ActorCritic)
         super().__init__(agent, slots, tree, alive, sums)
         self._networks = (
-            mlp_layers(model.actor.layers, "actor.layers", agent.flat),
+            mlp_layers(model.actor.layers, "actor.layers", agent.flat, (model.policy_columns or [0])[0]),
             mlp_layers(model.critics.layers, "critics.layers", agent.flat),
             len(model.critics.layers.weights[0]),
             self._parameters,
@@ -238,6 +239,16 @@ class SACLearner(ActorCriticLearner):
         drawn = items.noise.reshape(len(out), 2, -1, items.action.shape[1])
         of_entropy = self._temperature, self._entropy
         sac_gradients(*self._networks, *of_entropy, *items[:-1], drawn, joined, out, priority)
+
+
+class DiscreteSACLearner(SACLearner):
+    """Learns by SAC with discrete actions."""
+
+    def _call(
+        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
+    ) -> None:
+        of_entropy = self._temperature, self._entropy
+        discrete_sac_gradients(*self._networks, *of_entropy, *items[:-1], joined, out, priority)
 
 
 class TD3Learner(ActorCriticLearner):

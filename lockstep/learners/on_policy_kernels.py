@@ -8,10 +8,13 @@ slice, G gradient steps, D numbers of an observation, A numbers of an action, K 
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.agent import Agent
@@ -26,11 +29,12 @@ from lockstep.learners.kernels import KernelLearner
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, Network
 from lockstep.models.layer_tables import encoder_of, observed, q_network
+from lockstep.models.parameters import Places
 from lockstep.models.policy import StandardModel
 from lockstep.models.q import QModel
 
 
-class _Items(NamedTuple):
+class Items(NamedTuple):
     """The rollouts of all slots. Without sequences, a rollout is one step of T * B columns."""
 
     observations: np.ndarray
@@ -53,113 +57,159 @@ class _Items(NamedTuple):
     """States of cores before the first step: float32 [S, C, K]."""
 
 
-class RolloutLearner(KernelLearner):
-    """Learns from fresh rollouts by a loss that has kernels. It reads what these name."""
+class Reader:
+    """Reads the rollouts of all slots for one model.
 
-    _extra_features = 0
-    """E"""
+    Args:
+        agent: the learner's.
+        kernels: they say what the loss reads.
+        model: one of the agent's.
+        observation_space: what the model observes.
+        slots: S.
+    """
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive=alive)
-        config, model, algorithm = agent.experiment.algorithm, agent.model, agent.algorithm
-        assert isinstance(config, OnPolicyConfig)
-        assert isinstance(algorithm, OnPolicy) and isinstance(self.batches, FreshBatches)
-        assert isinstance(agent.kernels, (LossKernels, ValueKernels))
-        self._config, self._model, self._fresh = config, model, self.batches
-        self._standardizes = algorithm.normalize_advantages
-        self._sequences = config.sequences or model.state_size > 0
-        self._encoder, self._numbers, self._flags = encoder_of(model), agent.kernels.numbers, agent.kernels.flags
-        self._items = self._memory(agent, algorithm.bootstrap_inputs)
-        self._index = np.zeros((0, 0, 0), np.int64)
-        """int64 [G, S, n]: the columns of each gradient step."""
-        self._moments: Tensor | None = None
-        """float64 [G, 2]: the mean and deviation of each minibatch's advantages, if they are standardized."""
-
-    def _memory(self, agent: Agent, bootstraps: bool) -> _Items:
-        config, discrete = self._config, not self._model.distribution.action_shape
+    def __init__(
+        self,
+        agent: Agent,
+        kernels: LossKernels | ValueKernels,
+        model: StandardModel | QModel,
+        observation_space: gymnasium.Space[Any],
+        slots: int,
+    ) -> None:
+        config, algorithm = agent.experiment.algorithm, agent.algorithm
+        assert isinstance(config, OnPolicyConfig) and isinstance(algorithm, OnPolicy)
+        self._model, self._encoder = model, encoder_of(model)
+        self._numbers, self._flags = kernels.numbers, kernels.flags
         environments = agent.experiment.envs_per_shard
-        steps, columns = (config.rollout, environments) if self._sequences else (1, config.rollout * environments)
-        assert agent.observation_space.shape is not None
-        features, slots = int(np.prod(agent.observation_space.shape)), len(self._slots)
-        size = 0 if discrete else self._model.distribution.action_shape[0]
-        return _Items(
-            np.zeros((slots, steps + bootstraps, columns, features), np.float32),
-            np.zeros((slots, steps, columns, size), np.float32),
+        self.sequences = config.sequences or agent.experiment.model.recurrent
+        """Whether columns are environments; otherwise they are single samples."""
+        steps, columns = (config.rollout, environments) if self.sequences else (1, config.rollout * environments)
+        rows, shape = steps + algorithm.bootstrap_inputs, model.distribution.action_shape
+        extra = model.extra_features if isinstance(model, StandardModel) else 0
+        self.items = Items(
+            np.zeros((slots, rows, columns, spaces.flatdim(observation_space)), np.float32),
+            np.zeros((slots, steps, columns, shape[0] if shape else 0), np.float32),
             np.zeros((slots, steps, columns), np.int64),
             np.zeros((slots, len(self._numbers), steps, columns), np.float32),
             np.zeros((slots, len(self._flags) + 1, steps, columns), np.bool_),
             np.zeros(slots, np.bool_),
-            np.zeros((slots, steps + bootstraps, columns, self._extra_features), np.float32),
-            np.zeros((slots, steps + bootstraps, columns), np.bool_),
-            np.zeros((slots, columns, self._model.state_size), np.float32),
+            np.zeros((slots, rows, columns, extra), np.float32),
+            np.zeros((slots, rows, columns), np.bool_),
+            np.zeros((slots, columns, model.state_size), np.float32),
         )
+
+    def take(self, place: int, whole: Batch, *, copied: bool) -> None:
+        """Write a slot's rollout into its items.
+
+        Args:
+            copied: whether torch learns from copies of its columns, which lie together.
+        """
+        to, encoder, model = Items(*(x[place, ...] for x in self.items)), self._encoder, self._model
+        to.observations[...] = observed(encoder, whole.obs, whole=True).reshape(to.observations.shape)
+        cut = not (copied or encoder.layout.images or encoder.normalize)
+        to.strided[...] = cut and not encoder.layout.vector(whole.obs).is_contiguous()
+        to.starts[...] = whole.start.numpy().reshape(to.starts.shape)
+        if isinstance(model, StandardModel):
+            extra = model.extra(whole.start, whole.prev_action, whole.prev_reward)
+            if extra is not None:
+                to.extras[...] = extra.numpy()
+        if model.state_size:
+            to.states[...] = whole.state.numpy()
+        held = to.actions if model.distribution.action_shape else to.choices
+        held[...] = whole.action.numpy().reshape(held.shape)
+        for name, x in zip(self._numbers, to.numbers, strict=True):
+            x[...] = getattr(whole, name).numpy().reshape(x.shape)
+        for name, x in zip((*self._flags, "valid"), to.flags, strict=True):
+            x[...] = getattr(whole, name).numpy().reshape(x.shape)
+
+
+class RolloutLearner(KernelLearner):
+    """Learns from fresh rollouts by a loss that has kernels."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        super().__init__(agent, slots, tree, alive=alive)
+        assert isinstance(agent.algorithm, OnPolicy) and isinstance(self.batches, FreshBatches)
+        self._fresh, self._standardizes = self.batches, agent.algorithm.normalize_advantages
+        self._index = np.zeros((0, 0, 0), np.int64)
+        """int64 [G, S, n]: the columns of each gradient step."""
+        self._moments: Tensor | None = None
+        """float64 [G, 2 for each policy]: the mean and deviation of each minibatch's advantages, if they are
+        standardized."""
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         # Torch's operations are exact here, except for sums over advantages.
         with portable_operations() if self._standardizes else contextlib.nullcontext():
             steps = super().begin(iteration, rollouts, hyper)
-        every = np.arange(self._items.choices.shape[2])[None].repeat(steps, 0)
         plans = []
         for place, slot in enumerate(self._slots):
             of_slot = self._fresh.minibatches(slot)
             assert of_slot is not None
-            self._fresh.normalizers(slot).apply(self._model)
-            self._take(place, of_slot)
+            self._fresh.normalizers(slot).apply(self._agent.model)
+            columns = self._take(place, of_slot)
+            every = np.arange(columns)[None].repeat(steps, 0)
             plans.append(every if of_slot.items is None else of_slot.items.numpy())
             self._moments = of_slot.moments  # alike for all slots
         self._index = np.ascontiguousarray(np.stack(plans, 1))
         return steps
 
-    def _extra(self, whole: Batch) -> Tensor | None:
-        """The previous actions and rewards of a slot's rollout as a core sees them."""
-        return None
-
-    def _take(self, place: int, of_slot: Minibatches) -> None:
-        """Write a slot's rollout into its items."""
-        to, encoder = _Items(*(x[place, ...] for x in self._items)), self._encoder
-        to.observations[...] = observed(encoder, of_slot.whole.obs, whole=True).reshape(to.observations.shape)
-        whole = of_slot.items is None and not (encoder.layout.images or encoder.normalize)  # torch copies other slices
-        to.strided[...] = whole and not encoder.layout.vector(of_slot.whole.obs).is_contiguous()
-        to.starts[...] = of_slot.whole.start.numpy().reshape(to.starts.shape)
-        if (extra := self._extra(of_slot.whole)) is not None:
-            to.extras[...] = extra.numpy()
-        if self._model.state_size:
-            to.states[...] = of_slot.whole.state.numpy()
-        held = to.actions if self._model.distribution.action_shape else to.choices
-        held[...] = of_slot.whole.action.numpy().reshape(held.shape)
-        for name, x in zip(self._numbers, to.numbers, strict=True):
-            x[...] = getattr(of_slot.whole, name).numpy().reshape(x.shape)
-        for name, x in zip((*self._flags, "valid"), to.flags, strict=True):
-            x[...] = getattr(of_slot.whole, name).numpy().reshape(x.shape)
+    @abstractmethod
+    def _take(self, place: int, of_slot: Minibatches) -> int:
+        """Read a slot's rollout. Returns how many columns it has."""
 
 
-class LossLearner(RolloutLearner):
-    """Learns a policy and a value."""
+class OneModelLearner(RolloutLearner):
+    """The same with one model."""
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        model, kernels = agent.model, agent.kernels
-        assert isinstance(model, StandardModel) and isinstance(kernels, LossKernels)
-        assert isinstance(model.distribution, (KernelCategorical, KernelGaussian))
-        self._standard, self._extra_features, self._kernel = model, model.extra_features, kernels
         super().__init__(agent, slots, tree, alive=alive)
-        self._kind = model.distribution.kind
-        self._gradients_of = gradients_of(self._kernel.loss, model.state_size > 0)
-        self._network = Network.of(model, agent.flat, whole=True)
+        kernels, model = agent.kernels, agent.model
+        assert isinstance(kernels, (LossKernels, ValueKernels)) and isinstance(model, (StandardModel, QModel))
+        self._reader = Reader(agent, kernels, model, agent.observation_space, len(slots))
 
-    def _extra(self, whole: Batch) -> Tensor | None:
-        return self._standard.extra(whole.start, whole.prev_action, whole.prev_reward)
+    def _take(self, place: int, of_slot: Minibatches) -> int:
+        self._reader.take(place, of_slot.whole, copied=of_slot.items is not None)
+        return self._reader.items.choices.shape[2]
 
-    def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
-        network, numbers = self._network, [hyper["value_coef"], *self._kernel.hyper(self._config, hyper)]
-        if self._moments is not None:
-            mean, deviation = self._moments[step].tolist()
+
+class Gradients:
+    """Computes gradients of a policy and a value.
+
+    Args:
+        kernels: the loss.
+        places: where the model's parameters lie.
+    """
+
+    def __init__(self, model: StandardModel, kernels: LossKernels, config: Any, places: Places) -> None:
+        assert isinstance(model.distribution, (KernelCategorical, KernelGaussian))
+        self._kernels, self._config, self._kind = kernels, config, model.distribution.kind
+        self._gradients_of = gradients_of(kernels.loss, model.state_size > 0)
+        self._network = Network.of(model, places, whole=True)
+
+    def __call__(
+        self,
+        parameters: np.ndarray,
+        items: Items,
+        index: np.ndarray,
+        moments: list[float] | None,
+        hyper: dict[str, float],
+        joined: bool,
+        out: np.ndarray,
+    ) -> None:
+        """Arguments are those of lockstep.kernels.on_policy.
+
+        Args:
+            moments: the mean and deviation of advantages, if they are standardized.
+        """
+        network, numbers = self._network, [hyper["value_coef"], *self._kernels.hyper(self._config, hyper)]
+        if moments is not None:
+            mean, deviation = moments
             numbers += [mean, deviation + 1e-8]
-        elif "advantage" in self._kernel.numbers:
+        elif "advantage" in self._kernels.numbers:
             numbers += [0.0, 1.0]
         self._gradients_of(
-            *(network.layers, self._kind, network.free_std, network.log_stds, self._parameters),
-            *self._items,
-            self._index[step],
+            *(network.layers, self._kind, network.free_std, network.log_stds, parameters),
+            *items,
+            index,
             np.array(numbers, np.float32),
             np.float32(hyper["entropy_coef"]),
             joined,
@@ -167,7 +217,20 @@ class LossLearner(RolloutLearner):
         )
 
 
-class ValueLearner(RolloutLearner):
+class LossLearner(OneModelLearner):
+    """Learns a policy and a value."""
+
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+        super().__init__(agent, slots, tree, alive=alive)
+        assert isinstance(agent.model, StandardModel) and isinstance(agent.kernels, LossKernels)
+        self._gradients_by = Gradients(agent.model, agent.kernels, agent.experiment.algorithm, agent.flat)
+
+    def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
+        moments = None if self._moments is None else self._moments[step].tolist()
+        self._gradients_by(self._parameters, self._reader.items, self._index[step], moments, hyper, joined, out)
+
+
+class ValueLearner(OneModelLearner):
     """Learns the values of actions."""
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
@@ -176,7 +239,7 @@ class ValueLearner(RolloutLearner):
         self._network, self._used = q_network(agent.model, agent.flat), np.zeros_like(self._parameters)
 
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
-        items = self._items  # of one step each
+        items = self._reader.items  # of one step each
         value_gradients(
             self._network,
             self._parameters,

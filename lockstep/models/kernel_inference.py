@@ -26,7 +26,17 @@ from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
 
 
-class _KernelInference(Inference):
+class ExactInference(Inference):
+    """Evaluates an acting copy whose operations are exact, apart from kernels. Those of its distribution may need to be
+    replaced."""
+
+    def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
+        distribution = self._model.distribution
+        exact = isinstance(distribution, Distribution) and distribution.exact
+        return portable_numbers() if exact else super().arithmetic()
+
+
+class _KernelInference(ExactInference):
     """Evaluates an acting copy of a model with kernels.
 
     Args:
@@ -36,11 +46,6 @@ class _KernelInference(Inference):
     def __init__(self, model: PolicyModel) -> None:
         super().__init__(model)
         self._encoder, self._flat = encoder_of(model), FlatParameters(model)
-
-    def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
-        distribution = self._model.distribution
-        exact = isinstance(distribution, Distribution) and distribution.exact
-        return portable_numbers() if exact else super().arithmetic()
 
 
 class TableInference(_KernelInference):

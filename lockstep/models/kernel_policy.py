@@ -36,7 +36,7 @@ from lockstep.models.layer_tables import (
     of_whole_pixels,
     rows_of,
 )
-from lockstep.models.parameters import FlatParameters
+from lockstep.models.parameters import FlatParameters, Places
 from lockstep.models.policy import StandardModel
 from lockstep.models.trunk import acting_copy
 
@@ -44,6 +44,7 @@ from lockstep.models.trunk import acting_copy
 class KernelCategorical(Categorical):
     """A categorical distribution in portable arithmetic."""
 
+    exact = True
     kind = policies.CATEGORICAL
 
     def kernels(self) -> ActionKernels:
@@ -71,6 +72,7 @@ class KernelCategorical(Categorical):
 class KernelGaussian(Gaussian):
     """A diagonal normal distribution in portable arithmetic."""
 
+    exact = True
     kind = policies.GAUSSIAN
 
     def kernels(self) -> ActionKernels | None:
@@ -114,7 +116,7 @@ class Network:
     log_stds: int
 
     @staticmethod
-    def of(model: StandardModel, flat: FlatParameters, *, whole: bool = False) -> Network:
+    def of(model: StandardModel, flat: Places, *, whole: bool = False) -> Network:
         """whole: for whole pixels, see lockstep.models.layer_tables.of_whole_pixels."""
         modules = dict(model.named_modules())
         rows: list[list[int]] = []

@@ -24,7 +24,7 @@ from lockstep.models.encoders import ConvNet, ObservationEncoder
 from lockstep.models.layers import ChannelNorm, LayerNorm, PixelConv2d
 from lockstep.models.mlps import EPS, MLPs
 from lockstep.models.observations import entry
-from lockstep.models.parameters import FlatParameters
+from lockstep.models.parameters import FlatParameters, Places
 from lockstep.models.policy import StandardModel
 from lockstep.models.q import ImplicitQHead, NoisyLinear, QModel, midpoints
 
@@ -38,7 +38,10 @@ def encoder_of(model: PolicyModel) -> ObservationEncoder:
         encoder = model.trunks[-1].encoder
     else:
         assert isinstance(model, (QModel, ActorCritic))
-        encoder = model.trunk.encoder if isinstance(model, QModel) else model.actor.encoder
+        part = (
+            model.trunk if isinstance(model, QModel) else getattr(model, "critics", model.actor)
+        )  # acting has no critics
+        encoder = part.encoder
     assert isinstance(encoder, ObservationEncoder)
     return encoder
 
@@ -63,9 +66,7 @@ def encoder_layers(model: nn.Module, path: str) -> Iterator[tuple[str, int]]:
             yield name, activation
 
 
-def layer_row(
-    modules: Mapping[str, nn.Module], name: str, activation: int, source: int, flat: FlatParameters
-) -> list[int]:
+def layer_row(modules: Mapping[str, nn.Module], name: str, activation: int, source: int, flat: Places) -> list[int]:
     """A layer's row in the table of lockstep.kernels.dense."""
     module, places = modules[name], [flat.offset(f"{name}.weight"), flat.offset(f"{name}.bias")]
     if isinstance(module, LayerNorm):
@@ -108,7 +109,7 @@ def _image_before(modules: Mapping[str, nn.Module], name: str) -> tuple[int, int
     return channels, height, width
 
 
-def _rows(model: nn.Module, layers: Iterable[tuple[str, int]], flat: FlatParameters) -> np.ndarray:
+def _rows(model: nn.Module, layers: Iterable[tuple[str, int]], flat: Places) -> np.ndarray:
     """The table of layers that follow each other, given by name and activation, int64 [L, 14]."""
     modules, rows = dict(model.named_modules()), list[list[int]]()
     for name, activation in layers:
@@ -116,7 +117,7 @@ def _rows(model: nn.Module, layers: Iterable[tuple[str, int]], flat: FlatParamet
     return np.array(rows, np.int64)
 
 
-def core_layers(modules: Mapping[str, nn.Module], ends: list[int], first: int, flat: FlatParameters) -> list[list[int]]:
+def core_layers(modules: Mapping[str, nn.Module], ends: list[int], first: int, flat: Places) -> list[list[int]]:
     """The rows of each trunk's core, as lockstep.kernels.recurrent_network has them: first those of all projections,
     then those of the cores.
 
@@ -129,7 +130,7 @@ def core_layers(modules: Mapping[str, nn.Module], ends: list[int], first: int, f
 
 
 def _rows_of_core(
-    modules: Mapping[str, nn.Module], name: str, end: int, projection: int, flat: FlatParameters
+    modules: Mapping[str, nn.Module], name: str, end: int, projection: int, flat: Places
 ) -> tuple[list[int], list[int]]:
     """The rows of a core's projection, behind row `end`, and of the core, behind row `projection`."""
     core = modules[name]
@@ -181,8 +182,12 @@ def core_of_q(model: QModel, flat: FlatParameters) -> np.ndarray:
     return np.array(_rows_of_core(dict(model.named_modules()), "trunk.core", -1, 0, flat), np.int64)
 
 
-def mlp_layers(layers: nn.Module, name: str, flat: FlatParameters) -> np.ndarray:
-    """The table of perceptrons' layers (MLPs), one perceptron after the other: see lockstep.kernels.dense."""
+def mlp_layers(layers: nn.Module, name: str, flat: FlatParameters, first: int = 0) -> np.ndarray:
+    """The table of perceptrons' layers (MLPs), one perceptron after the other: see lockstep.kernels.dense.
+
+    Args:
+        first: the column of x with the first number that they take.
+    """
     assert isinstance(layers, MLPs)
     rows: list[list[int]] = []
     last = len(layers.weights) - 1
@@ -196,7 +201,7 @@ def mlp_layers(layers: nn.Module, name: str, flat: FlatParameters) -> np.ndarray
             places = [place(f"weights.{layer}", into * out), place(f"biases.{layer}", out)]
             normalized = layers.layer_norm and layer == 0
             activation = NONE if normalized or layer == last else ACTIVATIONS[layers.activation]
-            rows.append([*places, into, out, activation, len(rows) - 1 if layer else -1, 1, *NO_IMAGE])
+            rows.append([*places, into, out, activation, len(rows) - 1 if layer else -1 - first, 1, *NO_IMAGE])
             if normalized:
                 places = [place("gain", out), place("shift", out)]
                 rows.append([*places, out, out, TANH, len(rows) - 1, NORM, *_of_norm(EPS)])

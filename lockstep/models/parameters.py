@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,31 @@ _ALIGNMENT = 16
 aligned memory is faster."""
 _LARGE = 1 << 15
 """The size of a parameter from which it takes noticeable time to cast it and to copy its gradient."""
+
+
+class Places(Protocol):
+    """Where parameters lie in a vector."""
+
+    def offset(self, name: str) -> int:
+        """Where a parameter begins."""
+        ...
+
+
+class Part:
+    """The parameters whose names begin with a prefix, as a vector of their own, where the prefix is left out.
+
+    Args:
+        flat: all parameters.
+    """
+
+    def __init__(self, flat: FlatParameters, prefix: str) -> None:
+        self._flat, self._prefix = flat, prefix
+        self.span = flat.span(prefix)
+        """Where it lies among all parameters."""
+
+    def offset(self, name: str) -> int:
+        """As Places."""
+        return self._flat.offset(self._prefix + name) - self.span.start
 
 
 class FlatParameters:

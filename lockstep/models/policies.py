@@ -5,7 +5,7 @@ Shape legend: T time, B environments (agents of matches), P distribution paramet
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -67,17 +67,23 @@ class Policies(PolicyModel):
     Args:
         models: by the policy's name.
         action_space: the common one, in which Discrete actions may have more choices than a policy has.
+        distribution: of its actions, if not the usual one.
     """
 
     def __init__(
-        self, space: PoliciesSpace, models: Mapping[str, PolicyModel], action_space: gymnasium.Space[Any]
+        self,
+        space: PoliciesSpace,
+        models: Mapping[str, PolicyModel],
+        action_space: gymnasium.Space[Any],
+        distribution: ActionDistribution | None = None,
     ) -> None:
         super().__init__()
         self._space, self._action_space = space, action_space
         self.policies = nn.ModuleDict(dict(models))
         first = next(iter(models.values()))
         alike = all(part.action_space == action_space for part in space.parts.values())
-        self.distribution: ActionDistribution = first.distribution if alike else make_distribution(action_space)
+        usual = first.distribution if alike else make_distribution(action_space)
+        self.distribution: ActionDistribution = distribution or usual
         self.state_size = max(model.state_size for model in models.values())
         self.has_value = all(model.has_value for model in models.values())
         assert not any(model.noise_numbers for model in models.values()), "no noisy layers learn from rollouts"
@@ -148,8 +154,19 @@ class Policies(PolicyModel):
     def for_playing(self) -> Policies:
         return self._copied({name: self[name].for_playing() for name in self._space.parts})
 
+    def changed(
+        self,
+        change: Callable[[PolicyModel, gymnasium.Space[Any], int], PolicyModel],
+        seed: int,
+        distribution: ActionDistribution,
+    ) -> Policies:
+        """The same with another distribution, and with models that a function makes of these, of their action spaces
+        and of a seed."""
+        models = {name: change(self[name], part.action_space, seed) for name, part in self._space.parts.items()}
+        return Policies(self._space, models, self._action_space, distribution)
+
     def _copied(self, models: dict[str, PolicyModel]) -> Policies:
-        copied = Policies(self._space, models, self._action_space)
+        copied = Policies(self._space, models, self._action_space, self.distribution)
         copied.portable_operations = self.portable_operations
         return copied
 

@@ -60,7 +60,7 @@ def her_bitflip() -> Experiment:
         ),
         scheme=Scheme(shards=4, acting_batch=16),
         total_steps=200_000,
-        precision="fp32",
+        precision="portable",
     )
 
 
@@ -217,7 +217,7 @@ def r2d2_memory() -> Experiment:
         ),
         scheme=Scheme(shards=4, acting_batch=32),
         total_steps=60_000,
-        precision="fp32",
+        precision="portable",
     )
 
 

@@ -208,7 +208,7 @@ def ppo_memory() -> Experiment:
         ),
         scheme=Scheme(shards=4),
         total_steps=300_000,
-        precision="fp32",
+        precision="portable",
     )
 
 

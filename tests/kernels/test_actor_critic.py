@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
 from slices import by_autograd, by_kernel
 from torch import Tensor
 
@@ -79,6 +81,33 @@ def test_gradients_are_those_of_autograd(
     for expected, computed in zip(*found, strict=True):
         torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-5)
     assert found[0][0].count_nonzero() > 500
+
+
+@pytest.mark.parametrize("hidden", ["angle", "velocity"])
+@pytest.mark.parametrize("recipe", [recipes.sac_mujoco, recipes.td3_mujoco])
+def test_so_are_those_of_critics_that_see_more(recipe: Callable[[], Experiment], hidden: str) -> None:
+    plain = agent_of(recipe, {}, prioritized=False)
+    seen = spaces.Dict(angle=spaces.Box(-1, 1, (2,)), velocity=spaces.Box(-8, 8, (1,)))
+    like: Any = SimpleNamespace(observation_space=seen, action_space=plain.action_space)
+    agent = Agent(plain.experiment.replace(**{"model.critic_only": (hidden,)}), like=like)
+    assert agent.kernels is not None and agent.flat.vector.numel() < plain.flat.vector.numel()
+
+    def entries(obs: Tensor) -> dict[str, Tensor]:
+        return {"angle": obs[..., :2], "velocity": obs[..., 2:]}
+
+    batch, hyper = items(plain), {**agent.algorithm.hyperparameters(0.0), "update": 2}
+    batch = batch.replace(obs=entries(batch.obs), next_obs=entries(batch.next_obs))
+    found = by_autograd(agent, batch, hyper), by_kernel(agent, batch, hyper)
+    for expected, computed in zip(*found, strict=True):
+        torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-5)
+    gradient = agent.flat.named(found[0][0][: agent.flat.vector.numel()])
+    assert gradient["actor.layers.weights.0"].count_nonzero() > 10
+    acting = agent.kernels.inference(agent.model.for_acting())
+    assert acting is not None
+    start, state = torch.zeros(1, ITEMS, dtype=torch.bool), torch.zeros(ITEMS, 0)
+    own = {key: x for key, x in batch.obs.items() if key != hidden}
+    found, _ = acting(own, start, state, None, None)
+    torch.testing.assert_close(found.policy, agent.model(batch.obs, start, state)[0].policy)
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])

@@ -160,14 +160,16 @@ class Apart(gymnasium.ObservationWrapper[dict[str, Any], Any, Any]):
         return {"velocity": observation[2:], "angle": observation[:2]}
 
 
-@pytest.mark.parametrize("entries", [False, True])
+@pytest.mark.parametrize("critic_only", [None, (), ("angle",), ("velocity",)])
 def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
-    entries: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    critic_only: tuple[str, ...] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = portable("mpo").replace(**{"algorithm.replay.prioritized": True, "model.critics": 2})
-    if entries:
+    if critic_only is not None:  # with a Dict
         env = EnvConfig.of(Apart, num_envs=4, reseed_every=24)
-        experiment = experiment.replace(env=env, normalize=NormalizeConfig(observations=True))
+        experiment = experiment.replace(
+            env=env, normalize=NormalizeConfig(observations=True), **{"model.critic_only": critic_only}
+        )
     compare_ledgers(experiment, tmp_path, monkeypatch, MPOKernels)
 
 

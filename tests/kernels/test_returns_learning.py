@@ -162,6 +162,15 @@ def test_so_are_those_of_data_efficient_rainbow(
     compare_ledgers(EXPERIMENTS["der"]().replace(precision="portable", **change), tmp_path, monkeypatch, ReturnsKernels)
 
 
+@pytest.mark.parametrize("change", [{}, {"model.dueling": True, "model.noisy": True}])
+def test_so_are_those_with_a_goal_and_hindsight(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Observations are a Dict of vectors."""
+    experiment = EXPERIMENTS["hindsight"]().replace(precision="portable", **change)
+    compare_ledgers(experiment, tmp_path, monkeypatch, ReturnsKernels)
+
+
 @pytest.mark.parametrize("change", [{}, {"model.noisy": True, "algorithm.pad": 0}])
 def test_so_are_those_of_drq(change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare_ledgers(drq(**change), tmp_path, monkeypatch, ReturnsKernels)

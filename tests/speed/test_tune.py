@@ -48,7 +48,7 @@ def test_candidates_are_what_the_experiment_allows() -> None:
 
 def test_candidates_use_the_gpus_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    memory = prepare(RECIPES["ppo-memory"](), Layout())
+    memory = prepare(RECIPES["ppo-memory"]().replace(precision="fp32"), Layout())
     assert texts(memory, 16, 2)[:6] == [
         *("inline,device=0,graphs=1", "inline,device=0"),
         *("processes:4,device=0,graphs=1", "processes:4,device=0"),
