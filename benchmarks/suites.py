@@ -7,12 +7,14 @@
 
 Calls add up: what one has gathered stays. So runs may be trained on several machines, and their folders need not be
 kept. A run's evaluation is its last one; a run without one is evaluated on 100 episodes. Tables show the suite's
-metric: evaluations of Atari 100k, the last training episodes of the others.
+metric: evaluations of Atari 100k, the last training episodes of the others. A suite with normalized scores also gets a
+picture, NAME.png: the share of tasks on which each method's mean is above a threshold.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import re
@@ -20,11 +22,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
 from lockstep.config.settings import SettingsError
 from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.statistics import readable, thinned
 from lockstep.reports import atari
+from lockstep.reports.plots import COLORS, STYLE
 from lockstep.reports.runs import Method, Run, methods
+from lockstep.reports.scales import scale_of
 from lockstep.reports.suites import AGGREGATES, Standing, published, sources, standing, suite_of
 from lockstep.sweep.queue import Entry, Queue, write_json
 
@@ -32,6 +40,8 @@ RESULTS = Path(__file__).parent / "suites"
 _EPISODES = 100
 _POINTS = 100
 """Of a curve that is kept."""
+_HIGHEST = 1.5
+"""The highest threshold of a profile: few agents exceed it on more than two games."""
 
 
 def gather(name: str, root: Path, out: Path = RESULTS, *, prune: bool = False) -> int:
@@ -53,6 +63,7 @@ def gather(name: str, root: Path, out: Path = RESULTS, *, prune: bool = False) -
     if known:
         found = standing(name, _methods(list(known.values())), suite.metric)
         (out / f"{name}.md").write_text(_tables(name, found), encoding="utf-8")
+        _draw_profiles(found, out / f"{name}.png")
         print(found)
     return new
 
@@ -135,6 +146,41 @@ def _tables(name: str, found: Standing) -> str:
     for label, each in found.aggregates.items():
         lines.append("| " + " | ".join([label, *(str(each.get(kind, "")) for kind in AGGREGATES)]) + " |")
     return "\n".join([*lines, "", *found.notes, "", sources(name), ""])
+
+
+def _draw_profiles(found: Standing, out: Path) -> None:
+    """Draw each method's share of the shared tasks whose mean normalized score is above τ, as Agarwal et al. 2021
+    (arXiv:2108.13264) do. A suite without normalized scores gets no picture."""
+    shared = [row for row in found.rows if row.task in found.shared and row.normalized]
+    if len(shared) < 2:
+        return
+    methods = {label: [row.normalized[label] for row in shared] for label in shared[0].normalized}
+    for label in published(found.suite):
+        scales = [scale_of(row.task, "score/mean") for row in shared]
+        methods[label] = [
+            float(scale.of(np.asarray(row.published[label])))
+            for row, scale in zip(shared, scales, strict=True)
+            if scale is not None and label in row.published
+        ]
+    thresholds = np.linspace(0.0, _HIGHEST, 201)
+    with plt.rc_context(STYLE):
+        figure = Figure(figsize=(8.5, 4.8), dpi=150, layout="constrained")
+        axes = figure.add_subplot()
+        complete = {label: scores for label, scores in methods.items() if len(scores) == len(shared)}
+        lines = itertools.product(("-", "--", ":"), COLORS)
+        for (style, color), (label, scores) in zip(lines, complete.items(), strict=False):
+            ours = label in shared[0].normalized
+            share = (np.asarray(scores)[:, None] > thresholds).mean(axis=0)
+            axes.step(
+                thresholds, share, where="post", color=color, ls=style, linewidth=2.4 if ours else 1.2, label=label
+            )
+        axes.set_xlabel("normalized score τ")
+        axes.set_ylabel(f"share of {len(shared)} tasks with a mean above τ")
+        axes.set_title(suite_of(found.suite).title)
+        axes.set_ylim(0.0, 1.0)
+        axes.margins(x=0.0)
+        axes.legend(loc="upper right", labelcolor="#333333")
+        figure.savefig(out)
 
 
 def main() -> None:
