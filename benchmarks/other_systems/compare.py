@@ -73,7 +73,7 @@ class Comparison:
     def table(self) -> str:
         """Markdown: medians over rounds, with least and greatest."""
         lines = [
-            "| system | samples/s | min to max | lockstep / it | min to max | layout |",
+            "| system | samples/s | min to max | lockstep ÷ system | min to max | layout |",
             "|---|---|---|---|---|---|",
         ]
         for each in self.systems:
