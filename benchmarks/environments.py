@@ -172,7 +172,7 @@ def throughputs(task: str, numbers: list[int], rounds: int, seconds: float) -> d
 
 def report(found: dict[str, Any]) -> str:
     """All tables."""
-    parts = ["## What environments take, in one process and the programs that it starts", "", _costs(found["cost"])]
+    parts = ["## Memory, open files and start, in one process and its child processes", "", _costs(found["cost"])]
     for task, rows in found.get("throughput", {}).items():
         parts += ["", f"## Training: {task}, `{LAYOUT}`", "", _throughputs(rows)]
     return "\n".join(parts) + "\n"

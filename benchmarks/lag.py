@@ -247,7 +247,7 @@ def _tables(groups: Groups, costs: Costs) -> str:
     lags = LAGS[1:]
     lines = []
     for title, final in (("Mean score of the whole run", False), ("Score of the final policy", True)):
-        lines += [f"{title}: at lag 0, and the change in % of what lag 0 gains over the initial policy", ""]
+        lines += [f"{title}: at lag 0, and the change in % of the gain of lag 0 over the initial policy", ""]
         lines.append("| | | lag 0 | " + " | ".join(f"lag {lag}" for lag in lags) + " |")
         lines.append("|---" * (3 + len(lags)) + "|")
         for name, by_lag in groups.items():

@@ -167,7 +167,7 @@ PROOFS = {
     "hidden-sac-none": Proof(
         f"sac-hidden {_ALONE} --model.core none --model.no-previous-action-reward", 3, greedy=True
     ),
-    "hidden-td3": Proof(f"td3-hidden {_ALONE}", 1),
+    "hidden-td3": Proof(f"td3-hidden {_ALONE}", 3),
     "halfcheetah-sac": Proof(
         f"sac-mujoco --precision fp32 {_HALFCHEETAH} {_BOTH_RATES} --algorithm.no-learn-temperature "
         "--algorithm.initial-temperature 0.2",

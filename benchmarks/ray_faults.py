@@ -329,8 +329,8 @@ def once(nodes: Nodes, name: str, number: int, seed: int, threads: Any, expected
 def table(rows: list[dict[str, Any]]) -> str:
     """A row for each kind; medians, and the largest in brackets."""
     lines = [
-        "| killed | runs | equal | left over | went on after, s | iterations repeated | rollouts collected again | end "
-        "after, s |",
+        "| killed | runs | equal | left over | continued after, s | iterations repeated | rollouts collected again "
+        "| end after, s |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for kind in KINDS:

@@ -251,7 +251,7 @@ def storages(rounds: int, capacity: int, seconds: float) -> None:
             continue
         inserted, drawn = (statistics.median(each[key] for each in found) for key in ("inserted", "drawn"))
         lines.append(f"| {name} | {inserted:,.0f} | {drawn:,.0f} | {found[0]['gigabytes']:.1f} |")
-    lines += [f"\n{name} was left out: {why}" for name, why in skipped.items()]
+    lines += [f"\n{name} is missing: {why}" for name, why in skipped.items()]
     report = {"rounds": rounds, "capacity": capacity, "results": results, "skipped": skipped}
     write("storages", report, "\n".join(lines))
 

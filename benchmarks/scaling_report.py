@@ -116,5 +116,5 @@ def _projection_table(name: str, work: Work) -> str:
                 ]
             )
     alone = project(1, work, Network(0.0)).rate
-    title = f"{name}: samples/s and efficiency of so many learners, each of which does {alone:,.0f} alone"
+    title = f"{name}: samples/s and efficiency by number of learners, of which one alone does {alone:,.0f}"
     return _table(title, ["network", "roles", *map(str, LEARNERS)], rows)

@@ -73,7 +73,7 @@ class Comparison:
     def table(self) -> str:
         """Markdown: medians over rounds, with least and greatest."""
         lines = [
-            "| system | samples/s | min to max | lockstep / it | min to max | layout |",
+            "| system | samples/s | min to max | lockstep ÷ system | min to max | layout |",
             "|---|---|---|---|---|---|",
         ]
         for each in self.systems:
@@ -83,7 +83,7 @@ class Comparison:
                 f"| {shown} | {rate['median']:,.0f} | {rate['min']:,.0f} to {rate['max']:,.0f} | {ratio['median']:.2f} "
                 f"| {ratio['min']:.2f} to {ratio['max']:.2f} | `{each.layout}` |"
             )
-        lines += [f"\n{name} was left out: {reason}" for name, reason in self.skipped.items()]
+        lines += [f"\n{name} is missing: {reason}" for name, reason in self.skipped.items()]
         return "\n".join(lines)
 
 

@@ -273,7 +273,7 @@ def test_ratios_by_hand() -> None:
     table = found.table()
     assert "| Sample Factory 2.1.1 | 100 | 50 to 200 | 2.00 | 1.00 to 3.00 | `x=1` |" in table
     assert "| lockstep 1.0 | 200 | 100 to 300 | 1.00 | 1.00 to 1.00 | `inline` |" in table
-    assert "torchrl was left out: no" in table
+    assert "torchrl is missing: no" in table
 
 
 def test_what_cannot_be_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
