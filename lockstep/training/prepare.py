@@ -109,7 +109,7 @@ def prepare_run(
     _check_torchrun(experiment, layout)
     check_memory(experiment, layout)
     options.validate()
-    if layout.launcher.leads and getattr(getattr(experiment.algorithm, "replay", None), "hindsight", 0):
+    if layout.launcher.leads and experiment.algorithm.relabels_goals:
         check_goals(experiment.env)
     named = opponents.resolved(experiment.env, options.eval_opponents)
     return experiment, dataclasses.replace(options, eval_opponents=named)
