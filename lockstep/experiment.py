@@ -18,7 +18,7 @@ from lockstep.config.serialization import from_json, identities_of, to_json
 from lockstep.config.settings import SettingsError, Steps, changed, check_values
 from lockstep.core.rng import derive_seed
 from lockstep.core.schedule import Schedule
-from lockstep.envs.mixed import tells_value
+from lockstep.envs.mixed import value_sees_task
 from lockstep.envs.settings import EnvConfig
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.base import ModelConfig, PolicyModel, Precision
@@ -139,7 +139,7 @@ class Experiment:
                     f"env.central_state={self.env.central_state} adds the entry `state` to observations, which the "
                     f"policy would see, too. Use {use}."
                 )
-        if (popart := self.model.value_normalization) and popart.rate and not tells_value(self.env):
+        if (popart := self.model.value_normalization) and popart.rate and not value_sees_task(self.env):
             raise SettingsError(
                 f"model.popart.rate={popart.rate:g} learns a value for each task of env.id={self.env.id}, so "
                 "observations have to tell the task: add --env.options task_input=value (or both, to tell the policy, "

@@ -36,7 +36,7 @@ from lockstep.experiment import Experiment
 from lockstep.learners.graphs import GradientGraphs, graphs_of
 from lockstep.learners.learner import Learner
 from lockstep.system.graphs import Capture, cuda_graph
-from lockstep.system.numerics import settled
+from lockstep.system.numerics import torch_configured
 
 GPU = "cuda:0"
 NAMES = ("sac-mujoco", "rainbow-atari", "dqn-atari")
@@ -192,7 +192,7 @@ def gradients(context: Context) -> Outcome:
 def _compared(make: Callable[[], dict[str, Case]], seconds: float, rehearse: bool) -> dict[str, Any]:
     """Two learners in turn, as many iterations of each."""
     whole = time.perf_counter() + seconds
-    with settled(1, GPU):
+    with torch_configured(1, GPU):
         cases = make()
         for case in cases.values():  # libraries load, and graphs are captured
             for _ in range(4):

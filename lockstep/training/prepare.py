@@ -26,7 +26,7 @@ from lockstep.evaluation import opponents
 from lockstep.experiment import Experiment
 from lockstep.system.forked import call_in_fork
 from lockstep.system.machine import emulates_bf16
-from lockstep.system.numerics import settled
+from lockstep.system.numerics import torch_configured
 from lockstep.system.output import tell
 from lockstep.training import warm_start
 from lockstep.training.curriculum import Curriculum
@@ -143,7 +143,7 @@ def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions)
 
 
 def _quick_check(experiment: Experiment) -> tuple[str, str] | None:
-    with settled(1):
+    with torch_configured(1):
         return quick_check(experiment.env, experiment.seed, _QUICK_SECONDS)
 
 
@@ -162,7 +162,7 @@ def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None
         weights: initial weights; by default, those that its warm start names.
         new: whether this is a new run rather than a repetition, so that the model must suit its algorithm, too.
     """
-    with settled(experiment.torch_threads):
+    with torch_configured(experiment.torch_threads):
         agent = Agent(experiment)
         warm_start.load(agent, warm_start.weights(experiment) if weights is None else weights)
         if not new:
