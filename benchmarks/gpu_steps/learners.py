@@ -50,7 +50,7 @@ _ENDLESS = 10**12
 class OneAfterTheOther(Learner):
     """Its graphs compute the slots' gradients in order."""
 
-    def _captured(self, capture: Capture) -> GradientGraphs | None:
+    def _capture_gradients(self, capture: Capture) -> GradientGraphs | None:
         return graphs_of(self.batches, 1, self._differentiate, capture, None)
 
 

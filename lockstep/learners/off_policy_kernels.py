@@ -108,7 +108,7 @@ class ReplayLearner(KernelLearner):
         for row, (slot, weights) in enumerate(zip(self._slots, items.weight.reshape(len(out), -1), strict=True)):
             largest[0 if joined else row, slot] = weights.max()
 
-    def _follow(self, step: int) -> None:
+    def _update_target(self, step: int) -> None:
         if weight := self._following(step):
             follow(self._target, self._parameters, np.float32(weight))
 
