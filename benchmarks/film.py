@@ -23,7 +23,7 @@ from lockstep.evaluation.policy import Player, load_policy
 from lockstep.evaluation.video import prepare_graphics
 from lockstep.reports.plots import COLORS, STYLE
 from lockstep.run.folder import RunFolder
-from lockstep.system.numerics import settled
+from lockstep.system.numerics import torch_configured
 
 HEIGHT = 360
 """Of the picture, in pixels."""
@@ -38,7 +38,7 @@ def played(run: Path, checkpoint: int, pictures: int) -> Iterator[np.ndarray]:
     experiment = policy.experiment
     player = Player(policy.model, experiment, EvaluationSettings(num_envs=1), purpose="video", render=True)
     try:
-        with settled(experiment.torch_threads):
+        with torch_configured(experiment.torch_threads):
             for index in range(pictures * PACE):
                 player.step()
                 if index % PACE == 0:

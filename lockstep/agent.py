@@ -18,7 +18,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs.curriculum import first_options, pack
 from lockstep.experiment import Experiment
 from lockstep.models.arithmetic import arithmetic
-from lockstep.models.base import Networks, PolicyModel
+from lockstep.models.base import Masking, Networks, PolicyModel
 from lockstep.models.observations import unused_mask
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policies import first_normalizers, parts_of
@@ -96,7 +96,8 @@ class Agent:
         """Warnings for the user before a new run begins, in sentences."""
         parts = parts_of(self.observation_space, self.action_space)
         found = list(dict.fromkeys(text for part in parts for text in self.experiment.model.warnings(*part)))
-        choices = getattr(self.model.distribution, "num_logits", 0)  # users' distributions may lack it
+        distribution = self.model.distribution
+        choices = distribution.num_logits if isinstance(distribution, Masking) else 0
         if mask := unused_mask(self.observation_space, choices):
             found.append(mask)
         if self.experiment.precision == "portable" and self.kernels is None:

@@ -18,7 +18,7 @@ from lockstep.config.serialization import from_json, identities_of, to_json
 from lockstep.config.settings import SettingsError, Steps, changed, check_values
 from lockstep.core.rng import derive_seed
 from lockstep.core.schedule import Schedule
-from lockstep.envs.mixed import tells_value
+from lockstep.envs.mixed import value_sees_task
 from lockstep.envs.settings import EnvConfig
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.base import ModelConfig, PolicyModel, Precision
@@ -132,14 +132,14 @@ class Experiment:
         self.annealings(with_curiosity(self.algorithm.build()))
         self._check_curriculum()
         if self.env.central_state != "none":
-            hides = hasattr(self.model, "critic_only")
-            if (hides or self.algorithm.replays) and "state" not in getattr(self.model, "critic_only", ()):
-                use = "--model.critic-only state" if hides else "--env.central-state none"
+            hidden = self.model.hidden_entries
+            if (hidden is not None or self.algorithm.replays) and "state" not in (hidden or ()):
+                use = "--env.central-state none" if hidden is None else "--model.critic-only state"
                 raise SettingsError(
                     f"env.central_state={self.env.central_state} adds the entry `state` to observations, which the "
                     f"policy would see, too. Use {use}."
                 )
-        if (popart := getattr(self.model, "popart", None)) and popart.rate and not tells_value(self.env):
+        if (popart := self.model.value_normalization) and popart.rate and not value_sees_task(self.env):
             raise SettingsError(
                 f"model.popart.rate={popart.rate:g} learns a value for each task of env.id={self.env.id}, so "
                 "observations have to tell the task: add --env.options task_input=value (or both, to tell the policy, "
@@ -190,7 +190,7 @@ class Experiment:
         return annealings(anneal, algorithm.hyperparameters(0.0), self.iterations * each, each) if anneal else {}
 
     def _check_curriculum(self) -> None:
-        if self.curriculum and getattr(getattr(self.algorithm, "replay", None), "hindsight", 0):
+        if self.curriculum and self.algorithm.relabels_goals:
             raise SettingsError(
                 f"curriculum={self.curriculum} changes environments, but algorithm.replay.hindsight computes rewards "
                 "with one that keeps its first options. Leave one of them out."

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lockstep.agent import Agent
 from lockstep.buffers.batches import Slice
-from lockstep.buffers.replay_batches import Taken
+from lockstep.buffers.replay_batches import Prefetched
 from lockstep.core.transitions import Sequences, Transitions
 from lockstep.distributed.groups import Group
 from lockstep.distributed.tree import TreeSum
@@ -44,7 +44,7 @@ def by_kernel(agent: Agent, batch: Transitions | Sequences, hyper: dict[str, flo
         computed.append(torch.from_numpy(priority))
 
     learner._call = noted  # type: ignore[method-assign]
-    learner.batches.taken = lambda slot, step: (Taken(batch, [(None, None)]), 0)  # type: ignore
+    learner.batches.prefetched = lambda slot, step: (Prefetched(batch, [(None, None)]), 0)  # type: ignore
     out = np.zeros_like(learner._out)
     for update in (2, hyper["update"]):  # nothing of an earlier gradient step remains, even if it moved more
         learner.compute(0, {**hyper, "update": update}, out)

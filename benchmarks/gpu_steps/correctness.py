@@ -35,7 +35,7 @@ from lockstep.learners.graphs import HyperTensors
 from lockstep.learners.process import learner_of
 from lockstep.models.arithmetic import arithmetic
 from lockstep.reproducibility.verify import diff, verify
-from lockstep.system.numerics import settled
+from lockstep.system.numerics import torch_configured
 from lockstep.training.prepare import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ LIMIT = 90.0
 
 def primitives(context: Context) -> Outcome:
     """torch's settings on the GPU, whether fp32 is fp32, and whether shared memory can be registered."""
-    with settled(1, GPU):
+    with torch_configured(1, GPU):
         flags = {name: value for name, (value, _) in _flags().items()}
         wrong = [
             f"{name} is {value}, not {wanted[0]}" for name, (value, wanted) in _flags().items() if value not in wanted
@@ -257,14 +257,14 @@ def losses(context: Context) -> Outcome:
 def gradients(name: str) -> dict[str, Any]:
     """The first gradient in fp32 on the CPU and, by several ways, on the GPU; `wrong` says what differs."""
     setting = prepare(on_gpu(experiment(name)).replace(precision="fp32"), Layout())
-    with settled(1):
+    with torch_configured(1):
         batch, normalizers, hyper = first_batch(setting)
         here = Gradient(setting, "cpu", normalizers)
         exact = here(batch, hyper).double()
         moved = [here.moved(seed)(batch, hyper).double() for seed in range(_MOVES)]
         rounding = max(float((each - exact).norm() / exact.norm()) for each in moved)
         allowed = max(TOLERANCE, 2 * rounding)
-    with settled(1, GPU):
+    with torch_configured(1, GPU):
         gradient = Gradient(setting, GPU, normalizers)
         there = batch.map(lambda leaf: leaf.to(GPU))
         once, twice = gradient(there, hyper), gradient(there, hyper)

@@ -36,7 +36,7 @@ from lockstep.experiment import Experiment
 from lockstep.learners.graphs import GradientGraphs, graphs_of
 from lockstep.learners.learner import Learner
 from lockstep.system.graphs import Capture, cuda_graph
-from lockstep.system.numerics import settled
+from lockstep.system.numerics import torch_configured
 
 GPU = "cuda:0"
 NAMES = ("sac-mujoco", "rainbow-atari", "dqn-atari")
@@ -50,7 +50,7 @@ _ENDLESS = 10**12
 class OneAfterTheOther(Learner):
     """Its graphs compute the slots' gradients in order."""
 
-    def _captured(self, capture: Capture) -> GradientGraphs | None:
+    def _capture_gradients(self, capture: Capture) -> GradientGraphs | None:
         return graphs_of(self.batches, 1, self._differentiate, capture, None)
 
 
@@ -192,7 +192,7 @@ def gradients(context: Context) -> Outcome:
 def _compared(make: Callable[[], dict[str, Case]], seconds: float, rehearse: bool) -> dict[str, Any]:
     """Two learners in turn, as many iterations of each."""
     whole = time.perf_counter() + seconds
-    with settled(1, GPU):
+    with torch_configured(1, GPU):
         cases = make()
         for case in cases.values():  # libraries load, and graphs are captured
             for _ in range(4):

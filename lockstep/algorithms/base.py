@@ -144,6 +144,11 @@ class AlgorithmConfig(ABC):
         return False
 
     @property
+    def relabels_goals(self) -> bool:
+        """Whether it also learns as if other goals had been given, so that an environment computes their rewards."""
+        return False
+
+    @property
     def resumes_exactly(self) -> bool:
         """Whether checkpoints hold everything that it learns from, so that a resumed run continues as if it had not
         stopped."""

@@ -136,6 +136,10 @@ class OffPolicyConfig(AlgorithmConfig):
             raise SettingsError(f"algorithm.target_rate={self.target_rate} must be above 0 and at most 1.")
         self.replay.validate()
 
+    @property
+    def relabels_goals(self) -> bool:
+        return self.replay.hindsight > 0
+
     def validate_with(self, setup: Setup) -> None:
         """Raise SettingsError for settings that do not fit the rest of the experiment."""
         if setup.several_policies:

@@ -18,7 +18,6 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import ArrayTuple
 from lockstep.core.rollout import Rollout
 from lockstep.models.base import ModelOutput, PolicyModel
-from lockstep.models.popart import PopArtConfig
 from lockstep.models.rnd import RNDConfig
 
 _AUXILIARY = "loss/auxiliary"
@@ -91,7 +90,7 @@ class OnPolicyConfig(AlgorithmConfig):
 
     def _validate_popart(self, setup: Setup) -> None:
         """Raise SettingsError for what contradicts values in units of tasks."""
-        popart: PopArtConfig | None = getattr(setup.model, "popart", None)
+        popart = setup.model.value_normalization
         if popart is None or not popart.rate:
             return
         given = f"model.popart.rate={popart.rate:g}"

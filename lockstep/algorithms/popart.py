@@ -30,8 +30,8 @@ _STATISTICS = "statistics.value"
 
 def with_popart(algorithm: Algorithm[Any], model: PolicyModel) -> Algorithm[Any]:
     """The algorithm, wrapped so that it learns normalized values if the model has them."""
-    head = getattr(model, "value_head", None)
-    return PopArt(algorithm, head) if isinstance(head, PopArtHead) and isinstance(algorithm, OnPolicy) else algorithm
+    head = model.popart_head()
+    return PopArt(algorithm, head) if head is not None and isinstance(algorithm, OnPolicy) else algorithm
 
 
 class PopArt(Wrapper):

@@ -43,7 +43,7 @@ _DRAWN_AT_ONCE = 8
 """Gradient steps to draw for at once if the GPU reads the items: one copy serves them, while it learns from others."""
 
 
-class Taken(NamedTuple):
+class Prefetched(NamedTuple):
     """Items that were read together, for one or several gradient steps. On a GPU, whose memory holds them, they are
     read later."""
 
@@ -75,7 +75,7 @@ class ReplayBatches:
         """Gradient steps of the iteration."""
         self._began = 0 if config.replay.checkpoint else None
         """The iteration at which the replay memory began. None: not known yet, since checkpoints do not hold replay."""
-        self._taken: dict[int, Taken] = {}
+        self._prefetched: dict[int, Prefetched] = {}
         self._drawn: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.placing = Placing()
         """Where the memory should lie."""
@@ -133,8 +133,8 @@ class ReplayBatches:
 
     def slice(self, slot: int, step: int) -> Slice:
         """A slot's part of one gradient step's minibatch."""
-        taken, index = self.taken(slot, step)
-        batch = taken.batch if len(taken.drawn) == 1 else taken.batch.part(index, len(taken.drawn))
+        items, index = self.prefetched(slot, step)
+        batch = items.batch if len(items.drawn) == 1 else items.batch.part(index, len(items.drawn))
         return Slice(self.read(slot, batch), self.normalizers(slot))
 
     def read(self, slot: int, batch: Any) -> Any:
@@ -148,16 +148,16 @@ class ReplayBatches:
         """The newest: an item was collected long ago."""
         return self._agent.normalizers
 
-    def taken(self, slot: int, step: int) -> tuple[Taken, int]:
+    def prefetched(self, slot: int, step: int) -> tuple[Prefetched, int]:
         """Items that were read for several gradient steps, and the place of this one's equal part."""
         several = (self._on_gpu or self._replays[slot].single_steps) and not self._algorithm.weighted
         at_once = self._at_once(self._items * self._replays[slot].item_bytes) if several else 1  # priorities change
         index = step % at_once
         if index == 0:
-            self._taken[slot] = self._take(slot, range(step, max(step + 1, min(step + at_once, self._steps))))
-        taken = self._taken[slot]
-        self._drawn[slot] = taken.drawn[index]
-        return taken, index
+            self._prefetched[slot] = self._prefetch(slot, range(step, max(step + 1, min(step + at_once, self._steps))))
+        items = self._prefetched[slot]
+        self._drawn[slot] = items.drawn[index]
+        return items, index
 
     def _at_once(self, size: int) -> int:
         """For how many gradient steps items are read together, if those of one have so many bytes."""
@@ -166,7 +166,7 @@ class ReplayBatches:
         steps, most = max(1, self._steps), _DRAWN_AT_ONCE if self._on_gpu else max(1, _AT_ONCE_FOR_GPU // size)
         return -(-steps // -(-steps // most))  # groups of equal size if possible, since each size needs a graph
 
-    def _take(self, slot: int, steps: range) -> Taken:
+    def _prefetch(self, slot: int, steps: range) -> Prefetched:
         """A slot's parts of several minibatches, concatenated. Random numbers are drawn step by step."""
         if slot in self._coming:
             self._set_priorities()
@@ -190,7 +190,7 @@ class ReplayBatches:
             if (returns := self._agent.normalizers.returns) is not None:
                 given = given.replace(deviation=returns.std.float().view(1))
             memory, given = sent_together(given, self._agent.device)
-            return Taken(given, places, memory, replay.moves)
+            return Prefetched(given, places, memory, replay.moves)
         batch = replay.batch(times, environments, weight)
         if hindsight is not None:
             batch = hindsight.relabel(batch, times, environments, *np.concatenate(chances, -1))
@@ -198,9 +198,9 @@ class ReplayBatches:
             batch = batch.replace(noise=torch.from_numpy(np.concatenate(noise)))
         batch = batch.replace(reward=self._agent.normalizers.scale_rewards(batch.reward))
         if self._agent.device.type == "cpu":
-            return Taken(batch, places)
+            return Prefetched(batch, places)
         memory, batch = sent_together(batch, self._agent.device)
-        return Taken(batch, places, memory)
+        return Prefetched(batch, places, memory)
 
     def _newest_steps(self, step: int) -> int:
         """How many of every environment's newest steps a gradient step draws from (Wang and Ross 2019, equation 3)."""

@@ -126,9 +126,9 @@ def _told(levels: dict[str, Any]) -> str:
 def measure(seconds: float) -> dict[str, float]:
     """Environment steps, actions and trained samples per second on one core, for the environments and networks of
     recipes."""
-    from lockstep.system.numerics import settled
+    from lockstep.system.numerics import torch_configured
 
-    with settled(1):
+    with torch_configured(1):
         speed = {"CartPole-v1 environment steps": _env_speed(EnvConfig(id="CartPole-v1"), seconds)}
         atari = EnvConfig(id="Breakout", protocol="machado")
         with contextlib.suppress(SettingsError):  # the list of extras shows what is missing

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 import tyro
 
+from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json, unknown, with_preset, with_values
 from lockstep.cli.help import asks, columns, width_of_terminal
 from lockstep.cli.main import VERBS
@@ -172,9 +173,10 @@ def _of_run(name: str) -> Experiment:
 def _begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
     """The experiment without the settings of a recipe run's warm start, or the digest of its data, if another is
     given."""
-    replay, known = (getattr(each.algorithm, "replay", None) for each in (experiment, recipe))
-    if replay and known and replay.data != known.data and replay.data_digest == known.data_digest:
-        experiment = experiment.replace(**{"algorithm.replay.data_digest": ""})
+    if isinstance(experiment.algorithm, OffPolicyConfig) and isinstance(recipe.algorithm, OffPolicyConfig):
+        replay, known = experiment.algorithm.replay, recipe.algorithm.replay
+        if replay.data != known.data and replay.data_digest == known.data_digest:
+            experiment = experiment.replace(**{"algorithm.replay.data_digest": ""})
     start, before, default = experiment.warm_start, recipe.warm_start, WarmStart()
     if start.run == before.run or not before.digest:
         return experiment

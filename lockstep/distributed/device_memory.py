@@ -55,19 +55,19 @@ class Attempt:
             return None
 
 
-def tell_way(what: str, problem: str | None) -> None:
-    """Say how tensors pass.
+def report_transfer(what: str, problem: str | None) -> None:
+    """Print how tensors pass from process to process.
 
     Args:
         what: who passes what.
         problem: why GPUs' memory cannot be opened; None if it can.
     """
-    way = (
+    route = (
         "from GPU to GPU (CUDA IPC)"
         if problem is None
         else f"through the CPU's memory, since CUDA IPC failed: {problem}"
     )
-    tell(f"{what} {way}", sys.stderr)
+    tell(f"{what} {route}", sys.stderr)
 
 
 class Outbox:

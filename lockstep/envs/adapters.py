@@ -105,7 +105,7 @@ def entry_of(name: str) -> Entry:
     return ADAPTERS.get(name) or Entry(name)
 
 
-def settled_name(name: str) -> str:
+def recorded_name(name: str) -> str:
     """The value of env.adapter that a run's settings keep: the reference of an adapter that a user registered."""
     entry = entry_of(name)
     return name if entry.built_in else entry.reference

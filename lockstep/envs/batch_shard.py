@@ -17,7 +17,7 @@ from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import form_of, register, unregister
 from lockstep.envs.base import Observation, ShardEnv, StepResult
-from lockstep.envs.batches import batch_action, refuse_mask, returned_flags, returned_numbers, telling, with_rows
+from lockstep.envs.batches import batch_action, locating, refuse_mask, returned_flags, returned_numbers, with_rows
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter, as_array
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
@@ -93,7 +93,7 @@ class BatchShard(ShardEnv):
     def _begin(self, rows: np.ndarray) -> list[np.ndarray]:
         """Begin the current episodes of some environments; return the entries of their observations [n, ...]."""
         seeds = self._seed(rows)
-        with telling(
+        with locating(
             f"when it was reset (environment {self._seeds.first_index + rows[0]}, seed {seeds[0]}, and others)"
         ):
             obs = self._env.reset(rows.copy(), seeds)
@@ -109,7 +109,7 @@ class BatchShard(ShardEnv):
             first: bool [B], environments that have ended before, and whose infos do not count.
         """
         lowest = self._seeds.first_index
-        with telling(f"in a step of the environments {lowest} to {lowest + self.num_envs - 1}"):
+        with locating(f"in a step of the environments {lowest} to {lowest + self.num_envs - 1}"):
             answer = self._env.step(batch_action(self.action_space, action, self._tensors))
         if not (isinstance(answer, tuple) and len(answer) in (5, 6)):
             raise SettingsError(

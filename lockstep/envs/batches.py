@@ -23,7 +23,7 @@ from lockstep.system.output import tell
 
 
 @contextlib.contextmanager
-def telling(what: str) -> Iterator[None]:
+def locating(what: str) -> Iterator[None]:
     """Print what a batched environment was doing when it raises an error, except a SettingsError."""
     try:
         yield

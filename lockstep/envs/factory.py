@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep.config.extras import install_command
 from lockstep.config.settings import SettingsError
-from lockstep.envs.adapters import ADAPTERS, AUTO, entry_of, not_installed, settled_name
+from lockstep.envs.adapters import ADAPTERS, AUTO, entry_of, not_installed, recorded_name
 from lockstep.envs.atari import atari_name
 from lockstep.envs.base import Adapter, ShardEnv, load_adapter
 from lockstep.envs.construct import PREFIX, is_callable, makes_batch
@@ -176,7 +176,7 @@ def resolve(config: EnvConfig) -> EnvConfig:
             raise _reports_nothing(config, name, env_id)
         clip = config.reward_clip or (config.protocol != "none" and not config.raw_rewards)
         metrics = own or config.metrics
-        return dataclasses.replace(config, id=env_id, adapter=settled_name(name), reward_clip=clip, metrics=metrics)
+        return dataclasses.replace(config, id=env_id, adapter=recorded_name(name), reward_clip=clip, metrics=metrics)
     raise refusals[0] if refusals else _not_served(config)
 
 

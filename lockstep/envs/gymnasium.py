@@ -15,7 +15,7 @@ from lockstep.config.user_code import import_module, load_object
 from lockstep.envs.base import Adapter
 from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.construct import PREFIX, construct, is_callable, needs_library
-from lockstep.envs.doom.matches import settled
+from lockstep.envs.doom.matches import canonical_id
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.gymnasium_shard import GymShard
 from lockstep.envs.multiagent.pettingzoo import MatchShard, agents_of, names_of
@@ -44,7 +44,7 @@ class Gymnasium(Adapter):
         if is_callable(env_id):
             found = load_object(env_id.removeprefix(PREFIX))
             return None if isinstance(found, type) and issubclass(found, (CompiledEnv, TorchEnv)) else env_id
-        env_id = settled(env_id)
+        env_id = canonical_id(env_id)
         if env_id.startswith(PREFIX) and not importlib.util.find_spec("pettingzoo"):
             raise needs_library(f"env.id={env_id}", ModuleNotFoundError("No module named 'pettingzoo'"))
         if env_id.startswith("MinAtar/") and not importlib.util.find_spec("minatar"):

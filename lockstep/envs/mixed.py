@@ -217,11 +217,11 @@ class MixedShard(ShardEnv):
                 begin += count
             self._check(config)
             first = self._parts[0].env
-            self._tells = _tells(config)
+            self._task_entries = _task_entries(config)
             """The entries of observations that tell the task."""
             self.observation_space = first.observation_space
-            if self._tells:
-                self.observation_space = _with_task(first.observation_space, self._tells, len(tasks), config)
+            if self._task_entries:
+                self.observation_space = _with_task(first.observation_space, self._task_entries, len(tasks), config)
             failed.pop_all()
         self.action_space, self.frames_per_step = first.action_space, first.frames_per_step
         self.emulator = first.emulator if len({part.env.emulator for part in self._parts}) == 1 else ""
@@ -264,11 +264,11 @@ class MixedShard(ShardEnv):
         seen = part.env.observation_space
         if isinstance(seen, spaces.Dict):
             return {key: out[key][part.rows] for key in seen.spaces}
-        return (out[_OBSERVATION] if self._tells else out)[part.rows]
+        return (out[_OBSERVATION] if self._task_entries else out)[part.rows]
 
     def _tell(self, out: Observation) -> None:
         """Write the entries that tell the task."""
-        for key in self._tells:
+        for key in self._task_entries:
             out[key][:] = self._own
 
     def reset(self, out: Observation) -> None:
@@ -332,12 +332,12 @@ class MixedShard(ShardEnv):
             part.env.close()
 
 
-def tells_value(config: EnvConfig) -> bool:
+def value_sees_task(config: EnvConfig) -> bool:
     """Whether values are told the task, if there are several."""
-    return not config.id.startswith(MIXED) or VALUE_TASK in _tells(config)
+    return not config.id.startswith(MIXED) or VALUE_TASK in _task_entries(config)
 
 
-def _tells(config: EnvConfig) -> tuple[str, ...]:
+def _task_entries(config: EnvConfig) -> tuple[str, ...]:
     """The entries of observations that are to tell the task."""
     asked = config.options.get(_INPUT, False)
     if asked not in _ENTRIES:

@@ -18,7 +18,7 @@ from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import form_of, register, unregister
 from lockstep.envs.base import Observation, StepResult
-from lockstep.envs.batches import batch_action, refuse_mask, returned_flags, returned_numbers, telling, with_rows
+from lockstep.envs.batches import batch_action, locating, refuse_mask, returned_flags, returned_numbers, with_rows
 from lockstep.envs.closing import close_all
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import Seeds
@@ -91,7 +91,7 @@ class VectorShard(RestartingShard):
         return self._reset(seed=seeds[0] if self.share_seeds else seeds)
 
     def _reset(self, **arguments: Any) -> list[np.ndarray]:
-        with ENVIRONMENT_SETTINGS.applied(thorough=True), telling(f"when it was reset ({self._where(0)}, and others)"):
+        with ENVIRONMENT_SETTINGS.applied(thorough=True), locating(f"when it was reset ({self._where(0)}, and others)"):
             answer = self._env.reset(**arguments)
         if not (isinstance(answer, tuple) and len(answer) == 2):
             raise _misanswered(self._id, "reset", answer, "(observations, infos)")
@@ -116,7 +116,7 @@ class VectorShard(RestartingShard):
         if self._mode is AutoresetMode.DISABLED and first.any():  # gymnasium's own classes would refuse the step
             self._reset_masked(first)
         thorough = self._writer.looks > 0
-        with ENVIRONMENT_SETTINGS.applied(thorough=thorough), telling(f"in a step ({self._where(0)}, and others)"):
+        with ENVIRONMENT_SETTINGS.applied(thorough=thorough), locating(f"in a step ({self._where(0)}, and others)"):
             answer = self._env.step(batch_action(self.action_space, action))
         if not (isinstance(answer, tuple) and len(answer) == 5):
             wanted = "(observations, rewards, terminations, truncations, infos)"

@@ -23,7 +23,7 @@ from lockstep.evaluation.statistics import Interval, estimate, mean, readable
 from lockstep.run.checkpoint import iteration_of, list_checkpoints, open_checkpoint
 from lockstep.run.folder import RunFolder
 from lockstep.system.machine import cores
-from lockstep.system.numerics import settled
+from lockstep.system.numerics import torch_configured
 from lockstep.system.output import tell
 
 
@@ -147,7 +147,7 @@ def _attempts(run: Path | str, settings: EvaluationSettings, levels: range, chec
     env.validate()
     agents = envs.whole_matches(replace(env, metrics=()), 1)
     played = []
-    with settled(experiment.torch_threads):
+    with torch_configured(experiment.torch_threads):
         for level in levels:
             played.append(
                 evaluate_policy(

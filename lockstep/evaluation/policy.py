@@ -28,7 +28,7 @@ from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
 from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 from lockstep.models.arithmetic import arithmetic
-from lockstep.models.base import ModelOutput, PolicyModel, Precision
+from lockstep.models.base import DescribesActing, ModelOutput, PolicyModel, Precision
 from lockstep.models.capture import Inference
 from lockstep.models.normalize import Normalizers
 from lockstep.models.policies import Part, Policies, PoliciesSpace, first_normalizers
@@ -78,7 +78,9 @@ def _part(seen: gymnasium.Space[Any], name: str) -> Part:
 
 def acting_of(model: PolicyModel, *, greedy: bool) -> str:
     """How actions come from a policy: greedy, sampled, deterministic, …"""
-    return "greedy" if greedy else getattr(getattr(model, "distribution", None), "acting", "sampled")
+    if greedy:
+        return "greedy"
+    return model.distribution.acting if isinstance(model.distribution, DescribesActing) else "sampled"
 
 
 def find_checkpoint(run: Path | str, checkpoint: str | int | None = None) -> Checkpoint:

@@ -26,7 +26,7 @@ from lockstep.models.base import PolicyModel
 from lockstep.models.normalize import Normalizers
 from lockstep.run.folder import RunFolder
 from lockstep.system.machine import cores
-from lockstep.system.numerics import settled
+from lockstep.system.numerics import torch_configured
 from lockstep.system.output import tell
 
 MAX_ENVS = 16
@@ -182,7 +182,7 @@ def evaluate(
 def evaluate_run(run: Path | str, settings: EvaluationSettings, checkpoint: str | int | None = None) -> Evaluation:
     """The same with the settings in one object."""
     policy, settings, stop = prepared(run, settings, checkpoint)
-    with settled(policy.experiment.torch_threads):
+    with torch_configured(policy.experiment.torch_threads):
         result = evaluate_policy(
             policy.model, policy.experiment, settings, seed_purpose="test", threads=cores(), stop=stop
         )

@@ -20,7 +20,7 @@ from lockstep.envs.construct import needs_library
 from lockstep.evaluation.policy import Player, load_policy
 from lockstep.run.files import writing
 from lockstep.run.folder import RunFolder
-from lockstep.system.numerics import settled
+from lockstep.system.numerics import torch_configured
 
 _SIZE = 640
 """Small images are magnified by a whole number while both sides stay within this many pixels."""
@@ -83,7 +83,7 @@ def record_video(
     try:
         frames_per_step = player.env.frames_per_step
         default = round(60 / frames_per_step) if frames_per_step > 1 else 30
-        with settled(experiment.torch_threads):
+        with torch_configured(experiment.torch_threads):
             write_mp4(out, _pictures(player, experiment.env.id, episodes, max_steps), fps or default)
     finally:
         player.close()

@@ -34,7 +34,7 @@ from lockstep.models.base import ActionDistribution
 from lockstep.models.policies import PoliciesSpace
 from lockstep.run.files import writing
 from lockstep.run.folder import RunFolder
-from lockstep.system.numerics import settled
+from lockstep.system.numerics import torch_configured
 
 Format = Literal["torch", "torchscript", "onnx"]
 SUFFIXES: dict[Format, str] = {"torch": ".pt2", "torchscript": ".ts", "onnx": ".onnx"}
@@ -156,7 +156,7 @@ def export(
         raise SettingsError(
             f"--sample: the policy of {run} gives a single action, so there is nothing to draw. Leave it out."
         )
-    with settled(trained.experiment.torch_threads):
+    with torch_configured(trained.experiment.torch_threads):
         player = Player(trained.model, trained.experiment, EvaluationSettings(num_envs=_ROWS), purpose="export")
         try:
             space = plain.experiment.model.policy_space(player.env.observation_space)

@@ -20,7 +20,7 @@ from lockstep.models.actor_critic import Remembering
 from lockstep.models.base import PolicyModel
 from lockstep.models.continuous import Scaled
 from lockstep.models.core import Core
-from lockstep.models.distributions import Categorical, EpsilonGreedy
+from lockstep.models.distributions import Choice
 from lockstep.models.encoders import Trunk
 from lockstep.models.gaussian import Gaussian
 from lockstep.models.layers import Linear, PixelConv2d
@@ -37,6 +37,11 @@ _TAILS = (
     (1.4234372777, 2.7568153900, 1.3067284816, 1.7023821103e-1),
     (1.0, 7.3700164250e-1, 1.2021132975e-1),
 )
+
+
+_REPEATED = (Choice, Gaussian, Joint, Scaled)
+"""Distributions whose to_env EnvironmentAction repeats. Subclasses that inherit it may choose actions by another rule:
+exploration is no part of a file, and torch traces sample and mode."""
 
 
 class ExportedPolicy(nn.Module):
@@ -133,7 +138,12 @@ class EnvironmentAction(nn.Module):
 
     def __init__(self, distribution: Any) -> None:
         super().__init__()
-        self.distribution = distribution
+        if not any(isinstance(distribution, kind) and type(distribution).to_env is kind.to_env for kind in _REPEATED):
+            raise SettingsError(
+                f"Actions of {type(distribution).__name__} cannot be exported: its to_env exists only in numpy. "
+                "Export supports the distributions of lockstep.models, and subclasses with the same to_env."
+            )
+        self.distribution: Any = distribution
         self.parts: nn.ModuleList | None = None
         if isinstance(distribution, Joint):
             if composite(distribution.space):
@@ -145,11 +155,6 @@ class EnvironmentAction(nn.Module):
             for name in ("low", "high"):
                 bound = np.asarray(getattr(distribution.space, name)).reshape(-1)
                 self.register_buffer(name, torch.as_tensor(bound.copy()))
-        elif not isinstance(distribution, (Categorical, EpsilonGreedy)):
-            raise SettingsError(
-                f"Actions of {type(distribution).__name__} cannot be exported: its to_env exists only in numpy. "
-                "Export supports the distributions of lockstep.models."
-            )
 
     def named(self, action: Tensor) -> list[tuple[str, Tensor]]:
         """[B, *action_shape] -> the name of each output, and its batch."""
@@ -163,7 +168,7 @@ class EnvironmentAction(nn.Module):
     def forward(self, action: Tensor) -> tuple[Tensor, ...]:
         """[B, *action_shape] -> a batch for each part of the action space"""
         distribution = self.distribution
-        if isinstance(distribution, (Categorical, EpsilonGreedy)):
+        if isinstance(distribution, Choice):
             return (action + distribution.start,)
         if isinstance(distribution, Joint):
             if self.parts is None:

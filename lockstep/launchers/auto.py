@@ -23,6 +23,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs.adapters import entry_of
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.models.encoders import IMAGE_ENCODERS
+from lockstep.models.trunk import TrunkConfig
 from lockstep.run.files import write_whole
 from lockstep.run.platform import this_platform
 from lockstep.system.machine import cores
@@ -113,7 +114,7 @@ def seconds(experiment: Experiment, iterations: int | None = None, *, kernels: b
     acting = experiment.env.num_envs // max(1, scheme.acting_batch or experiment.envs_per_shard)
     call = _CALL * (_KERNELS if kernels else 1)
     each = call * (rollout * max(1, acting) + steps * scheme.shards)
-    if getattr(experiment.model, "encoder", "") in _CONVOLUTIONS:
+    if isinstance(experiment.model, TrunkConfig) and experiment.model.encoder in _CONVOLUTIONS:
         each += _PICTURE * experiment.samples_per_iteration
     return each * (experiment.iterations if iterations is None else min(iterations, experiment.iterations))
 
@@ -121,15 +122,13 @@ def seconds(experiment: Experiment, iterations: int | None = None, *, kernels: b
 def _too_small_to_share(experiment: Experiment) -> bool:
     """Whether processes would exchange gradients for longer than they save, if kernels compute these. Environments that
     are stepped in Python are worth a second process anyway."""
-    sizes = getattr(experiment.model, "hidden_sizes", ())
-    vectors = getattr(experiment.model, "encoder", "mlp") in ("mlp", "auto")
-    if not (vectors and sizes and _steps_natively(experiment)):
+    model = experiment.model
+    if not (isinstance(model, TrunkConfig) and model.encoder in ("mlp", "auto") and _steps_natively(experiment)):
         return False
     _, samples = experiment.gradient_steps
-    each = sum(into * out for into, out in itertools.pairwise(sizes))
-    if experiment.model.recurrent:
-        units = getattr(experiment.model, "core_size", 0)
-        each += _GATES[experiment.model.core] * units * (sizes[-1] + units)
+    each = sum(into * out for into, out in itertools.pairwise(model.hidden_sizes))
+    if model.recurrent:
+        each += _GATES[model.core] * model.core_size * (model.hidden_sizes[-1] + model.core_size)
     return samples * each < _SHARED
 
 

@@ -20,7 +20,7 @@ from lockstep.run.folder import RunFolder
 from lockstep.system.output import tell
 from lockstep.system.supervision import is_unattended
 from lockstep.training import callbacks, warm_start
-from lockstep.training.callbacks import Given
+from lockstep.training.callbacks import CallbackLike
 from lockstep.training.job import Job, Result
 from lockstep.training.loops import work
 from lockstep.training.prepare import check_model, prepare_run, warn_before_run
@@ -33,7 +33,7 @@ def train(
     options: RunOptions | str | Path | None = None,
     *,
     stop_after: int | None = None,
-    on_iteration: Given | None = None,
+    on_iteration: CallbackLike | None = None,
 ) -> Result:
     """Train from the beginning.
 
@@ -64,7 +64,7 @@ def launch(
     stop_after: int | None = None,
     recorded: Recorded | None = None,
     weights: Path | None = None,
-    on_iteration: Given | None = None,
+    on_iteration: CallbackLike | None = None,
 ) -> Result:
     """Train from the beginning, or repeat a run.
 
@@ -104,7 +104,7 @@ def resume(
     *,
     checkpoint: str | int | None = None,
     stop_after: int | None = None,
-    on_iteration: Given | None = None,
+    on_iteration: CallbackLike | None = None,
 ) -> Result:
     """Continue a stopped or killed run from its newest checkpoint, exactly: the run ends with the same digest and
     ledger as without the interruption.
@@ -160,7 +160,7 @@ def _check_stop(stop_after: int | None) -> None:
         raise SettingsError(f"stop_after={stop_after!r} must be a number of iterations, at least 1, or None.")
 
 
-def _check_callback(on_iteration: Given | None, options: RunOptions, layout: Layout) -> None:
+def _check_callback(on_iteration: CallbackLike | None, options: RunOptions, layout: Layout) -> None:
     given = options.callback if on_iteration is None else on_iteration
     if given is not None:
         callbacks.check(given, layout)

@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.algorithms.onpolicy import Batch
 from lockstep.buffers.batches import Batches
 from lockstep.buffers.on_policy import FreshBatches, Minibatches
-from lockstep.buffers.replay_batches import ReplayBatches, Taken
+from lockstep.buffers.replay_batches import Prefetched, ReplayBatches
 from lockstep.buffers.slabs import laid_out
 from lockstep.core.arrays import named_leaves
 from lockstep.models.normalize import Normalizers
@@ -103,7 +103,7 @@ def graphs_of(
     """
     if isinstance(batches, FreshBatches) and _as_they_are(batches, FreshBatches, "slice", "minibatches", "select"):
         return GraphedSlices(batches, differentiate, capture, branches)
-    if isinstance(batches, ReplayBatches) and _as_they_are(batches, ReplayBatches, "slice", "taken", "read"):
+    if isinstance(batches, ReplayBatches) and _as_they_are(batches, ReplayBatches, "slice", "prefetched", "read"):
         return GraphedReplay(batches, period, differentiate, capture, branches)
     return None
 
@@ -170,27 +170,27 @@ class GraphedReplay(GradientGraphs):
         """By slot, and the shapes of what is read together."""
 
     def gradients(self, slots: tuple[int, ...], step: int, hyper: dict[str, Any], update: int) -> list[Found]:
-        taken = [self._batches.taken(slot, step) for slot in slots]
-        held = [self._load(slot, read) for slot, (read, _) in zip(slots, taken, strict=True)]
+        items = [self._batches.prefetched(slot, step) for slot in slots]
+        held = [self._load(slot, read) for slot, (read, _) in zip(slots, items, strict=True)]
         place = update % self._period
         key = slots, place, tuple(each.form for each in held)
         if key not in self._graphs:
             if self._period > 1:  # the loss branches on it, so it must be a number of Python's
                 hyper = {**hyper, "update": place or self._period, "number": hyper["update"]}
             self._graphs[key] = self._capture_slices(slots, held, hyper)
-        for each, (_, index) in zip(held, taken, strict=True):
+        for each, (_, index) in zip(held, items, strict=True):
             each.seek(index)
         return self._graphs[key].run()
 
-    def _load(self, slot: int, taken: Taken) -> _Items:
+    def _load(self, slot: int, items: Prefetched) -> _Items:
         """The memory that holds a slot's items."""
-        key = slot, len(taken.drawn), taken.moves, _shapes(_leaves(taken.batch))
+        key = slot, len(items.drawn), items.moves, _shapes(_leaves(items.batch))
         if key not in self._held:
-            if moved := [other for other in self._held if other[0] == slot and other[2] != taken.moves]:
+            if moved := [other for other in self._held if other[0] == slot and other[2] != items.moves]:
                 self._held = {each: held for each, held in self._held.items() if each not in moved}
                 self._graphs = {each: graph for each, graph in self._graphs.items() if slot not in each[0]}
-            self._held[key] = _Items(key[1:], taken, functools.partial(self._batches.read, slot))
-        self._held[key].load(taken)
+            self._held[key] = _Items(key[1:], items, functools.partial(self._batches.read, slot))
+        self._held[key].load(items)
         return self._held[key]
 
 
@@ -256,24 +256,24 @@ class _Items(_Held):
 
     Args:
         form: what graphs over them depend on.
-        taken: an example.
-        read: makes a minibatch of what was taken for it.
+        items: an example.
+        read: makes a minibatch of what was prefetched for it.
     """
 
-    def __init__(self, form: tuple[Any, ...], taken: Taken, read: Callable[[Any], Any]) -> None:
-        assert taken.memory is not None
-        super().__init__(len(taken.drawn), taken.memory.device)
+    def __init__(self, form: tuple[Any, ...], items: Prefetched, read: Callable[[Any], Any]) -> None:
+        assert items.memory is not None
+        super().__init__(len(items.drawn), items.memory.device)
         self.form, self._read = form, read
-        self._memory = torch.empty_like(taken.memory)
-        self._batch = laid_out(taken.batch, self._memory)
-        self._taken: Taken | None = None
+        self._memory = torch.empty_like(items.memory)
+        self._batch = laid_out(items.batch, self._memory)
+        self._present: Prefetched | None = None
 
-    def load(self, taken: Taken) -> None:
+    def load(self, items: Prefetched) -> None:
         """Take what was read."""
-        if taken is not self._taken:
-            assert taken.memory is not None
-            self._memory.copy_(taken.memory)
-            self._taken = taken
+        if items is not self._present:
+            assert items.memory is not None
+            self._memory.copy_(items.memory)
+            self._present = items
 
     def slice(self) -> Any:
         batch = self._batch if self.slices == 1 else self._batch.part(self._index, self.slices)

@@ -55,7 +55,7 @@ class KernelLearner(Learner):
         self.compute(step, hyper, out, joined=joined)
         return out
 
-    def _applied_in_one_call(
+    def _apply_fused(
         self, total: Tensor, iteration: int, number: int, hyper: dict[str, float], sums: Tensor
     ) -> float | None:
         """Apply a global gradient with few operations around the optimizer's kernel, and return its norm; None if that
@@ -70,7 +70,7 @@ class KernelLearner(Learner):
         divisor = self._divisor(tail)
         added += tail[: len(added)]
         norm = self.optimizer.step_of_sum(numbers, groups, divisor)
-        self._follow(number)
+        self._update_target(number)
         return norm
 
     def repeated(self, step: int, hyper: dict[str, float], out: np.ndarray) -> Callable[[], None]:

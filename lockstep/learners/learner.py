@@ -96,18 +96,18 @@ class Learner:
         self._in_flight: deque[Computed] = deque()
         # With several policies, kernels depend on who plays what.
         self._capture = None if capture is None or agent.experiment.env.several_policies else capture
-        self._graphs: GradientGraphs | None = None
+        self._gradient_graphs: GradientGraphs | None = None
         """From the second iteration with gradient steps on, if there are any."""
-        self._updates: UpdateGraphs | None = None
+        self._update_graphs: UpdateGraphs | None = None
         """Likewise."""
         self._hyper = HyperTensors(agent.device)
         self._adapted: dict[str, float] = {}
         """By name: hyperparameters as Algorithm.adapt left them."""
         self._known_to_fit = False
         """Whether the first loss has been checked. Later ones are like it."""
-        self._writes = False
+        self._writes_buffers = False
         """Whether losses write buffers of the networks, which all slots share."""
-        self._applied: Normalizers | None = None
+        self._normalizers: Normalizers | None = None
         """The statistics that the model normalizes with now."""
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
@@ -116,7 +116,7 @@ class Learner:
             return self._learn(iteration, rollouts)
 
     def _learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
-        begin, waited = time.perf_counter(), self._tree.group.waited
+        started, waited = time.perf_counter(), self._tree.group.waited
         agent, algorithm = self._agent, self._algorithm
         reads = algorithm.reads_steps
         hyper = self._hyperparameters(iteration) | self._adapted
@@ -133,7 +133,7 @@ class Learner:
             total = self.reduction.finish().to(agent.device)
             applied[updates] = Applied(None, len(self._in_flight))
             updates += 1
-            norm = self._applied_in_one_call(total, iteration, before + updates, hyper, sums)
+            norm = self._apply_fused(total, iteration, before + updates, hyper, sums)
             if norm is not None:
                 norms, moved = norms + norm, moved + 1
                 continue
@@ -150,7 +150,7 @@ class Learner:
             if reads and algorithm.stop_early(found):
                 break
         metrics = self._metrics(hyper, sums.cpu(), updates, float(norms), moved)
-        seconds = time.perf_counter() - begin - (self._tree.group.waited - waited)
+        seconds = time.perf_counter() - started - (self._tree.group.waited - waited)
         return LearningReport(metrics, updates, digests, applied, seconds)
 
     def _hyperparameters(self, iteration: int) -> dict[str, float]:
@@ -163,9 +163,10 @@ class Learner:
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         """Take an iteration's rollouts. Returns the number of its gradient steps."""
         if self._capture is not None and self._known_to_fit:
-            self._graphs, self._updates = self._captured(self._capture), self._captured_updates(self._capture)
+            self._gradient_graphs = self._capture_gradients(self._capture)
+            self._update_graphs = self._capture_updates(self._capture)
             self._capture = None
-        for graphs in (self._graphs, self._updates):
+        for graphs in (self._gradient_graphs, self._update_graphs):
             if graphs is not None:
                 graphs.begin()
         return self.batches.begin(iteration, rollouts, hyper)
@@ -180,74 +181,72 @@ class Learner:
 
     def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
         """Each slot with the gradient of its slice, followed by counts and metric sums, which is given away."""
-        for slots in self._together():
+        for slots in self._slot_groups():
             yield from zip(slots, self._gradients(slots, step, hyper), strict=True)
 
-    def _captured(self, capture: Capture) -> GradientGraphs | None:
-        """Graphs of gradients, if there can be any."""
-        device, alone = self._agent.device, self._writes or self._agent.device.type == "cpu"
-        branches = None if alone else Branches(device, len(self._slots))
-        period = self._algorithm.update_period if isinstance(self._algorithm, OffPolicy) else 1
-        return graphs_of(self.batches, period, self._differentiate, capture, branches)
-
-    def _captured_updates(self, capture: Capture) -> UpdateGraphs | None:
-        """Graphs of updates, unless something between a gradient and its update is the host's."""
-        algorithm = self._algorithm
-        follows = self._agent.target is None or (
-            isinstance(algorithm, OffPolicy) and type(algorithm).follow is OffPolicy.follow
-        )
-        lags = self._agent.experiment.scheme.gradient_lag != 0
-        if lags or algorithm.reads_steps or not (follows and self.optimizer.counts_on_device):
-            return None
-        return UpdateGraphs(
-            capture, lambda: [*self._agent.vectors, *self.optimizer.state().values()], self._agent.round
-        )
-
-    def _applied_in_one_call(
-        self, total: Tensor, iteration: int, number: int, hyper: dict[str, float], sums: Tensor
-    ) -> Any | None:
-        """Apply a global gradient by a graph, if there is one, and return its norm.
-
-        Args:
-            number: that of the gradient step, as Algorithm.groups counts.
-            sums: to which counts and sums of metrics are added.
-        """
-        if self._updates is None:
-            return None
-        algorithm, groups = self._algorithm, self._algorithm.groups(number, hyper)
-        follows = algorithm.following(number) if isinstance(algorithm, OffPolicy) else 0.0
-        kind = tuple((type(group), *group) for group in groups), follows
-
-        def apply(place: Tensor) -> tuple[Tensor, Any]:
-            gradient, added = self._split(place)
-            return added, self._apply(Computed(gradient, iteration, number, groups))
-
-        if (done := self._updates.run(total, kind, apply)) is None:
-            return None
-        added, norm = done
-        sums += added
-        return norm
-
-    def _together(self) -> list[tuple[int, ...]]:
+    def _slot_groups(self) -> list[tuple[int, ...]]:
         """The slots whose gradients are computed together. A graph normalizes observations of all with one version's
         statistics."""
         alone = [(slot,) for slot in self._slots]
-        if self._graphs is None:
+        if self._gradient_graphs is None:
             return alone
-        used = {id(self._graphs.normalizers(slot)) for slot in self._slots}
+        used = {id(self._gradient_graphs.normalizers(slot)) for slot in self._slots}
         return alone if len(used) > 1 and self._agent.normalizers.normalizes_observations else [tuple(self._slots)]
 
-    def _apply(self, computed: Computed) -> float | Tensor:
-        """Apply a gradient, and return its norm."""
-        if self._agent.sees_gradients:
-            self._agent.before_step(computed.gradient)
-        norm = self.optimizer.step(computed.gradient, computed.groups)
-        self._follow(computed.step)
-        return norm
+    def _gradients(self, slots: tuple[int, ...], step: int, hyper: dict[str, float]) -> list[Tensor]:
+        """The gradients of slots' slices, each followed by its counts and metric sums, for the reduction."""
+        if self._gradient_graphs is None:
+            return [self._gradient(slot, step, hyper) for slot in slots]
+        self._normalize(self._gradient_graphs.normalizers(slots[0]))
+        found = self._gradient_graphs.gradients(slots, step, self._hyper.of(hyper), int(hyper["update"]))
+        if found is None:
+            return [self._gradient(slot, step, hyper) for slot in slots]
+        for slot, (_, priorities) in zip(slots, found, strict=True):
+            self.batches.learned(slot, priorities)
+        return [gradient for gradient, _ in found]
 
-    def _follow(self, step: int) -> None:
-        """Let the target network follow, if there is one, after so many gradient steps."""
-        self._agent.follow(step)
+    def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
+        """The same of one slot, without a graph."""
+        batch, normalizers = self.batches.slice(slot, step)
+        self._normalize(normalizers)
+        on_gpu = self._agent.device.type != "cpu"
+        hyper = {**self._hyper.of(hyper), "update": hyper["update"]} if on_gpu else hyper
+        gradient, priorities = self._differentiate(slot, batch, hyper)
+        self.batches.learned(slot, priorities)
+        return gradient
+
+    def _differentiate(self, slot: int, batch: Any, hyper: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """Run the loss of a slot's slice and its backward pass. Returns the gradient, with the numbers that are reduced
+        together with it, and the priorities of replayed items."""
+        self._flat.forget_gradient()
+        loss = (self._algorithm.loss if self._known_to_fit else self._first_loss)(self._agent.networks, batch, hyper)
+        loss.total.backward()
+        numbers = [batch.valid.sum(dtype=torch.float32)]
+        numbers += [loss.metrics[name] for name in self._algorithm.metric_names]
+        if self._algorithm.weighted:
+            # One number per slot, so that the sum holds each slot's largest weight.
+            largest, zero = batch.weight.max(), torch.zeros((), device=batch.weight.device)
+            numbers += [largest if s == slot else zero for s in range(self._agent.experiment.scheme.shards)]
+        return self._flat.gather_gradient(numbers), loss.priorities
+
+    def _first_loss(self, networks: Any, batch: Any, hyper: dict[str, Any]) -> Any:
+        """The loss, checked."""
+        models = [self._agent.model, *([] if self._agent.target is None else [self._agent.target])]
+        buffers = [buffer for model in models for buffer in model.buffers()]
+        before = [buffer._version for buffer in buffers]
+        loss = self._algorithm.loss(networks, batch, hyper)
+        check_loss(self._algorithm, loss)
+        self._writes_buffers = before != [buffer._version for buffer in buffers]
+        self._known_to_fit = True
+        return loss
+
+    def _normalize(self, normalizers: Normalizers) -> None:
+        """Make the networks normalize observations with these statistics."""
+        if normalizers is not self._normalizers:
+            normalizers.apply(self._agent.model)
+            if self._agent.target is not None:
+                normalizers.apply(self._agent.target)
+            self._normalizers = normalizers
 
     def _split(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Split the sum over slices into the mean gradient, and the number of valid samples followed by the sum of
@@ -291,6 +290,43 @@ class Learner:
     def _at_least_one(self, x: Any) -> Any:
         return max(float(x), 1.0) if self._agent.device.type == "cpu" else x.clamp(min=1.0)
 
+    def _apply_fused(
+        self, total: Tensor, iteration: int, number: int, hyper: dict[str, float], sums: Tensor
+    ) -> Any | None:
+        """Apply a global gradient with one call, a graph, and return its norm. None: there is no graph for it.
+
+        Args:
+            number: that of the gradient step, as Algorithm.groups counts.
+            sums: to which counts and sums of metrics are added.
+        """
+        if self._update_graphs is None:
+            return None
+        algorithm, groups = self._algorithm, self._algorithm.groups(number, hyper)
+        follows = algorithm.following(number) if isinstance(algorithm, OffPolicy) else 0.0
+        kind = tuple((type(group), *group) for group in groups), follows
+
+        def apply(place: Tensor) -> tuple[Tensor, Any]:
+            gradient, added = self._split(place)
+            return added, self._apply(Computed(gradient, iteration, number, groups))
+
+        if (done := self._update_graphs.run(total, kind, apply)) is None:
+            return None
+        added, norm = done
+        sums += added
+        return norm
+
+    def _apply(self, computed: Computed) -> float | Tensor:
+        """Apply a gradient, and return its norm."""
+        if self._agent.sees_gradients:
+            self._agent.before_step(computed.gradient)
+        norm = self.optimizer.step(computed.gradient, computed.groups)
+        self._update_target(computed.step)
+        return norm
+
+    def _update_target(self, step: int) -> None:
+        """Update the target network, if there is one, after this many gradient steps of the run."""
+        self._agent.follow(step)
+
     def _means(self, sums: Tensor) -> dict[str, float]:
         """The metrics of a step with these sums, by name."""
         valid, *values = sums.tolist()
@@ -331,57 +367,22 @@ class Learner:
             groups = self._algorithm.groups(step, self._hyperparameters(iteration))
             self._in_flight.append(Computed(saved["gradient"].to(self._agent.device), iteration, step, groups))
 
-    def _gradients(self, slots: tuple[int, ...], step: int, hyper: dict[str, float]) -> list[Tensor]:
-        """The gradients of slots' slices, each followed by its counts and metric sums, for the reduction."""
-        if self._graphs is None:
-            return [self._gradient(slot, step, hyper) for slot in slots]
-        self._normalize(self._graphs.normalizers(slots[0]))
-        found = self._graphs.gradients(slots, step, self._hyper.of(hyper), int(hyper["update"]))
-        if found is None:
-            return [self._gradient(slot, step, hyper) for slot in slots]
-        for slot, (_, priorities) in zip(slots, found, strict=True):
-            self.batches.learned(slot, priorities)
-        return [gradient for gradient, _ in found]
+    def _capture_gradients(self, capture: Capture) -> GradientGraphs | None:
+        """Graphs of gradients, if there can be any."""
+        device, alone = self._agent.device, self._writes_buffers or self._agent.device.type == "cpu"
+        branches = None if alone else Branches(device, len(self._slots))
+        period = self._algorithm.update_period if isinstance(self._algorithm, OffPolicy) else 1
+        return graphs_of(self.batches, period, self._differentiate, capture, branches)
 
-    def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
-        """The same of one slot, kernel by kernel."""
-        batch, normalizers = self.batches.slice(slot, step)
-        self._normalize(normalizers)
-        on_gpu = self._agent.device.type != "cpu"
-        given = {**self._hyper.of(hyper), "update": hyper["update"]} if on_gpu else hyper
-        gradient, priorities = self._differentiate(slot, batch, given)
-        self.batches.learned(slot, priorities)
-        return gradient
-
-    def _first_loss(self, networks: Any, batch: Any, hyper: dict[str, Any]) -> Any:
-        """The loss, checked."""
-        models = [self._agent.model, *([] if self._agent.target is None else [self._agent.target])]
-        buffers = [buffer for model in models for buffer in model.buffers()]
-        before = [buffer._version for buffer in buffers]
-        loss = self._algorithm.loss(networks, batch, hyper)
-        check_loss(self._algorithm, loss)
-        self._writes = before != [buffer._version for buffer in buffers]
-        self._known_to_fit = True
-        return loss
-
-    def _normalize(self, normalizers: Normalizers) -> None:
-        """Make the networks normalize observations with these statistics."""
-        if normalizers is not self._applied:
-            normalizers.apply(self._agent.model)
-            if self._agent.target is not None:
-                normalizers.apply(self._agent.target)
-            self._applied = normalizers
-
-    def _differentiate(self, slot: int, batch: Any, hyper: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """Run the loss of a slot's slice and its backward pass. Returns the gradient, with the numbers that are reduced
-        together with it, and the priorities of replayed items."""
-        self._flat.forget_gradient()
-        loss = (self._algorithm.loss if self._known_to_fit else self._first_loss)(self._agent.networks, batch, hyper)
-        loss.total.backward()
-        numbers = [batch.valid.sum(dtype=torch.float32)]
-        numbers += [loss.metrics[name] for name in self._algorithm.metric_names]
-        if self._algorithm.weighted:
-            # One number per slot, so that the sum holds each slot's largest weight.
-            largest, zero = batch.weight.max(), torch.zeros((), device=batch.weight.device)
-            numbers += [largest if s == slot else zero for s in range(self._agent.experiment.scheme.shards)]
-        return self._flat.gather_gradient(numbers), loss.priorities
+    def _capture_updates(self, capture: Capture) -> UpdateGraphs | None:
+        """Graphs of updates, unless something between a gradient and its update is the host's."""
+        algorithm = self._algorithm
+        follows = self._agent.target is None or (
+            isinstance(algorithm, OffPolicy) and type(algorithm).follow is OffPolicy.follow
+        )
+        lags = self._agent.experiment.scheme.gradient_lag != 0
+        if lags or algorithm.reads_steps or not (follows and self.optimizer.counts_on_device):
+            return None
+        return UpdateGraphs(
+            capture, lambda: [*self._agent.vectors, *self.optimizer.state().values()], self._agent.round
+        )

@@ -21,7 +21,7 @@ from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.algorithms.sac import SAC
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.buffers.batches import CollectedRollout
-from lockstep.buffers.replay_batches import ReplayBatches, Taken
+from lockstep.buffers.replay_batches import Prefetched, ReplayBatches
 from lockstep.core.transitions import Transitions
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradients, td3_gradients
@@ -78,7 +78,7 @@ class ReplayLearner(KernelLearner):
         self._target = agent.vectors[1].numpy()
         assert isinstance(agent.algorithm, OffPolicy)
         self._following = agent.algorithm.following
-        self._seen: tuple[Taken, Arrays] | None = None
+        self._seen: tuple[Prefetched, Arrays] | None = None
         """What was read last, of all slots, and of the first."""
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
@@ -108,16 +108,16 @@ class ReplayLearner(KernelLearner):
         for row, (slot, weights) in enumerate(zip(self._slots, items.weight.reshape(len(out), -1), strict=True)):
             largest[0 if joined else row, slot] = weights.max()
 
-    def _follow(self, step: int) -> None:
+    def _update_target(self, step: int) -> None:
         if weight := self._following(step):
             follow(self._target, self._parameters, np.float32(weight))
 
     def _items(self, step: int) -> Any:
         """All slots' slices of one gradient step's minibatch: Arrays, or something else with a weight."""
         assert isinstance(self.batches, ReplayBatches)
-        (first, index), *others = (self.batches.taken(slot, step) for slot in self._slots)
+        (first, index), *others = (self.batches.prefetched(slot, step) for slot in self._slots)
         if self._seen is None or self._seen[0] is not first:
-            parts = [self._arrays(taken.batch) for taken in (first, *(taken for taken, _ in others))]
+            parts = [self._arrays(items.batch) for items in (first, *(items for items, _ in others))]
             self._seen = first, Arrays(*(_by_step(each, len(first.drawn)) for each in zip(*parts, strict=True)))
         return Arrays(*(x[index] for x in self._seen[1]))
 

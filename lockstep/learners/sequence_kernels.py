@@ -36,7 +36,7 @@ class SequenceLearner(ReplayLearner):
     def _items(self, step: int) -> Sequences:
         batches = self.batches
         assert isinstance(batches, ReplayBatches)
-        parts = [self._read(batches.taken(slot, step)[0].batch) for slot in self._slots]
+        parts = [self._read(batches.prefetched(slot, step)[0].batch) for slot in self._slots]
         together = Sequences(*map(np.stack, zip(*parts, strict=True)))
         return together._replace(weight=together.weight.ravel(), noise=together.noise.ravel())
 

@@ -25,6 +25,10 @@ class AsymmetricConfig(ModelConfig):
 
     later: ClassVar[frozenset[str]] = frozenset({"critic_only"})
 
+    @property
+    def hidden_entries(self) -> tuple[str, ...]:
+        return self.critic_only
+
     def policy_space(self, observation_space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         """What the policy observes.
 

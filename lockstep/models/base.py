@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium
 import numpy as np
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from lockstep.kernels.bound import PolicyKernels
 from lockstep.models.parameters import FlatParameters
+
+if TYPE_CHECKING:
+    from lockstep.models.popart import PopArtConfig, PopArtHead
 
 Precision = Literal["bf16", "fp32", "portable"]
 """Arithmetic of a model: see Experiment.precision."""
@@ -104,6 +107,22 @@ class SendsTensors(Protocol):
         ...
 
 
+@runtime_checkable
+class Masking(Protocol):
+    """A further attribute of distributions that observe an action mask."""
+
+    num_logits: int
+    """Number of parameters, from the first, that have an entry in an action mask."""
+
+
+@runtime_checkable
+class DescribesActing(Protocol):
+    """A further attribute of distributions whose sample does not simply draw from the policy."""
+
+    acting: str
+    """How sample chooses actions, in a word or two; evaluations report it. Without it: sampled."""
+
+
 class PolicyModel(nn.Module, ABC):
     """Encoder, core and heads. Feed-forward models return the state unchanged."""
 
@@ -165,6 +184,11 @@ class PolicyModel(nn.Module, ABC):
         be one call. Their arguments follow weights_changed and set_observation_statistics. None if there are none."""
         return None
 
+    def popart_head(self) -> PopArtHead | None:
+        """What estimates the normalized values of several tasks, if anything does: see
+        ModelConfig.value_normalization."""
+        return None
+
     @abstractmethod
     def for_acting(self) -> PolicyModel:
         """A copy for inference only, with weights in the precision of its computation."""
@@ -202,6 +226,17 @@ class ModelConfig(ABC):
     def uses_previous(self) -> bool:
         """Whether forward needs prev_action and prev_reward."""
         return False
+
+    @property
+    def hidden_entries(self) -> tuple[str, ...] | None:
+        """The entries of Dict observations that policy_space leaves out. None if the model cannot leave any out."""
+        return None
+
+    @property
+    def value_normalization(self) -> PopArtConfig | None:
+        """How PopArt normalizes the values of several tasks; its rate is 0 if it is off. None if the model cannot do
+        it."""
+        return None
 
     def policy_space(self, observation_space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         """What the policy observes, of everything that environments return: all of it, unless a model says otherwise.

@@ -152,6 +152,9 @@ class StandardModel(PolicyModel):
         take_observation_statistics(self.trunks[0], mean, std, self.policy_columns)
         take_observation_statistics(self.trunks[1:], mean, std)
 
+    def popart_head(self) -> PopArtHead | None:
+        return self.value_head if isinstance(self.value_head, PopArtHead) else None
+
     def for_acting(self) -> StandardModel:
         return acting_copy(self)
 
@@ -163,8 +166,8 @@ class StandardModel(PolicyModel):
 
     def drop_value(self) -> None:
         """Drop the value if it observes more than the policy, if only the task."""
-        of_tasks = isinstance(self.value_head, PopArtHead) and self.value_head.tasks > 1
-        if self.policy_columns is not None or of_tasks:
+        head = self.popart_head()
+        if self.policy_columns is not None or (head is not None and head.tasks > 1):
             self.trunks, self.value_head, self.has_value = self.trunks[:1], None, False
             self.state_sizes = self.state_sizes[:1]
             self.state_size = sum(self.state_sizes)
@@ -191,6 +194,10 @@ class StandardModelConfig(AsymmetricConfig, TrunkConfig):
     """PopArt: a value for each task, in units of its returns. Off unless its rate is above 0."""
 
     later: ClassVar[frozenset[str]] = AsymmetricConfig.later | TrunkConfig.later | {"initial_std", "popart"}
+
+    @property
+    def value_normalization(self) -> PopArtConfig:
+        return self.popart
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

@@ -176,7 +176,7 @@ class TrunkConfig(ModelConfig):
                 f"{'is not uint8' if turned else 'the encoder is mlp'}: it is flattened and passes through an MLP. "
                 f"{advice[0].upper()}{advice[1:]}"
             )
-        if warning := unused_task(observation_space, getattr(self, "popart", None)):
+        if warning := unused_task(observation_space, self.value_normalization):
             found.append(warning)
         return found
 

@@ -115,7 +115,7 @@ class PortableArithmetic(TorchDispatchMode):
 def _of_floats(func: Any, replacement: Callable[..., Any]) -> Callable[..., Any]:
     """A replacement that leaves whole numbers to torch, whose results are exact."""
 
-    def way(first: Any, *args: Any, **kwargs: Any) -> Any:
+    def replaced(first: Any, *args: Any, **kwargs: Any) -> Any:
         given = [x for x in (first, *args) if isinstance(x, Tensor)]
         if given and not any(map(_floating, given)):
             found = func(first, *args, **kwargs)
@@ -124,7 +124,7 @@ def _of_floats(func: Any, replacement: Callable[..., Any]) -> Callable[..., Any]
             first = first.float() if isinstance(first, Tensor) else first
         return replacement(first, *args, **kwargs)
 
-    return way
+    return replaced
 
 
 def _into(func: Any, name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,12 +14,7 @@ from lockstep.evaluation.statistics import Curve, Scores, estimate, iqm
 from lockstep.reports import charts, page
 from lockstep.reports.charts import Chart, PageRuns
 from lockstep.reports.curves import comparable
-from lockstep.reports.runs import (
-    SCORES,
-    Method,
-    at_equal_budget,
-    held_back,
-)
+from lockstep.reports.runs import SCORES, Method, at_equal_budget, held_back
 from lockstep.reports.scales import Scale, on_one_scale, scale_of
 
 _MAX_PAIRS = 15
@@ -31,58 +27,98 @@ _HIGHEST = 8.0
 def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, drawn: PageRuns, x: str = "samples") -> str:
     """Over all tasks: the aggregates of Agarwal et al., and which method beats which, at an equal budget of x per
     task."""
-    parts, budgets, found, short = [], dict[str, float](), dict[str, list[np.ndarray]](), list[str | None]()
+    scored, parts = _scored(groups, named, metric, x)
+    shared = [task for task in scored if all(group.on(task) for group in groups)]
+    scales = list(on_one_scale(shared, metric).values())
+    several = [games for games in scales if len(games) > 1]
+    for games in several:
+        raw = [[scored[task].scores[number] for task in games] for number in range(len(groups))]
+        parts.append(_normalized(groups, games, metric, raw, drawn))
+    if not several and len(scored) > 1:
+        parts.append(page.paragraph(_no_aggregate(metric, shared, scales), "note"))
+    pairs = _pairs(groups, scored)
+    parts.append(pairs)
+    if pairs or several:
+        parts.append(_budgets(scored, x))
+    return "".join(parts)
+
+
+class _TaskScores(NamedTuple):
+    """The scores of one task."""
+
+    budget: float
+    """The x at which runs are compared."""
+    scores: list[np.ndarray]
+    """By method."""
+    warning: str | None
+    """Which run keeps the budget low, if one does."""
+
+
+def _scored(
+    groups: Sequence[Method], named: Sequence[str], metric: str, x: str
+) -> tuple[dict[str, _TaskScores], list[str]]:
+    """The scores of each task at an equal budget of x, and paragraphs about the tasks that have none."""
+    scored, left_out = dict[str, _TaskScores](), []
     for task in named:
         runs = [group.on(task) for group in groups]
         every = [run for each in runs for run in each]
         try:
-            budgets[task], scores = at_equal_budget(every, metric, x)
+            budget, scores = at_equal_budget(every, metric, x)
         except SettingsError as error:
-            parts.append(page.paragraph(f"{task} is left out: {error}", "note"))
+            left_out.append(page.paragraph(f"{task} is left out: {error}", "note"))
             continue
-        found[task] = np.split(scores, np.cumsum([len(each) for each in runs])[:-1])
-        short.append(held_back(every, metric, x))
-    named = list(found)
-    shared = [task for task in named if all(group.on(task) for group in groups)]
-    normalized = on_one_scale(shared, metric).values()
-    several = [games for games in normalized if len(games) > 1]
-    for games in several:
-        parts.append(
-            _normalized(groups, games, metric, [[found[t][n] for t in games] for n in range(len(groups))], drawn)
-        )
-    if not several and len(named) > 1:
-        known = "scores are only normalized for the games of Atari and of Procgen"
-        why = known if metric in SCORES else f"{metric} is not a score"
-        why = why if shared else "no task has runs of every method"
-        if normalized:
-            only = [game for games in normalized for game in games]
-            why = "is the only game that can be compared" if len(only) == 1 else "have a scale each"
-            why = f"{' and '.join(only)} {why}"
-        text = f"There is no aggregate over tasks, since {why}; raw scores of different tasks cannot be averaged."
-        parts.append(page.paragraph(text, "note"))
+        by_method = np.split(scores, np.cumsum([len(each) for each in runs])[:-1])
+        scored[task] = _TaskScores(budget, by_method, held_back(every, metric, x))
+    return scored, left_out
+
+
+def _no_aggregate(metric: str, shared: Sequence[str], scales: Sequence[Sequence[str]]) -> str:
+    """Why the scores of different tasks are not averaged.
+
+    Args:
+        shared: the tasks of which every method has runs.
+        scales: those of them that have a scale, by scale.
+    """
+    games = [game for each in scales for game in each]
+    if games:
+        can = "is the only game that can be compared" if len(games) == 1 else "have a scale each"
+        why = f"{' and '.join(games)} {can}"
+    elif not shared:
+        why = "no task has runs of every method"
+    elif metric in SCORES:
+        why = "scores are only normalized for the games of Atari and of Procgen"
+    else:
+        why = f"{metric} is not a score"
+    return f"There is no aggregate over tasks, since {why}; raw scores of different tasks cannot be averaged."
+
+
+def _pairs(groups: Sequence[Method], scored: Mapping[str, _TaskScores]) -> str:
+    """A table of which method beats which; "" if there is no pair that has enough runs."""
     rows, pairs = [], list(itertools.combinations(range(len(groups)), 2))
-    for a, b in pairs[:_MAX_PAIRS]:
-        both = [task for task in named if len(found[task][a]) and len(found[task][b])]
-        if len(both) > 1 or any(len(found[task][each]) > 1 for task in both for each in (a, b)):  # else it says nothing
-            sets = [[found[task][each] for task in both] for each in (a, b)]
-            chance = estimate(statistics.probability_of_improvement, *sets)
-            rows.append([groups[a].label, groups[b].label, str(len(both)), str(chance)])
-    if rows:
-        text = (
-            "The probability that a run of the first scores higher than a run of the second, on a task drawn at "
-            "random; a tie counts half. An interval that contains 0.5 decides nothing."
-        )
-        if len(pairs) > _MAX_PAIRS:
-            text += f" These are the first {_MAX_PAIRS} of {len(pairs)} pairs: report fewer methods to see others."
-        parts.append(page.table(["First", "Second", "Tasks", "P(first > second), 95% interval"], rows))
-        parts.append(page.paragraph(text, "note"))
-    if rows or several:
-        at = ", ".join(f"{budget:,.0f} on {task}" for task, budget in budgets.items())
-        unit = "seconds" if x == "time" else x
-        text = f"In this section, runs of a task are compared at an equal number of {unit}, which all reached: {at}."
-        parts.append(page.paragraph(text, "note"))
-        parts.append(page.warnings([text for text in short if text]))
-    return "".join(parts)
+    for pair in pairs[:_MAX_PAIRS]:
+        both = [[each.scores[number] for number in pair] for each in scored.values()]
+        both = [scores for scores in both if all(map(len, scores))]
+        if len(both) > 1 or any(len(each) > 1 for scores in both for each in scores):  # else it says nothing
+            chance = estimate(statistics.probability_of_improvement, *map(list, zip(*both)))
+            rows.append([*(groups[number].label for number in pair), str(len(both)), str(chance)])
+    if not rows:
+        return ""
+    text = (
+        "The probability that a run of the first scores higher than a run of the second, on a task drawn at "
+        "random; a tie counts half. An interval that contains 0.5 decides nothing."
+    )
+    if len(pairs) > _MAX_PAIRS:
+        text += f" These are the first {_MAX_PAIRS} of {len(pairs)} pairs: report fewer methods to see others."
+    table = page.table(["First", "Second", "Tasks", "P(first > second), 95% interval"], rows)
+    return table + page.paragraph(text, "note")
+
+
+def _budgets(scored: Mapping[str, _TaskScores], x: str) -> str:
+    """At which budgets methods were compared, and which runs keep them low."""
+    at = ", ".join(f"{each.budget:,.0f} on {task}" for task, each in scored.items())
+    unit = "seconds" if x == "time" else x
+    text = f"In this section, runs of a task are compared at an equal number of {unit}, which all reached: {at}."
+    return page.paragraph(text, "note") + page.warnings([each.warning for each in scored.values() if each.warning])
 
 
 def _normalized(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,48 +194,58 @@ def _notes(
     left_out: Sequence[Sequence[Run]],
     given: Sequence[Sequence[Path | str]],
 ) -> list[str]:
-    notes = []
-    for task in named:
-        both = [[run for run in runs if run.task == task] for runs in sets]
-        if text := held_back([*both[0], *both[1]], metric, x):
-            notes.append(text)
-        if rules := other_rules([_shared(runs) for runs in both]):
-            notes.append(f"A and B did not have the same task on {task}, since they differ in {', '.join(rules)}.")
-    if x == "time":
-        facts = [
-            {(run.facts.get("layout"), run.facts.get("platform"), run.facts.get("cores")) for run in s} for s in sets
-        ]
-        if facts[0] != facts[1]:
-            notes.append(
-                "A and B ran on different layouts or machines, which time depends on as much as on the methods."
-            )
-    for letter, runs, without, paths in zip("AB", sets, left_out, given):
-        by_task = [[run.settings for run in runs if run.task == task] for task in tasks(runs)]
-        mixed = sorted({name for settings in by_task for name in differing(settings)})
-        if mixed:
-            notes.append(f"the runs of {letter} differ in more than seed and task: {', '.join(mixed[:5])}.")
-        alone = [task for task in tasks(runs) if not all(task in tasks(other) for other in sets)]
-        if alone:
-            notes.append(f"only {letter} has runs of {', '.join(alone)}; they were left out.")
-        if without:
-            notes.append(
-                f"of {letter} were left out, since they have no {metric}: {', '.join(run.name for run in without)}."
-            )
-        if again := len(paths) - len(runs) - len(without):
-            notes.append(f"{again} of the runs of {letter} were given twice, and count once.")
-        if seeds := seeds_again(runs):
-            notes.append(
-                f"{letter} has several runs of a task with seed {', '.join(map(str, seeds))}; they are not "
-                "independent of each other, so intervals are too narrow."
-            )
-    shorter = [run for runs in sets for run in runs if run.task in named and not run.finished]
-    if shorter:
-        notes.append(f"these runs have not finished all their iterations: {', '.join(run.name for run in shorter)}.")
+    """Caveats of a comparison on these tasks."""
     compared = [run for runs in sets for run in runs if run.task in named]
+    notes = [note for task in named for note in _notes_of_task(task, sets, metric, x)]
+    if x == "time" and len({_machines(runs) for runs in sets}) > 1:
+        notes.append("A and B ran on different layouts or machines, which time depends on as much as on the methods.")
+    for letter, runs, others, without, paths in zip("AB", sets, reversed(sets), left_out, given):
+        notes += _notes_of_set(letter, runs, others, metric, without, len(paths))
+    if shorter := [run.name for run in compared if not run.finished]:
+        notes.append(f"these runs have not finished all their iterations: {', '.join(shorter)}.")
     notes += [*diverged(compared, metric), *eased(compared, metric)]
     if both := [run.name for run in sets[0] if run in sets[1]]:
         notes.append(f"the sets are not independent, since both contain: {', '.join(both)}.")
     return notes + few([sum(run.task == task for run in runs) for runs in sets for task in named])
+
+
+def _notes_of_task(task: str, sets: Sequence[Sequence[Run]], metric: str, x: str) -> Iterator[str]:
+    both = [[run for run in runs if run.task == task] for runs in sets]
+    if text := held_back([*both[0], *both[1]], metric, x):
+        yield text
+    if rules := other_rules([_shared(runs) for runs in both]):
+        yield f"A and B did not have the same task on {task}, since they differ in {', '.join(rules)}."
+
+
+def _notes_of_set(
+    letter: str, runs: Sequence[Run], others: Sequence[Run], metric: str, without: Sequence[Run], given: int
+) -> Iterator[str]:
+    """What limits one of the two sets.
+
+    Args:
+        others: the other set.
+        without: runs of this set that lack the metric.
+        given: how many folders the user named.
+    """
+    by_task = [[run.settings for run in runs if run.task == task] for task in tasks(runs)]
+    if mixed := sorted({name for settings in by_task for name in differing(settings)}):
+        yield f"the runs of {letter} differ in more than seed and task: {', '.join(mixed[:5])}."
+    if alone := [task for task in tasks(runs) if task not in tasks(others)]:
+        yield f"only {letter} has runs of {', '.join(alone)}; they were left out."
+    if without:
+        yield f"of {letter} were left out, since they have no {metric}: {', '.join(run.name for run in without)}."
+    if again := given - len(runs) - len(without):
+        yield f"{again} of the runs of {letter} were given twice, and count once."
+    if seeds := seeds_again(runs):
+        yield (
+            f"{letter} has several runs of a task with seed {', '.join(map(str, seeds))}; they are not "
+            "independent of each other, so intervals are too narrow."
+        )
+
+
+def _machines(runs: Sequence[Run]) -> frozenset[tuple[Any, ...]]:
+    """Where runs ran."""
+    return frozenset(tuple(run.facts.get(name) for name in ("layout", "platform", "cores")) for run in runs)
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, Any]:

@@ -166,11 +166,6 @@ def key(names: Sequence[str]) -> str:
     return f'<div class="legend">{items}</div>'
 
 
-def dotted(name: str, color: int) -> Html:
-    """A method's name with its color."""
-    return Html(f'<i class="dot c{color % _COLORS}"></i>{html.escape(name)}')
-
-
 def share_bar(shares: Mapping[str, float]) -> Html:
     """A stacked bar of shares of one whole, with the shares as text in its tooltip."""
     words = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)

@@ -26,9 +26,9 @@ from lockstep.reports.runs import (
     listed,
     methods,
     some,
-    tell_apart,
     time_unit,
     title,
+    unique_names,
     with_metric,
 )
 from lockstep.run.files import writing
@@ -102,7 +102,7 @@ def plot(
     shown = with_metric(read, metric, x)
     if len(shown) < len(read):
         without = [run for run in read if run not in shown]
-        names = some(tell_apart([run.path for run in without]))
+        names = some(unique_names([run.path for run in without]))
         tell(f"Left out, since they have no values of {metric}: {names}.", sys.stderr)
         groups = [replace(group, runs=[run for run in group.runs if run in shown]) for group in groups]
         groups = [group for group in groups if group.runs]

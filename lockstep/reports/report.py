@@ -16,7 +16,7 @@ from lockstep.reports.charts import PageRuns
 from lockstep.reports.findings import Scored
 from lockstep.reports.page import Section
 from lockstep.reports.provenance import Proof
-from lockstep.reports.runs import Method, Run, listed, methods, tasks, tell_apart, title, with_metric
+from lockstep.reports.runs import Method, Run, listed, methods, tasks, title, unique_names, with_metric
 from lockstep.reports.suites import Standing
 from lockstep.run.files import write_whole, writing
 
@@ -85,7 +85,7 @@ def read_runs(paths: Sequence[Path | str], metric: str) -> tuple[list[Run], list
         SettingsError: a folder is not a run, or no run has the metric.
     """
     folders = list({path.resolve(): path for path in map(Path, paths)}.values())
-    found = [replace(Run.read(path), label=name) for path, name in zip(folders, tell_apart(folders), strict=True)]
+    found = [replace(Run.read(path), label=name) for path, name in zip(folders, unique_names(folders), strict=True)]
     return with_metric(found, metric, "samples"), [run for run in found if not run.has(metric)]
 
 

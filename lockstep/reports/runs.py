@@ -294,7 +294,7 @@ def endings(names: Sequence[Sequence[str]], between: str) -> list[str]:
             depths[number] += 1
 
 
-def tell_apart(paths: Sequence[Path]) -> list[str]:
+def unique_names(paths: Sequence[Path]) -> list[str]:
     """The name of each folder, with as many parents as are needed to distinguish the folders."""
     return endings([path.resolve().parts for path in paths], "/")
 
@@ -356,15 +356,15 @@ def labels(settings: Sequence[dict[str, Any]]) -> list[str]:
     differ = [name for name in differing(settings) if not _follows(settings, name)]
     # A different algorithm or model changes many other settings, too; its name says enough.
     parts = {n.rpartition(".")[0] for n in differ if n.endswith(".$type")}
-    telling = [n for n in differ if n.endswith(".$type") or not any(n.startswith(p + ".") for p in parts)]
-    telling.sort(key=lambda n: (n not in _MAIN, n))
-    if len(telling) > 4:
-        telling = _separating(settings, telling)
+    separating = [n for n in differ if n.endswith(".$type") or not any(n.startswith(p + ".") for p in parts)]
+    separating.sort(key=lambda n: (n not in _MAIN, n))
+    if len(separating) > 4:
+        separating = _separating(settings, separating)
     short = dict(zip(differ, endings([name.split(".") for name in differ], ".")))
-    named = {n: {_setting(n, each[n]) for each in settings if n in each} for n in telling}
-    full = {n for n in telling if len(named[n]) < len({str(each[n]) for each in settings if n in each})}
+    named = {n: {_setting(n, each[n]) for each in settings if n in each} for n in separating}
+    full = {n for n in separating if len(named[n]) < len({str(each[n]) for each in settings if n in each})}
     found = [
-        ", ".join(str(each[n]) if n in full else _setting(n, each[n], short[n]) for n in telling if n in each)
+        ", ".join(str(each[n]) if n in full else _setting(n, each[n], short[n]) for n in separating if n in each)
         for each in settings
     ]
     for label, count in Counter(found).items() if parts else ():
@@ -379,12 +379,12 @@ def _separating(settings: Sequence[dict[str, Any]], names: Sequence[str]) -> lis
     """A few names that distinguish all settings, as far as possible: each one separates the most of what is left."""
     chosen = [name for name in names if name in _MAIN]
 
-    def told_apart(name: str) -> int:
+    def distinguished(name: str) -> int:
         return len({json.dumps([each.get(n) for n in (*chosen, name)]) for each in settings})
 
-    while not chosen or told_apart(chosen[-1]) < len(settings):
-        best = max(names, key=told_apart)
-        if chosen and told_apart(best) == told_apart(chosen[-1]):
+    while not chosen or distinguished(chosen[-1]) < len(settings):
+        best = max(names, key=distinguished)
+        if chosen and distinguished(best) == distinguished(chosen[-1]):
             break
         chosen.append(best)
     return [name for name in names if name in chosen]

@@ -25,7 +25,7 @@ from lockstep.experiment import Experiment
 from lockstep.speed.calls import Calls
 from lockstep.system import children
 from lockstep.system.malloc import keep_freed_memory
-from lockstep.system.numerics import settle
+from lockstep.system.numerics import configure_torch
 from lockstep.system.supervision import StallDetector, WorkerError
 
 PARTS = {
@@ -200,8 +200,9 @@ def _serve(experiment: Experiment, layout: Layout, index: int, pipe: Connection,
     keep_freed_memory()
     try:
         strict = not experiment.allow_nondeterministic
-        settle(experiment.torch_threads, layout.device_of("learner", index % layout.learning), strict=strict)
-        settle(experiment.torch_threads, layout.device_of("collector", index % layout.collecting), strict=strict)
+        threads, learner = experiment.torch_threads, layout.device_of("learner", index % layout.learning)
+        configure_torch(threads, learner, strict=strict)
+        configure_torch(threads, layout.device_of("collector", index % layout.collecting), strict=strict)
         calls = Calls(experiment, layout, index).calls
         pipe.send(0.0)
         while True:

@@ -64,13 +64,13 @@ class _Running:
     """Samples that the run had when it was started."""
     objection: str = ""
     """Why it was asked to stop early."""
-    told: bool = False
+    stopping: bool = False
     """Whether it was asked to stop."""
 
-    def tell(self) -> None:
+    def stop(self) -> None:
         """Ask the run to write a checkpoint and stop."""
-        if not self.told:
-            self.told = True
+        if not self.stopping:
+            self.stopping = True
             self.process.terminate()
 
 
@@ -234,11 +234,11 @@ class Runner:
             self._place.give_back(running.share)
             name, code = running.entry.name, running.process.returncode
             outcome = self._queue.outcome(name)
-            lost = code == child.LOST and not running.told
+            lost = code == child.LOST and not running.stopping
             self._losses[name] += lost
             # When a machine shuts down, signals reach the process directly, perhaps before it has installed its
             # handlers.
-            resumable = code in (*child.STOPPED, child.ELSEWHERE) or (running.told and code < 0)
+            resumable = code in (*child.STOPPED, child.ELSEWHERE) or (running.stopping and code < 0)
             resumable |= code == child.FULL or (code == child.LOST and self._losses[name] <= _LOSSES)
             if outcome is None and not resumable:
                 outcome = Outcome("failed", reason=self._death_report(name, code))
@@ -311,7 +311,7 @@ class Runner:
         for running in self._running:
             marks = running.curve.marks
             score = marks[-1] if marks else None
-            if running.told or score is None or running.curve.samples <= running.begin:
+            if running.stopping or score is None or running.curve.samples <= running.begin:
                 continue  # until it progresses, another process may train it while this one waits
             entry = running.entry
             comparable = [e for e in self._entries if e.env_settings == entry.env_settings and e.name != entry.name]
@@ -320,14 +320,14 @@ class Runner:
             running.objection = rule.objection(score, [value for value in known if value is not None])
             if running.objection:
                 running.objection += f" after {len(marks) * rule.samples:,} samples"
-                running.tell()
+                running.stop()
 
     def _stop(self) -> None:
         """Ask the runs for checkpoints; end them at once if the user asks again."""
         if self._stopping is None:
             self._stopping = min(self._asked, 1)  # even if several signals came at once, ask all runs first
             for running in self._running:
-                running.tell()
+                running.stop()
             if self._running:
                 why = f"{self._trouble}: " if self._trouble else ""
                 text = f"{why}checkpoint and stop after each run's iteration; a further Ctrl-C stops at once"

@@ -23,7 +23,7 @@ class _Setting(NamedTuple):
     wanted: Any
 
 
-def settle(threads: int, device: str = "cpu", *, strict: bool = True) -> None:
+def configure_torch(threads: int, device: str = "cpu", *, strict: bool = True) -> None:
     """Compute with this many threads, and otherwise with torch's defaults, whatever this process has set; on a GPU with
     deterministic kernels that keep all bits of fp32.
 
@@ -44,15 +44,15 @@ def settle(threads: int, device: str = "cpu", *, strict: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def settled(threads: int, device: str = "cpu", *, strict: bool = True) -> Iterator[None]:
-    """Like settle, but temporary and without autocast. The current GPU stays."""
+def torch_configured(threads: int, device: str = "cpu", *, strict: bool = True) -> Iterator[None]:
+    """Like configure_torch, but temporary and without autocast. The current GPU stays."""
     before = [(setting, setting.read()) for setting in _settings(device)]
     had = torch.get_num_threads()
     was, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     where, errors = torch.get_default_device(), np.errstate(all="warn", under="ignore")
     try:
         with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            settle(threads, device, strict=strict)
+            configure_torch(threads, device, strict=strict)
             with errors:
                 yield
     finally:

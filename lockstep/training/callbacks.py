@@ -58,7 +58,7 @@ class Callback:
         """Called after every checkpoint, the last one included; path: its folder."""
 
 
-Given = Callback | Callable[[Progress], Any]
+CallbackLike = Callback | Callable[[Progress], Any]
 """A callback, or its on_iteration."""
 
 
@@ -72,14 +72,14 @@ class _Function(Callback):
         self._function(progress)
 
 
-def callback_of(given: Given | str) -> Callback:
+def callback_of(given: CallbackLike | str) -> Callback:
     """The callback that a user has given; see check."""
     found = load_object(given) if isinstance(given, str) else given
     found = found() if isinstance(found, type) else found
     return found if isinstance(found, Callback) else _Function(found)
 
 
-def check(given: Given | str, layout: Layout) -> None:
+def check(given: CallbackLike | str, layout: Layout) -> None:
     """Check the callback that a user has given: a Callback, its class, a function, or a reference to one of these.
 
     Raises:

@@ -13,7 +13,7 @@ from lockstep.core.schedule import Recorded, Schedule
 from lockstep.experiment import Experiment
 from lockstep.run.checkpoint import Checkpoint, open_checkpoint
 from lockstep.run.folder import RunFolder
-from lockstep.training.callbacks import Given
+from lockstep.training.callbacks import CallbackLike
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Job:
     recorded: Recorded | None = None
     """The recorded timing decisions to repeat, if the run repeats another."""
 
-    on_iteration: Given | None = None
+    on_iteration: CallbackLike | None = None
     """What follows the run, instead of what the options name."""
 
     @property
-    def callback(self) -> Given | str | None:
+    def callback(self) -> CallbackLike | str | None:
         """What follows the run, if anything does."""
         return self.options.callback if self.on_iteration is None else self.on_iteration
 

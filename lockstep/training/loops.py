@@ -18,7 +18,7 @@ from lockstep.core.schedule import LapId, RolloutId, Schedule
 from lockstep.distributed.channels import Channels
 from lockstep.system.garbage import objects_frozen
 from lockstep.system.malloc import keep_freed_memory
-from lockstep.system.numerics import settled
+from lockstep.system.numerics import torch_configured
 from lockstep.training import determinism
 from lockstep.training.context import StopRequest, WorkerContext
 from lockstep.training.job import Job, Result
@@ -35,7 +35,7 @@ def work(job: Job, context: WorkerContext, stop: StopRequest) -> Result | None:
     channels = context.channels if context.channels is not None and context.channels.role == "collector" else None
     role, index = ("learner", context.group.rank) if channels is None else ("collector", channels.index)
     device = job.layout.device_of(role, index)
-    settings = settled(job.experiment.torch_threads, device, strict=not job.experiment.allow_nondeterministic)
+    settings = torch_configured(job.experiment.torch_threads, device, strict=not job.experiment.allow_nondeterministic)
     with determinism.explained(), settings:
         agent = Agent(job.experiment, device)
         if channels is None:

@@ -26,7 +26,7 @@ from lockstep.evaluation import opponents
 from lockstep.experiment import Experiment
 from lockstep.system.forked import call_in_fork
 from lockstep.system.machine import emulates_bf16
-from lockstep.system.numerics import settled
+from lockstep.system.numerics import torch_configured
 from lockstep.system.output import tell
 from lockstep.training import warm_start
 from lockstep.training.curriculum import Curriculum
@@ -109,7 +109,7 @@ def prepare_run(
     _check_torchrun(experiment, layout)
     check_memory(experiment, layout)
     options.validate()
-    if layout.launcher.leads and getattr(getattr(experiment.algorithm, "replay", None), "hindsight", 0):
+    if layout.launcher.leads and experiment.algorithm.relabels_goals:
         check_goals(experiment.env)
     named = opponents.resolved(experiment.env, options.eval_opponents)
     return experiment, dataclasses.replace(options, eval_opponents=named)
@@ -143,7 +143,7 @@ def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions)
 
 
 def _quick_check(experiment: Experiment) -> tuple[str, str] | None:
-    with settled(1):
+    with torch_configured(1):
         return quick_check(experiment.env, experiment.seed, _QUICK_SECONDS)
 
 
@@ -162,7 +162,7 @@ def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None
         weights: initial weights; by default, those that its warm start names.
         new: whether this is a new run rather than a repetition, so that the model must suit its algorithm, too.
     """
-    with settled(experiment.torch_threads):
+    with torch_configured(experiment.torch_threads):
         agent = Agent(experiment)
         warm_start.load(agent, warm_start.weights(experiment) if weights is None else weights)
         if not new:
@@ -185,6 +185,17 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
 
 def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
     """Raise SettingsError if this kind of layout cannot run an experiment, or cannot repeat a recorded run."""
+    _check_stepping(experiment, layout)
+    _check_growing(experiment, layout)
+    if experiment.scheme.free_running:
+        _check_free_running(experiment, layout, recorded)
+    _check_preempting(experiment, layout)
+    if experiment.scheme.gradient_lag == "async":
+        _check_asynchronous_gradients(layout, recorded)
+
+
+def _check_stepping(experiment: Experiment, layout: Layout) -> None:
+    """Whether the layout can step the environments as it says."""
     adapter = envs.adapter_of(experiment.env) if layout.env_processes or layout.env_threads > 1 else None
     if adapter and layout.env_processes and not adapter.processes:
         raise SettingsError(
@@ -202,49 +213,73 @@ def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | N
             f"--layout {layout}: env_threads cannot step {experiment.env.id} with env.adapter="
             f"{experiment.env.adapter}. {'Use env_processes=N' if adapter.processes else 'Leave it out'}."
         )
-    shares_memory = layout.launcher.shares_memory
-    decides = layout.launcher.decides
-    deciding, divided = (layouts_with(attrgetter("decides"), layout.launcher_name, split=s) for s in (False, True))
-    free = experiment.scheme.free_running
-    if free and recorded is None and not (layout.split and decides):
-        raise SettingsError(
-            f"--scheme.lag async with --layout {layout}: collectors can only run freely in separate "
-            f"processes. Use --layout auto, {divided} (C collectors and L learners, as in cpu:a1-l1), or --scheme.lag "
-            "1, which also overlaps collecting and learning, and gives the same result on any layout."
-        )
-    if layout.growing and not free:
+
+
+def _check_growing(experiment: Experiment, layout: Layout) -> None:
+    """Whether collectors may come and go."""
+    if layout.growing and not experiment.scheme.free_running:
         raise SettingsError(
             f"--layout {layout} with --scheme.lag {experiment.scheme.lag}: collectors may only come and go if no "
             "iteration waits for particular ones. Use --scheme.lag async, or --layout "
             f"{dataclasses.replace(layout, growing=False)}, which replaces lost collectors."
         )
-    if free and recorded is None and not shares_memory and experiment.scheme.refresh == "step":
+
+
+def _check_free_running(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
+    """Whether collectors can run freely, or one process can repeat what they did."""
+    launcher = layout.launcher
+    if recorded is not None:
+        if not (launcher.shares_memory and (layout.split or launcher.one_process)):
+            raise SettingsError(
+                f"--layout {layout} cannot repeat a free-running run, whose rollouts go to any learner. Use inline, or "
+                "cpu:aC-lL with C collectors and L learners."
+            )
+        return
+    if not (layout.split and launcher.decides):
+        raise SettingsError(
+            f"--scheme.lag async with --layout {layout}: collectors can only run freely in separate "
+            f"processes. Use --layout auto, {_deciding(layout, split=True)} (C collectors and L learners, as in "
+            "cpu:a1-l1), or --scheme.lag 1, which also overlaps collecting and learning, and gives the same result on "
+            "any layout."
+        )
+    if experiment.scheme.refresh == "step" and not launcher.shares_memory:
         raise SettingsError(
             f"--scheme.refresh step with --layout {layout}: collectors look for a newer version at every step in "
             "memory that they share with learners. Use --scheme.refresh rollout, or --layout cpu:aC-lL on one machine."
         )
-    if free and recorded is not None and not (shares_memory and (layout.split or layout.launcher.one_process)):
-        raise SettingsError(
-            f"--layout {layout} cannot repeat a free-running run, whose rollouts go to any learner. Use inline, or "
-            "cpu:aC-lL with C collectors and L learners."
-        )
-    if experiment.scheme.preempt < 1 and not decides:
+
+
+def _check_preempting(experiment: Experiment, layout: Layout) -> None:
+    """Whether rollouts of late collectors can be cut."""
+    if experiment.scheme.preempt < 1 and not layout.launcher.decides:
         raise SettingsError(
             f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: collectors must see who is late. "
-            f"Use --layout {deciding}, or leave out --scheme.preempt."
+            f"Use --layout {_deciding(layout)}, or leave out --scheme.preempt."
         )
-    if experiment.scheme.gradient_lag == "async":
-        if not decides:
-            raise SettingsError(
-                f"--scheme.gradient-lag async with --layout {layout}: learners must be able to update the same "
-                f"parameters. Use --layout {deciding}, or --scheme.gradient-lag 1, which gives stale gradients on any "
-                "layout."
-            )
-        if recorded is not None and max(layout.workers, len(layout.learners)) > 1:
-            raise SettingsError(
-                f"--layout {layout} cannot repeat a run with asynchronous gradients: one learner has to compute them "
-                "in the order that was recorded. Use inline, or cpu:aC-l1 with C collectors."
-            )
+
+
+def _check_asynchronous_gradients(layout: Layout, recorded: Recorded | None) -> None:
+    """Whether learners can apply their gradients one by one, or one learner can repeat it."""
+    if not layout.launcher.decides:
+        raise SettingsError(
+            f"--scheme.gradient-lag async with --layout {layout}: learners must be able to update the same "
+            f"parameters. Use --layout {_deciding(layout)}, or --scheme.gradient-lag 1, which gives stale gradients on "
+            "any layout."
+        )
+    if recorded is not None and max(layout.workers, len(layout.learners)) > 1:
+        raise SettingsError(
+            f"--layout {layout} cannot repeat a run with asynchronous gradients: one learner has to compute them "
+            "in the order that was recorded. Use inline, or cpu:aC-l1 with C collectors."
+        )
+
+
+def _deciding(layout: Layout, *, split: bool = False) -> str:
+    """The layouts that let timing decide.
+
+    Args:
+        split: name those with separate collectors and learners.
+    """
+    return layouts_with(attrgetter("decides"), layout.launcher_name, split=split)
 
 
 def shards_here(experiment: Experiment, layout: Layout) -> int:

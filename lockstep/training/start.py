@@ -16,14 +16,14 @@ from lockstep.buffers.rollout_buffers import RolloutBuffers
 from lockstep.collectors.collectors import Collectors
 from lockstep.collectors.preemption import DistantCounts, preemption
 from lockstep.core.shards import block
-from lockstep.distributed.device_memory import tell_way
+from lockstep.distributed.device_memory import report_transfer
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena, SharedMemory
 from lockstep.learners.process import LearnerProcess
 from lockstep.models.versions import Versions
 from lockstep.system.graphs import cuda_graph
 from lockstep.system.malloc import keep_freed_memory
-from lockstep.system.numerics import settle
+from lockstep.system.numerics import configure_torch
 from lockstep.system.output import tell
 from lockstep.training import warm_start
 from lockstep.training.context import WorkerContext
@@ -73,7 +73,7 @@ def _open_devices(agent: Agent, group: Group, *, quiet: bool) -> None:
     """Let learners on GPUs read each other's memory, and say whether they can."""
     problem = group.open_devices(agent.device)
     if group.rank == 0 and not quiet and (group.on_devices or problem is not None):
-        tell_way("Learners exchange gradients", problem)
+        report_transfer("Learners exchange gradients", problem)
 
 
 def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[], None]) -> RolloutSource:
@@ -116,7 +116,7 @@ def collector_service(
     """Collects one group of shards in a separate process, on request; counts as in WorkerContext."""
     keep_freed_memory()
     device = job.layout.device_of("collector", min(index, len(job.layout.collectors) - 1))
-    settle(job.experiment.torch_threads, device, strict=not job.experiment.allow_nondeterministic)
+    configure_torch(job.experiment.torch_threads, device, strict=not job.experiment.allow_nondeterministic)
     agent = Agent(job.experiment, device)
     shards = block(job.experiment.scheme.shards, job.layout.groups(job.experiment.scheme.shards), index)
     buffers = _own_buffers(job, agent, shards)

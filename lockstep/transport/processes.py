@@ -26,7 +26,7 @@ from lockstep.collectors.collectors import Collectors
 from lockstep.core.rollout import RolloutInfo
 from lockstep.core.schedule import LapId, Schedule
 from lockstep.distributed.channels import Channels
-from lockstep.distributed.device_memory import Attempt, tell_way
+from lockstep.distributed.device_memory import Attempt, report_transfer
 from lockstep.distributed.groups import Group
 from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint
@@ -180,7 +180,7 @@ class SharedMemoryRollouts:
             self._channels.send(("trial", trial), collector)
         problem = next((each for each in (attempt.problem, *self._ask().values()) if each), None)
         if not self._quiet:
-            tell_way("Collectors get parameters", problem)
+            report_transfer("Collectors get parameters", problem)
         return problem is None
 
     def _await(self, met: Callable[[], bool]) -> None:

@@ -252,6 +252,23 @@ def test_actions_for_the_environment_are_those_of_to_env(distribution: Any) -> N
         np.testing.assert_allclose(tensor.numpy(), array, rtol=1e-5, atol=1e-6)
 
 
+class Boltzmann(EpsilonGreedy):
+    def explore(self, params: torch.Tensor, noise: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        return (params / numbers + noise).argmax(-1)
+
+
+class Reversed(EpsilonGreedy):
+    def to_env(self, action: Any) -> Any:
+        return self.n - 1 - action
+
+
+def test_distributions_of_users_are_exported_if_their_actions_are_lockstep_s() -> None:
+    (action,) = EnvironmentAction(Boltzmann(spaces.Discrete(4, start=2)))(torch.tensor([0, 3]))
+    assert action.tolist() == [2, 5], "exploration is no part of a file"
+    with pytest.raises(SettingsError, match="Actions of Reversed cannot be exported"):
+        EnvironmentAction(Reversed(spaces.Discrete(4)))
+
+
 def test_a_policy_that_diverged_is_not_exported(
     trained: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 from tiny import EXPERIMENTS, options
 
 from lockstep import train
-from lockstep.system.numerics import settled
+from lockstep.system.numerics import torch_configured
 
 GRID = torch.linspace(-3, 3, 64 * 64).view(64, 64)
 
@@ -65,7 +65,7 @@ def test_numbers_are_computed_as_torch_does_by_itself_and_the_callers_setting_co
     expected = compute()
     with setting():
         other = compute()
-        with settled(torch.get_num_threads()):
+        with torch_configured(torch.get_num_threads()):
             found = compute()
             assert found.dtype == expected.dtype and torch.equal(found, expected)
         after = compute()
@@ -85,7 +85,7 @@ def test_on_a_gpu_fp32_is_exact_and_the_libraries_settings_agree(monkeypatch: py
     cudnn = torch.backends.cudnn
     monkeypatch.setattr(cudnn, "benchmark", True)
     before = cudnn.allow_tf32, cudnn.benchmark
-    with settled(1, "cuda:0"):
+    with torch_configured(1, "cuda:0"):
         assert not cudnn.allow_tf32 and not cudnn.benchmark
         assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
         with cudnn.flags(enabled=True):  # torch refuses settings that contradict each other

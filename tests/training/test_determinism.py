@@ -18,7 +18,7 @@ from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.reproducibility.replay import replay
 from lockstep.reproducibility.verify import verify
-from lockstep.system.numerics import settled
+from lockstep.system.numerics import torch_configured
 from lockstep.training.determinism import explained
 from lockstep.training.prepare import warn_before_run
 
@@ -56,18 +56,19 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gpus_refuse_what_is_not_deterministic_and_cpus_and_those_who_allow_it_do_not() -> None:
-    with settled(1):
+    with torch_configured(1):
         scatter()
-    with settled(1, "cuda:0"), pytest.raises(RuntimeError, match="put_ does not have a deterministic"):
+    with torch_configured(1, "cuda:0"), pytest.raises(RuntimeError, match="put_ does not have a deterministic"):
         scatter()
-    with settled(1, "cuda:0", strict=False), pytest.warns(UserWarning, match="put_ does not have a deterministic"):
+    warning = "put_ does not have a deterministic"
+    with torch_configured(1, "cuda:0", strict=False), pytest.warns(UserWarning, match=warning):
         scatter()
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_the_error_names_the_operation_the_line_and_what_to_do() -> None:
     named = r"^put_ has no deter.*test_determinism.py, line .*--allow-nondeterministic"
-    with pytest.raises(SettingsError, match=named), settled(1, "cuda:0"), explained():
+    with pytest.raises(SettingsError, match=named), torch_configured(1, "cuda:0"), explained():
         scatter()
     with pytest.raises(SettingsError, match=r"^CUBLAS_WORKSPACE_CONFIG has a value"), explained():
         raise RuntimeError("you must set an environment variable: CUBLAS_WORKSPACE_CONFIG=:4096:8")

@@ -18,7 +18,7 @@ if importlib.util.find_spec("pettingzoo"):
     pettingzoo.env_registry.registration.register("parallel", DUEL, entry_point="lockstep.envs.doom.duel:Duel")
 
 
-def settled(env_id: str) -> str:
+def canonical_id(env_id: str) -> str:
     """The id by which a library knows an environment: a duel is one of PettingZoo's. Other ids are returned unchanged.
 
     Raises:

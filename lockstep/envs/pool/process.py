@@ -16,7 +16,7 @@ from lockstep.envs.base import load_adapter
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.pool.exchange import exchange_of
 from lockstep.envs.settings import EnvConfig
-from lockstep.system.numerics import settle
+from lockstep.system.numerics import configure_torch
 
 
 class _Block:
@@ -56,7 +56,7 @@ class _Block:
 
 def serve(pipe: Connection, memory: SharedMemory, jitter: float, threads: int) -> None:
     """Serve requests in a process of the pool until the other end of the pipe closes."""
-    settle(threads)  # as in inline runs, so that environments find the same settings
+    configure_torch(threads)  # as in inline runs, so that environments find the same settings
     pause = np.random.default_rng()
     slices: dict[int, _Block] = {}
     while True:
