@@ -394,7 +394,7 @@ def test_options_may_be_named_again(capsys: Captured) -> None:
     [
         (("ppo-cartpole", "--model.core-size", "32"), "without --model.core gru, lstm, mingru or transformer."),
         (("ppo-memory", "--model.core-size", "32"), ""),
-        (("ppo-memory", "--model.core", "transformer", "--model.core-memory", "8"), ""),
+        (("ppo-memory", "--model.core", "transformer", "--model.core-memory", "8", "--precision", "fp32"), ""),
         (("ppo-memory", "--model.core-memory", "8"), "--model.core-memory has no effect without --model.core transf"),
         (("ppo-memory", "--model.core-layers", "2"), "--model.core-layers has no effect without --model.core transf"),
         (("ppo-memory", "--model.core-heads", "2"), "--model.core-heads has no effect without --model.core transf"),

@@ -119,7 +119,7 @@ def mlp(**algorithm: Any) -> Experiment:
 
 
 def lstm(**algorithm: Any) -> Experiment:
-    return small(recipes.ppo_memory(), **algorithm)
+    return small(recipes.ppo_memory().replace(precision="fp32"), **algorithm)
 
 
 def vtrace(**algorithm: Any) -> Experiment:

@@ -23,6 +23,7 @@ from lockstep.distributed.groups import Group
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.kernel_learners import LEARNERS
 from lockstep.learners.off_policy_kernels import (
+    DiscreteSACLearner,
     DrQLearner,
     MPOLearner,
     QLearner,
@@ -32,6 +33,7 @@ from lockstep.learners.off_policy_kernels import (
     TD3Learner,
 )
 from lockstep.learners.on_policy_kernels import LossLearner, ValueLearner
+from lockstep.learners.policies_kernels import PoliciesLearner
 from lockstep.learners.ppo_kernels import PPOLearner
 from lockstep.learners.sequence_kernels import SequenceLearner
 from lockstep.speed import parts
@@ -198,8 +200,10 @@ KERNELS = {
     "drq-single": DrQLearner,
     "r2d2-prioritized-frames": SequenceLearner,
     "sac-prioritized-lag-1": SACLearner,
+    "sac-discrete": DiscreteSACLearner,
     "td3": TD3Learner,
     "mpo": MPOLearner,
+    "policies-lag-1": PoliciesLearner,
 }
 """By name of an experiment: the learner that has its kernels."""
 
@@ -216,7 +220,8 @@ def test_every_learner_with_kernels_is_measured() -> None:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_training_is_measured_by_the_kernels_of_a_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One call computes the sum of the gradients of all slots, as a run's does, of the same items every time."""
+    """One call computes the gradients of all slots, as a run's does, of the same items every time. Except with several
+    policies, it also adds them up."""
     experiment = prepare(with_kernels(name), Layout())
     made = Calls(experiment, Layout(), 0)
     written: list[np.ndarray] = []
@@ -228,9 +233,10 @@ def test_training_is_measured_by_the_kernels_of_a_run(name: str, monkeypatch: py
         compute(self, *args, joined=joined)
         apart, (*before, _) = np.zeros_like(self._out), args
         compute(self, *before, apart, joined=False)
-        assert joined and len(self._slots) == experiment.scheme.shards
+        assert joined == (kind is not PoliciesLearner) and len(self._slots) == experiment.scheme.shards
         tree = TreeSum(len(apart), Group())
-        expected = tree.sum(dict(enumerate(map(torch.from_numpy, apart))))
+        slots = dict(enumerate(map(torch.from_numpy, apart)))
+        expected = tree.sum(slots) if joined else slots[0]
         size = self._parameters.size
         assert torch.equal(torch.from_numpy(args[-1][0, :size]), expected[:size]) and expected[:size].any()
         written.append(args[-1][0].copy())
