@@ -16,7 +16,7 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import SOURCE, activations, backward, clear, evaluate
 from lockstep.kernels.math import exp, ndtri, softplus, tanh
-from lockstep.kernels.sums import add_up, write_sums
+from lockstep.kernels.sums import add_up, first_sums, write_sums
 
 _LOG_STD_LOW, _LOG_STD_HIGH = np.float32(-20), np.float32(2)
 _TINY, _ZERO, _HALF, _ONE, _TWO = map(np.float32, (1e-7, 0, 0.5, 1, 2))
@@ -202,6 +202,40 @@ def _climb(
         for i in range(len(chosen)):
             for d in range(by_action.shape[1]):
                 by_action[chosen[i], d] = by_x[i, size + d]
+
+
+@compiled
+def critics_terms(
+    values: np.ndarray,
+    squares: np.ndarray,
+    sizes: np.ndarray,
+    weight: np.ndarray,
+    target: np.ndarray,
+    first: int,
+    terms: np.ndarray,
+    priority: np.ndarray,
+) -> None:
+    """Write each item's part in the critics' metrics, as torch adds up several critics, and priorities [N].
+
+    Args:
+        values, squares, sizes: of the critics, their squared errors and the errors' sizes, [C, N] each.
+        first: where the mean value stands among the metrics, which the target and the mean error follow. The loss is
+            metric 0.
+        terms: float32 [S, M, n], for M metrics.
+    """
+    (slices, _, each), critics = terms.shape, len(values)
+    for s in range(slices):
+        begin, end = s * each, (s + 1) * each
+        of_slice = terms[s]
+        first_sums(squares[:, begin:end].copy(), of_slice[0])
+        first_sums(values[:, begin:end].copy(), of_slice[first])
+        first_sums(sizes[:, begin:end].copy(), of_slice[first + 2])
+        for i in range(each):
+            of_slice[0, i] *= weight[begin + i]
+            of_slice[first, i] /= np.float32(critics)
+            of_slice[first + 1, i] = target[begin + i]
+            of_slice[first + 2, i] /= np.float32(critics)
+            priority[begin + i] = of_slice[first + 2, i]
 
 
 @compiled

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.kernels.actor_critic import SAC_SUMS
+from lockstep.kernels.actor_critic import SAC_SUMS, critics_terms
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import activations, backward, evaluate
 from lockstep.kernels.math import exp
 from lockstep.kernels.network import biases_in_parts
 from lockstep.kernels.policies import exponentials, log_softmax
-from lockstep.kernels.sums import add_up, first_sums, row_sums
+from lockstep.kernels.sums import add_up, row_sums
 
 _ZERO, _TWO = map(np.float32, (0, 2))
 
@@ -62,7 +62,7 @@ def _learn_critics(
 ) -> None:
     """Write the gradients of the critics' squared errors by what they have emitted, priorities [N], and each item's
     part in the metrics to terms [S, SAC_SUMS, n]. Other arguments are those of discrete_sac_gradients."""
-    (slices, _, each), n, size = terms.shape, len(action), len(layers) // critics
+    n, size = len(action), len(layers) // critics
     found = np.empty((3, critics, n), np.float32)
     values, squares, sizes = found[0], found[1], found[2]
     for c in range(critics):
@@ -74,18 +74,7 @@ def _learn_critics(
             error = target[i] - value
             by_q[i, action[i]] = -(weight[i] * (_TWO * error))
             values[c, i], squares[c, i], sizes[c, i] = value, error * error, abs(error)
-    for s in range(slices):
-        begin, end = s * each, (s + 1) * each
-        of_slice = terms[s]
-        first_sums(squares[:, begin:end].copy(), of_slice[0])
-        first_sums(values[:, begin:end].copy(), of_slice[3])
-        first_sums(sizes[:, begin:end].copy(), of_slice[5])
-        for i in range(each):
-            of_slice[0, i] *= weight[begin + i]
-            of_slice[3, i] /= np.float32(critics)
-            of_slice[4, i] = target[begin + i]
-            of_slice[5, i] /= np.float32(critics)
-            priority[begin + i] = of_slice[5, i]
+    critics_terms(values, squares, sizes, weight, target, 3, terms, priority)
 
 
 @compiled

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.kernels.actor_critic import normals, of_critic, smallest_values, with_actions
+from lockstep.kernels.actor_critic import critics_terms, normals, of_critic, smallest_values, with_actions
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import activations, backward, evaluate
 from lockstep.kernels.math import tanh
@@ -106,7 +106,7 @@ def _learn_critics(
 ) -> None:
     """Write the gradients of the critics' squared errors, priorities [N], and each item's part in the metrics to terms
     [S, MPO_SUMS, n]. Other arguments are those of mpo_gradients."""
-    (slices, _, each), n, last = terms.shape, len(obs), len(layers) // critics - 1
+    n, last = len(obs), len(layers) // critics - 1
     x = with_actions(obs, action)
     found = np.empty((3, critics, n), np.float32)
     values, squares, sizes = found[0], found[1], found[2]
@@ -121,18 +121,7 @@ def _learn_critics(
             values[c, i], squares[c, i], sizes[c, i] = q[i, 0], error * error, abs(error)
         backward(parameters, table, x, scratch, gradients, out, True, joined, x[:0])
         biases_in_parts(table, n, gradients, out, joined)
-    for s in range(slices):
-        begin, end = s * each, (s + 1) * each
-        of_slice = terms[s]
-        first_sums(squares[:, begin:end].copy(), of_slice[0])
-        first_sums(values[:, begin:end].copy(), of_slice[2])
-        first_sums(sizes[:, begin:end].copy(), of_slice[4])
-        for i in range(each):
-            of_slice[0, i] *= weight[begin + i]
-            of_slice[2, i] /= np.float32(critics)
-            of_slice[3, i] = target[begin + i]
-            of_slice[4, i] /= np.float32(critics)
-            priority[begin + i] = of_slice[4, i]
+    critics_terms(values, squares, sizes, weight, target, 2, terms, priority)
 
 
 @compiled

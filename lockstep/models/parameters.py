@@ -27,7 +27,7 @@ class Places(Protocol):
 
 
 class Part:
-    """The parameters whose names begin with a prefix, as a vector of their own, where the prefix is left out.
+    """The parameters whose names begin with a prefix, as a separate vector, whose names lack the prefix.
 
     Args:
         flat: all parameters.
