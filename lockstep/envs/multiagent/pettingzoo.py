@@ -21,7 +21,7 @@ from lockstep.envs.convert import single_action
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.gymnasium_shard import GymShard, emulated
 from lockstep.envs.multiagent.opponents import AgentSpaces, Opponents
-from lockstep.envs.multiagent.policies import Views, learners_of, sides_of
+from lockstep.envs.multiagent.policies import Views, learners_of, scores_of, sides_of
 from lockstep.envs.settings import EnvConfig
 from lockstep.models.observations import ACTION_MASK
 
@@ -360,5 +360,4 @@ class MatchShard(GymShard):
         step = super().recv(out)
         if self._players is None:
             return step
-        own = np.arange(self._players.max() + 1) == self._players[:, None]
-        return step._replace(metrics=np.where(own, self._score[:, None], np.nan))
+        return step._replace(metrics=scores_of(self._players, self._score))
