@@ -277,6 +277,7 @@ def test_layouts_that_cannot_hold_an_experiment(path: str, value: Any, layout: s
         ({"algoritm.learning_rate": 1}, r"no setting 'algoritm\.learning_rate'.*algorithm\.learning_rate"),
         ({"seed.first": 1}, r"no setting 'seed\.first'"),
         ({"algorithm.learning_rate": "high"}, "learning_rate='high' must be a number"),
+        ({"env": int}, r"env=<class 'int'> must be of the kind EnvConfig, as EnvConfig\.of"),
         ({"zzz": 1}, "It has env, model, algorithm"),
         ({"algorithm": {"learning_rate": 0.1}}, r"algorithm=.*AlgorithmConfig.*learning_rate\": 0\.1"),
         ({"env": "CartPole-v1"}, "env='CartPole-v1' must be"),

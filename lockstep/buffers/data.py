@@ -228,7 +228,7 @@ def _checked(
         if x.shape != (count, *shape) or x.dtype.kind not in kinds:
             kind = {"b": "bool", "biu": "whole numbers", "biuf": "numbers"}[kinds]
             raise SettingsError(
-                f"{who}: {name} is {x.dtype} {list(x.shape)}, but must hold {kind} [{count}, *{list(shape)}], as "
+                f"{who}: {name} is {x.dtype} {list(x.shape)}, but must hold {kind} {[count, *shape]}, as "
                 "rewards and the spaces of the environment say. Convert it (lockstep check-env shows the spaces)."
             )
         if x.dtype.kind == "f" and not np.isfinite(x).all():

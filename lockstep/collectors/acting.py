@@ -124,7 +124,7 @@ class ActingBatch:
         self._raw_reward = self.raw_reward.numpy()
         self._reported = np.full((steps, size, len(agent.experiment.env.metrics)), np.nan)
         """The metrics of the episodes that ended."""
-        self._check = RolloutCheck(finite_check, steps)
+        self._check = RolloutCheck(finite_check, steps, environments.stepped[0].env.action_space)
         self._model, self._distribution = agent.model, agent.model.distribution
         self._clip, self._previous = agent.experiment.env.reward_clip, agent.experiment.model.uses_previous
         self._composite = composite(environments.stepped[0].env.action_space)

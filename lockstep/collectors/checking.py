@@ -1,4 +1,4 @@
-"""Checks rollouts for numbers of environments that are not finite.
+"""Checks rollouts for numbers of environments that are not finite, and for action masks that forbid everything.
 
 Shape legend: T time, A rows of an acting batch.
 """
@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import gymnasium
 import numpy as np
 
 from lockstep.collectors.stepping import ActingShard
 from lockstep.envs.finite import FiniteCheck, all_finite, wrong_numbers
+from lockstep.models.action_spaces import choices_of
+from lockstep.models.observations import ACTION_MASK
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,12 @@ class RolloutCheck:
     Args:
         check: stops the run at it, or warns of it once.
         rollout: the steps of a whole rollout.
+        action_space: of the environments.
     """
 
-    def __init__(self, check: FiniteCheck, rollout: int) -> None:
+    def __init__(self, check: FiniteCheck, rollout: int, action_space: gymnasium.Space[Any]) -> None:
         self._check, self._rollout = check, rollout
+        self._choices = np.array(choices_of(action_space), np.int64)
 
     def start(self, obs_t: dict[str, np.ndarray], member: ActingShard, when: str) -> None:
         """Check a shard's observations [B, ...] that follow a reset."""
@@ -58,7 +64,13 @@ class RolloutCheck:
                 self._check.report(member.shard * member.num_envs + j, what, when)
 
     def rollout(self, played: Played, members: Iterable[ActingShard], lap: int) -> None:
-        """Check what the environments of these shards returned in a rollout."""
+        """Check what the environments of these shards returned in a rollout.
+
+        Raises:
+            SettingsError: an action mask forbade all actions.
+            NotFinite: a number is not finite, and the run must stop.
+        """
+        self._require_choices(played, members, lap)
         if self._check.found or played.finite:
             return
         for t in range(1, len(played.reward) + 1):
@@ -75,14 +87,31 @@ class RolloutCheck:
             return
         obs_t = {name: x[t, member.rows] for name, x in played.obs.items()}
         for j, what in wrong_numbers(obs_t, played.reward[t - 1, member.rows]):
-            row = member.rows.start + j
-            if not np.isfinite(played.action[t - 1, row]).all():
+            if not np.isfinite(played.action[t - 1, member.rows.start + j]).all():
                 continue  # it had an action that was not finite
-            ends = np.flatnonzero(played.ended[: t - 1, row])
-            begun = int(ends[-1]) + 1 if len(ends) else 0
-            step = int(played.valid[begun:t, row].sum()) + (0 if len(ends) else int(member.length[j]))
-            when = f"in step {step} of its episode" if played.valid[t - 1, row] else "at the start of an episode"
-            of_run = (lap + member.offset) * self._rollout + t
-            environment = member.shard * member.num_envs + j
-            self._check.report(environment, what, f"{when}, which is its step {of_run:,} of the run")
+            self._check.report(member.shard * member.num_envs + j, what, self._when(t, played, member, j, lap))
             return
+
+    def _require_choices(self, played: Played, members: Iterable[ActingShard], lap: int) -> None:
+        """Raise SettingsError if a mask forbade all choices of an action, or of a part of it."""
+        if ACTION_MASK not in played.obs or not len(self._choices):
+            return
+        steps, rows = played.valid.shape
+        mask = played.obs[ACTION_MASK][:steps].reshape(steps, rows, -1) != 0
+        some = np.logical_or.reduceat(mask, np.cumsum(self._choices) - self._choices, axis=-1).all(-1)
+        for t, row in np.argwhere(played.valid & ~some).tolist():
+            for member in members:
+                if member.rows.start <= row < member.rows.stop and not 0 <= member.last <= t:
+                    j = row - member.rows.start
+                    when = self._when(t, played, member, j, lap)
+                    self._check.forbids_all(member.shard * member.num_envs + j, when)
+
+    def _when(self, t: int, played: Played, member: ActingShard, j: int, lap: int) -> str:
+        """When a shard's environment j returned the observation t of a rollout."""
+        row = member.rows.start + j
+        ends = np.flatnonzero(played.ended[: max(t - 1, 0), row])
+        begun = int(ends[-1]) + 1 if len(ends) else 0
+        step = int(played.valid[begun:t, row].sum()) + (0 if len(ends) else int(member.length[j]))
+        going = played.valid[t - 1, row] if t else step
+        when = f"in step {step} of its episode" if going else "at the start of an episode"
+        return f"{when}, which is its step {(lap + member.offset) * self._rollout + t:,} of the run"

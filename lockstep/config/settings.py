@@ -325,7 +325,8 @@ def _kinds(hint: Any) -> str:
         return f"a tuple, each of it {_kinds(get_args(hint)[0])}" if get_args(hint)[1:] == (...,) else "a tuple"
     if get_origin(hint) is dict and get_args(hint):
         return f"a dict, each key of it {_kinds(get_args(hint)[0])}"
-    return words.get(hint, f"of the kind {getattr(hint, '__name__', hint)}")
+    name = getattr(hint, "__name__", hint)
+    return words.get(hint, f"of the kind {name}" + (f", as {name}.of(…) makes it" if hasattr(hint, "of") else ""))
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:

@@ -217,6 +217,11 @@ class Adapter(ABC):
         del env_id
         return False
 
+    def opponents(self, env_id: str) -> bool:
+        """Whether opponents may play agents of an id (env.opponents)."""
+        del env_id
+        return False
+
     def group_size(self, config: EnvConfig) -> int:
         """How many environments of a shard belong together, such as the agents of one match or one of each task."""
         del config

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from lockstep.config.settings import Names
 from lockstep.config.user_code import load_object
 from lockstep.envs.base import Adapter, ShardEnv
 from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.construct import PREFIX, is_callable
 from lockstep.envs.episodes import Seeds
+from lockstep.envs.multiagent.policies import score_names
 from lockstep.envs.settings import EnvConfig
 
 _BUILT_IN = {
@@ -49,6 +51,13 @@ class Compiled(Adapter):
     def central_states(self, env_id: str) -> tuple[str, ...]:
         cls = class_of(env_id)
         return ("observations",) if cls is not None and cls.agents else ()
+
+    def several_policies(self, env_id: str) -> bool:
+        return bool(self.central_states(env_id))
+
+    def own_metrics(self, config: EnvConfig) -> Names:
+        cls = class_of(config.id)
+        return score_names(config, list(cls.agents)) if cls is not None else ()
 
     def group_size(self, config: EnvConfig) -> int:
         cls = class_of(config.id)

@@ -6,12 +6,12 @@ Shape legend: B environments of a shard.
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numba.core.errors import NumbaError, NumbaExperimentalFeatureWarning
 
 from lockstep.config.settings import SettingsError
@@ -20,7 +20,7 @@ from lockstep.envs.base import Observation, ShardEnv, StepResult
 from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import Seeds
-from lockstep.envs.multiagent.policies import OBSERVATION, STATE
+from lockstep.envs.multiagent.policies import Views, scores_of
 from lockstep.envs.settings import EnvConfig
 from lockstep.kernels.bound import Bound
 from lockstep.kernels.cache import compiled, part
@@ -51,9 +51,10 @@ def _cut(state, limit, cut, first_cut):
     return state.steps == limit or state.steps == cut or (state.episode == 0 and state.steps == first_cut)
 
 
-def _advance(states, keys, mode, limit, first_cut, cut, start_level, num_levels, action, out, reward, ends):
+def _advance(states, keys, mode, limit, first_cut, cut, start_level, num_levels, joint, action, out, reward, ends):
     """Play one step of every environment or match, or begin its episode if the last one has ended. The rows of a
-    match's agents follow each other. Behind the numbers of its observation, a row may hold those of all agents."""
+    match's agents follow each other. From the place `joint` on, a row holds the observations of all agents; 0 if it
+    does not."""
     count = max(1, agents)  # `agents` is a constant, so Numba compiles only one side of the branches on it
     for m in range(len(states)):
         state, first = states[m], m * count
@@ -81,10 +82,10 @@ def _advance(states, keys, mode, limit, first_cut, cut, start_level, num_levels,
         if agents:
             seen = out[first : first + count]
             observe(state, seen[:, :size])
-            if seen.shape[1] > size:
+            if joint:
                 for i in range(count):
                     for j in range(count):
-                        seen[i, size * (j + 1) : size * (j + 2)] = seen[j, :size]
+                        seen[i, joint + size * j : joint + size * (j + 1)] = seen[j, :size]
         else:
             observe(state, out[m])
 
@@ -136,13 +137,21 @@ class CompiledShard(ShardEnv):
         for name, value in options.items():
             self._states[name] = value
         self._action = np.zeros((num_envs, *(self.action_space.shape or ())), self.action_space.dtype)
-        shape = space.shape
-        if config.central_state != "none":
-            together = agents * space.shape[0]
-            state = spaces.Box(-np.inf, np.inf, (together,), np.float32)
-            self.observation_space = spaces.Dict({OBSERVATION: self.observation_space, STATE: state})
-            shape = (space.shape[0] + together,)
+        shape, self._joint = space.shape, 0
+        self._players: np.ndarray | None = None
+        """int64 [B]: the number of the policy that plays each agent, if there are several."""
+        self._score = np.zeros(num_envs)
+        """float64 [B]: the reward so far of the present episodes, if there are several policies."""
+        own, names = self.observation_space, self._class.agents
+        if config.several_policies or config.central_state != "none":
+            views = Views(None, list(names), dict.fromkeys(names, own), dict.fromkeys(names, self.action_space), config)
+            self.observation_space = views.converted(views.observation_space)
+            self._joint = (space.shape[0] + config.several_policies) * (config.central_state != "none")
+            shape = (sum(math.prod(entry.shape or ()) for entry in self.observation_space.values()),)
+            self._players = np.resize(views.numbers, num_envs) if config.several_policies else None
         self._out = np.zeros((num_envs, *shape), space.dtype)
+        if self._players is not None:  # entries lie side by side, sorted by key: observation, policy, state
+            self._out[:, space.shape[0]] = self._players
         self._advance = _compile(self._class)
 
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,10 +170,10 @@ class CompiledShard(ShardEnv):
 
     def _arguments(self, mode: int) -> tuple[Any, ...]:
         """What _advance begins with."""
-        return self._states, self._keys, mode, *self._numbers, *self._levels
+        return self._states, self._keys, mode, *self._numbers, *self._levels, self._joint
 
-    def kernel(self) -> Bound:
-        return Bound(self._advance, self._arguments(_STEP))
+    def kernel(self) -> Bound | None:
+        return None if self._players is not None else Bound(self._advance, self._arguments(_STEP))
 
     def _play(self, mode: int, out: Observation) -> StepResult:
         reward, ends = np.empty(self.num_envs, np.float32), np.empty((3, self.num_envs), np.bool_)
@@ -195,16 +204,22 @@ class CompiledShard(ShardEnv):
         self._action[...] = action
 
     def recv(self, out: Observation) -> StepResult:
-        return self._play(_STEP, out)
+        step = self._play(_STEP, out)
+        if self._players is None:
+            return step
+        self._score = np.where(step.first, 0, self._score + step.reward)
+        return step._replace(metrics=scores_of(self._players, self._score))
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        return {"states": self._states.view(np.uint8).reshape(len(self._states), -1).copy()}
+        state = {"states": self._states.view(np.uint8).reshape(len(self._states), -1).copy()}
+        return state if self._players is None else {**state, "score": self._score.copy()}
 
     def load_state_dict(
         self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
     ) -> int:
         """Restore the states. Nothing is replayed."""
         self._states.view(np.uint8).reshape(len(self._states), -1)[...] = state["states"]
+        self._score = state.get("score", self._score)
         self._begin(_OBSERVE, out)
         return 0
 

@@ -232,9 +232,9 @@ def _refusal(config: EnvConfig, env_id: str, name: str, adapter: Adapter) -> Set
                 f"env.{setting}={getattr(config, setting)}: env.adapter={name} knows only {known} for env.id="
                 f"{config.id}. Use that, or an id that begins with {PREFIX}."
             )
-    if config.opponents and states and not adapter.several_policies(env_id):
+    if config.opponents and states and not adapter.opponents(env_id):
         return SettingsError(
-            f"env.opponents={' '.join(config.opponents)}: env.adapter={name} lets the policy play all agents of "
+            f"env.opponents={' '.join(config.opponents)}: env.adapter={name} lets policies play all agents of "
             f"env.id={config.id}. Leave it out, or use an id that begins with {PREFIX}."
         )
     if config.decorrelate and not adapter.decorrelates:

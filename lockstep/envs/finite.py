@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.config.settings import Diverged, NotFinite
+from lockstep.config.settings import Diverged, NotFinite, SettingsError
 from lockstep.system.output import tell
 
 
@@ -71,6 +71,18 @@ class FiniteCheck:
                 "continue to train anyway."
             )
         tell(f"warning: {self.found}. The run continues because of --on-nonfinite continue.", sys.stderr)
+
+    def forbids_all(self, environment: int, when: str) -> None:
+        """Report that an environment, named by its global index, allowed no action where one was needed.
+
+        Raises:
+            SettingsError: always.
+        """
+        raise SettingsError(
+            f"The action_mask of environment {environment} of env.id={self._id} allowed no action {when}, but the "
+            "episode went on. Allow at least one action wherever the environment expects one, such as one that does "
+            "nothing, or end the episode."
+        )
 
     def report_action(self) -> None:
         """Report that the policy chose an action that is not finite, although all observations and rewards were.

@@ -81,6 +81,9 @@ class Gymnasium(Adapter):
     def several_policies(self, env_id: str) -> bool:
         return env_id.startswith(PREFIX)
 
+    def opponents(self, env_id: str) -> bool:
+        return env_id.startswith(PREFIX)
+
     def group_size(self, config: EnvConfig) -> int:
         return max(1, agents_of(config))
 

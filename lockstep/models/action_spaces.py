@@ -133,6 +133,17 @@ def action_parts(space: gymnasium.Space[Any]) -> tuple[gymnasium.Space[Any], ...
     return tuple(space.spaces) if isinstance(space, spaces.Tuple) else (space,)
 
 
+def choices_of(space: gymnasium.Space[Any]) -> tuple[int, ...]:
+    """The numbers of choices of an action's discrete parts, in the order of an action mask."""
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),)
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(int(n) for n in space.nvec.flat)
+    if isinstance(space, spaces.MultiBinary):
+        return (2,) * math.prod(space.shape)
+    return sum(map(choices_of, action_parts(space)), ()) if composite(space) else ()
+
+
 def make_distribution(space: gymnasium.Space[Any], *, squash: bool = False) -> Distribution:
     """The distribution over an action space: Discrete, MultiDiscrete, MultiBinary, Box of floats, or a Tuple or Dict of
     these.

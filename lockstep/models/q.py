@@ -210,9 +210,12 @@ class QModel(PolicyModel):
 
     def choices(self, numbers: Tensor, obs: Any) -> Tensor:
         """[T, B, A, K] -> the expected returns by which actions are chosen, [T, B, A]. Actions that the mask in obs
-        forbids get less than any return."""
+        forbids get less than any return; if it forbids all, as in an episode's last observation, none does."""
         q = self.expected(numbers)
-        return q if self._mask is None else self._mask(q, allowed_actions(obs))
+        if self._mask is None:
+            return q
+        allowed = allowed_actions(obs)
+        return self._mask(q, allowed | ~allowed.any(-1, keepdim=True))
 
     def set_noise(self, uniform: Tensor | None) -> None:
         """Set the noise of noisy layers from Z uniform numbers in (0, 1); None removes it."""

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -19,12 +20,15 @@ from lockstep import recipes, train
 from lockstep.algorithms import DQNConfig
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.algorithms.sac import SAC, SACConfig
+from lockstep.collectors.checking import Played, RolloutCheck
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Sequences, Transitions
+from lockstep.envs.finite import FiniteCheck
 from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.scores import evaluate
 from lockstep.experiment import Experiment
 from lockstep.models import QModelConfig
+from lockstep.models.action_spaces import choices_of
 from lockstep.models.actor_critic import ActorCriticConfig
 from lockstep.models.base import Networks
 from lockstep.models.distributions import Categorical, EpsilonGreedy
@@ -217,3 +221,64 @@ def test_a_mask_of_another_size_is_refused(recipe: Callable[[], Experiment]) -> 
     space = spaces.Dict(last=spaces.MultiBinary(4), action_mask=spaces.MultiBinary(3))
     with pytest.raises(SettingsError, match=r"action_mask has 3 entries, .* 4 discrete choices"):
         built(recipe().model, 1, space)
+
+
+class Closing(Doors):
+    """All doors close after some steps of each episode."""
+
+    def __init__(self, after: int = 8) -> None:
+        self.after = after
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        obs = super()._observe()
+        if self._time == self.after:
+            self._open[:] = 0
+            obs["action_mask"] = self._open.copy()
+        return obs
+
+    def step(self, action: int) -> Any:
+        if not self._open.any():  # lockstep finds it after the rollout
+            self._open[action] = 1
+        return super().step(action)
+
+
+@pytest.mark.parametrize("recipe", [recipes.ppo_cartpole, pqn])
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_mask_that_forbids_all_actions_ends_the_run(
+    recipe: Callable[[], Experiment], after: int, tmp_path: Path
+) -> None:
+    env = EnvConfig(f"{__file__}:Closing", 4, options={"after": after})
+    settings = recipe().replace(env=env, total_steps=512, precision="fp32")
+    place = "step 3 of its episode" if after else "at the start of an episode"
+    with pytest.raises(SettingsError, match=rf"action_mask of environment 0 of .* allowed no action .*{place}.*Allow"):
+        train(settings, options=options(tmp_path))
+
+
+def test_a_part_of_an_action_needs_a_choice_too() -> None:
+    space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(-1, 1, (3,)), c=spaces.MultiDiscrete([3, 2]))
+    assert choices_of(space) == (2, 3, 2) and choices_of(spaces.MultiBinary(2)) == (2, 2)
+    shard = SimpleNamespace(rows=slice(0, 2), last=-1, length=np.array([4, 0]), shard=3, num_envs=2, offset=0)
+    check = RolloutCheck(FiniteCheck("Own-v0"), 2, space)
+
+    def played(*masks: list[int], valid: bool = True) -> Played:
+        mask = np.ones((3, 2, 7), np.float32)
+        mask[1] = masks
+        still = np.zeros((2, 2), np.float32)
+        return Played({"action_mask": mask}, still, still, np.array([[True, True], [True, valid]]), still > 0)
+
+    fine, dead = [1, 0, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 1, 0]
+    check.rollout(played(fine, fine), [shard], 5)  # type: ignore[list-item]
+    check.rollout(played(fine, dead, valid=False), [shard], 5)  # type: ignore[list-item]
+    with pytest.raises(SettingsError, match=r"environment 7 of .*in step 1 of its episode.*step 11 of the run"):
+        check.rollout(played(fine, dead), [shard], 5)  # type: ignore[list-item]
+    with pytest.raises(SettingsError, match=r"environment 6 of .*in step 5 of its episode"):
+        check.rollout(played(dead, fine), [shard], 5)  # type: ignore[list-item]
+
+
+def test_the_last_observation_of_an_episode_may_forbid_all_actions(tmp_path: Path) -> None:
+    learned = train(pqn().replace(env=EnvConfig(f"{__file__}:Closing", 4)), options=options(tmp_path))
+    assert max(learned.metrics()["loss/value"]) < 1000, "nothing is bootstrapped from -1e9"
+    model = built(QModelConfig(encoder="mlp", hidden_sizes=(8,)), 1)
+    q = torch.tensor([1.0, 4.0, 2.0, 3.0]).expand(1, 2, 4).unsqueeze(-1)
+    found = model.choices(q, {"action_mask": torch.tensor([[[0, 0, 0, 0], [1, 0, 1, 0]]])})
+    assert found.tolist() == [[[1.0, 4.0, 2.0, 3.0], [1.0, FORBIDDEN, 2.0, FORBIDDEN]]]

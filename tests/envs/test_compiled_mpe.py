@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,17 @@ import pytest
 from gymnasium import spaces
 from sentences import says
 
-from lockstep import check_env, envs
+from lockstep import check_env, envs, resume, train
+from lockstep.algorithms import PPOConfig
+from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig
 from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.compiled_shard import CompiledShard
+from lockstep.experiment import Experiment
+from lockstep.models import StandardModelConfig
+from lockstep.models.policies import PoliciesSpace
+from lockstep.scheme import Scheme
 from tests.envs.playing import assert_same, play, random_actions, reset
 
 SPREAD, SPEAKER = "mpe/simple_spread_v3", "mpe/simple_speaker_listener_v4"
@@ -250,12 +258,82 @@ def test_states_are_saved_and_restored() -> None:
     assert_same(list(play(env, actions[30:])), list(play(other, actions[30:])))
 
 
+def pairs(agent: str) -> str:
+    return "first" if agent == "agent_0" else "others"
+
+
+@pytest.mark.parametrize("central", ["none", "observations"])
+def test_several_policies_see_the_same_and_their_number(central: str) -> None:
+    plain = make(SPREAD, 6, central_state=central)
+    several = make(SPREAD, 6, central_state=central, policies=f"{__file__}:pairs")
+    assert isinstance(several.observation_space, PoliciesSpace)
+    assert list(several.observation_space.parts) == ["first", "others"] and several.kernel() is None
+    actions = random_actions(plain, 40)
+    alone, apart = reset(plain), reset(several)
+    for one, other in [
+        (alone, apart),
+        *zip((x for x, _ in play(plain, actions)), (x for x, _ in play(several, actions)), strict=True),
+    ]:
+        assert other["policy"].ravel().tolist() == [0, 1, 1, 0, 1, 1]
+        np.testing.assert_array_equal(one["" if central == "none" else "observation"], other["observation"])
+        if central != "none":
+            np.testing.assert_array_equal(one["state"], other["state"])
+
+
+def test_the_score_of_each_policy_is_the_sum_of_its_agents_rewards() -> None:
+    env = make(f"{__file__}:Race", 4, policies="separate")
+    assert envs.resolve(EnvConfig(f"{__file__}:Race", 4, policies="separate")).metrics == ("score_left", "score_right")
+    out = {"observation": np.zeros((4, 2), np.float32), "policy": np.zeros((4, 1), np.float32)}
+    env.reset(out)
+    chosen = [np.array([1, 1, 0, 0])] * 3 + [np.array([1, 0, 0, 1])] * 2
+    for action in chosen[:-1]:
+        env.send(action)
+        env.recv(out)
+    env.send(chosen[-1])
+    step = env.recv(out)
+    expected = [[5, np.nan], [np.nan, 3], [0, np.nan], [np.nan, 2]]
+    np.testing.assert_array_equal(step.metrics, expected)
+    assert step.terminated.tolist() == [True, True, False, False]
+
+    restored = make(f"{__file__}:Race", 4, policies="separate")
+    restored.load_state_dict(env.state_dict(), out)
+    assert out["observation"].tolist() == [[5, 3], [3, 5], [0, 2], [2, 0]] and out["policy"].tolist() == [[0], [1]] * 2
+    for each in (env, restored):
+        each.send(np.ones(4, int))
+        step = each.recv(out)
+        np.testing.assert_array_equal(step.metrics, [[0, np.nan], [np.nan, 0], [1, np.nan], [np.nan, 3]])
+
+
+def test_several_policies_learn_the_same_on_every_layout_and_when_resumed(tmp_path: Path) -> None:
+    experiment = Experiment(
+        env=EnvConfig(SPREAD, 12, policies="separate", central_state="observations"),
+        model=StandardModelConfig(hidden_sizes=(8,), critic_only=("state",)),
+        algorithm=PPOConfig(rollout=8, epochs=1, minibatches=2),
+        scheme=Scheme(shards=2),
+        total_steps=5 * 8 * 12,
+        precision="fp32",
+    )
+    options = RunOptions(display="none", tensorboard=False, checkpoint_every=2, keep_checkpoints=9)
+    alone = train(experiment, "inline", replace(options, run=str(tmp_path / "alone")))
+    both = train(experiment, "processes:2", replace(options, run=str(tmp_path / "both")))
+    assert alone.digest == both.digest
+    scores = [alone.metrics()[f"env/score_agent_{i}"] for i in range(3)]
+    assert np.isfinite(scores)[:, -1].all()
+    again = resume(both.run, "inline", checkpoint=2)
+    assert again.digest == alone.digest
+    np.testing.assert_array_equal([again.metrics()[f"env/score_agent_{i}"] for i in range(3)], scores)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"policies": "separate"}, ("env.policies=separate", "shared", "pettingzoo/")),
+        ({"policies": "each"}, ("env.policies='each'", "separate")),
         ({"central_state": "state"}, ("env.central_state=state", "observations", "pettingzoo/")),
         ({"opponents": ("random",)}, ("env.opponents=random", "all agents")),
+        (
+            {"policies": "separate", "opponents": ("agent_0=random",)},
+            ("env.opponents=agent_0=random", "all agents"),
+        ),
     ],
 )
 def test_what_compiled_matches_lack_is_refused(settings: dict[str, Any], words: tuple[str, ...]) -> None:

@@ -21,8 +21,9 @@ from lockstep.envs.convert import single_action
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.gymnasium_shard import GymShard, emulated
 from lockstep.envs.multiagent.opponents import AgentSpaces, Opponents
-from lockstep.envs.multiagent.policies import Views, learners_of, sides_of
+from lockstep.envs.multiagent.policies import Views, learners_of, scores_of, sides_of
 from lockstep.envs.settings import EnvConfig
+from lockstep.models.action_spaces import choices_of
 from lockstep.models.observations import ACTION_MASK
 
 TURN = "turn"
@@ -253,7 +254,7 @@ def _of_turns(seen: spaces.Space[Any], acted: spaces.Space[Any], name: str) -> s
             "of the environment, such as its parallel_env or pettingzoo.utils.aec_to_parallel."
         )
     if ACTION_MASK not in entries:
-        entries = {**entries, ACTION_MASK: spaces.MultiBinary(int(np.sum(_choices(acted))))}
+        entries = {**entries, ACTION_MASK: spaces.MultiBinary(sum(choices_of(acted)))}
     # A board may look the same to the agent to move and, with colors exchanged, to the one that waits. Without the
     # entry `turn` both positions would have the same value.
     return spaces.Dict({**entries, TURN: spaces.MultiBinary(1)})
@@ -277,8 +278,8 @@ def _blank(seen: spaces.Space[Any], acted: spaces.Space[Any]) -> Any:
     """The observation of an agent that has terminated. A mask in it allows the first action."""
     blank = _zeros(seen)
     if isinstance(blank, dict) and ACTION_MASK in blank:
-        sizes = _choices(acted)
-        blank[ACTION_MASK].flat[np.cumsum(sizes) - sizes if len(sizes) else slice(None)] = 1
+        sizes = choices_of(acted)
+        blank[ACTION_MASK].flat[np.cumsum(sizes) - sizes if sizes else slice(None)] = 1
     return blank
 
 
@@ -286,13 +287,6 @@ def _flag(kind: str, flags: dict[Any, Any], name: Any) -> bool:
     """Whether an environment reports an end for an agent. Agents without a report play on."""
     value = flags.get(name, False)
     return bool(value) if isinstance(value, BOOLS) else flag(f"{kind}[{name!r}]", value)
-
-
-def _choices(space: spaces.Space[Any]) -> np.ndarray:
-    """The number of choices of each part of a discrete action; empty for other actions."""
-    if isinstance(space, spaces.MultiDiscrete):
-        return np.ravel(space.nvec)
-    return np.array([space.n] if isinstance(space, spaces.Discrete) else [], int)
 
 
 def _zeros(space: spaces.Space[Any]) -> Any:
@@ -360,5 +354,4 @@ class MatchShard(GymShard):
         step = super().recv(out)
         if self._players is None:
             return step
-        own = np.arange(self._players.max() + 1) == self._players[:, None]
-        return step._replace(metrics=np.where(own, self._score[:, None], np.nan))
+        return step._replace(metrics=scores_of(self._players, self._score))

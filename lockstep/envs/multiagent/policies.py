@@ -1,6 +1,6 @@
 """Which policy plays which agent of a match, and what policies and critics see of it.
 
-Shape legend: N agents of a match.
+Shape legend: N agents of a match, B environments of a shard.
 """
 
 from __future__ import annotations
@@ -102,6 +102,17 @@ def score_names(config: EnvConfig, agents: list[Any]) -> tuple[str, ...]:
         return ()
     policies = policies_of(config, agents)
     return tuple(f"score_{name}" for name in dict.fromkeys(policies[agent] for agent in learners_of(config, agents)))
+
+
+def scores_of(players: np.ndarray, score: np.ndarray) -> np.ndarray:
+    """The metrics that score_names names, float64 [B, policies]; NaN for the agents of other policies.
+
+    Args:
+        players: int64 [B]: the number of the policy that plays each agent.
+        score: float64 [B]: the reward so far of each agent's episode.
+    """
+    own = np.arange(players.max() + 1) == players[:, None]
+    return np.where(own, score[:, None], np.nan)
 
 
 class Views:
