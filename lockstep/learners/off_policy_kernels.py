@@ -33,7 +33,7 @@ from lockstep.kernels.optimizers import follow
 from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradients
 from lockstep.kernels.returns_learning import returns_gradients
 from lockstep.learners.kernels import KernelLearner
-from lockstep.learners.learner import LearningReport
+from lockstep.learners.steps import LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import DiagonalGaussian
 from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers, q_network

@@ -17,8 +17,8 @@ from lockstep.algorithms.several import prefix_of
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.on_policy import Minibatches
 from lockstep.distributed.tree import TreeSum
-from lockstep.learners.learner import LearningReport
 from lockstep.learners.on_policy_kernels import Gradients, Items, Reader, RolloutLearner
+from lockstep.learners.steps import LearningReport
 from lockstep.models.parameters import Part
 from lockstep.models.policies import POLICY, Policies, PoliciesSpace
 from lockstep.models.policy import StandardModel

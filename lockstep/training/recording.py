@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from lockstep.buffers.batches import CollectedRollout
-from lockstep.learners.learner import LearningReport
 from lockstep.learners.process import LearnerProcess
+from lockstep.learners.steps import LearningReport
 from lockstep.training import agreement
 from lockstep.training.job import Job
 from lockstep.training.writer import Resumed, RunWriter, report_of

@@ -16,7 +16,7 @@ from lockstep.core.digests import fast_digest
 from lockstep.envs.curriculum import unpack
 from lockstep.evaluation.scores import evaluate_policy
 from lockstep.experiment import Experiment
-from lockstep.learners.learner import Applied, LearningReport
+from lockstep.learners.steps import Applied, LearningReport
 from lockstep.learners.process import LearnerProcess
 from lockstep.run import checkpoint
 from lockstep.run import metrics as rows

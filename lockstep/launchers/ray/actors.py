@@ -22,8 +22,8 @@ from lockstep.core.schedule import RolloutId
 from lockstep.distributed.groups import GlooGroup, Group, PeerGone, meeting_point
 from lockstep.distributed.shared_memory import PrivateMemory
 from lockstep.launchers.ray.platforms import Node, this_node
-from lockstep.learners.learner import Computed
 from lockstep.learners.parameter_store import Changed, ParameterStore, Read
+from lockstep.learners.steps import Computed
 from lockstep.run.folder import is_run
 from lockstep.system import children
 from lockstep.training.context import StopRequest, Work, WorkerContext
