@@ -17,7 +17,8 @@ from lockstep.algorithms.several import prefix_of
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.on_policy import Minibatches
 from lockstep.distributed.tree import TreeSum
-from lockstep.learners.on_policy_kernels import Gradients, Items, Reader, RolloutLearner
+from lockstep.kernels.on_policy import Rollouts
+from lockstep.learners.on_policy_kernels import Gradients, Reader, RolloutLearner
 from lockstep.learners.steps import LearningReport
 from lockstep.models.parameters import Part
 from lockstep.models.policies import POLICY, Policies, PoliciesSpace
@@ -81,10 +82,10 @@ class PoliciesLearner(RolloutLearner):
                 span, mine = policy.part.span, index[players[index] == number]
                 found = np.zeros((1, span.stop - span.start + metrics), np.float32)
                 if len(mine):  # a small slice may have none
-                    items = Items(*(x[place : place + 1] for x in policy.reader.items))
+                    rollouts = Rollouts(*(x[place : place + 1] for x in policy.reader.rollouts))
                     every = None if self._moments is None else self._moments[step].tolist()
                     moments = every and every[2 * number : 2 * number + 2]
-                    policy.gradients(self._parameters[span], items, mine[None], moments, hyper, False, found)
+                    policy.gradients(self._parameters[span], rollouts, mine[None], moments, hyper, False, found)
                 row[span], sums = found[0, :-metrics], found[0, -metrics:]
                 row[size] += sums[0]
                 begin = size + 1 + number * metrics
