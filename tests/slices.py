@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,6 +21,11 @@ from lockstep.learners.process import learner_of
 from lockstep.models.arithmetic import arithmetic
 
 _SLOTS, _SLOT = 4, 2
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two arrays of float32 have identical bits."""
+    return np.array_equal(np.asarray(a).view(np.int32), np.asarray(b).view(np.int32))
 
 
 def by_autograd(agent: Agent, batch: Transitions | Sequences, hyper: dict[str, float]) -> tuple[Tensor, Tensor]:
