@@ -201,7 +201,7 @@ class CompiledShard(ShardEnv):
         return {"states": self._states.view(np.uint8).reshape(len(self._states), -1).copy()}
 
     def load_state_dict(
-        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+        self, state: dict[str, np.ndarray], out: Observation, heartbeat: Callable[[], None] = lambda: None
     ) -> int:
         """Restore the states. Nothing is replayed."""
         self._states.view(np.uint8).reshape(len(self._states), -1)[...] = state["states"]

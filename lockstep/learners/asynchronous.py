@@ -42,12 +42,12 @@ class AsyncLearner(Learner):
         slots: range,
         tree: TreeSum,
         *,
-        alive: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
         recorded: Sequence[Sequence[tuple[int, int]]] = (),
         store: Store | None = None,
     ) -> None:
-        super().__init__(agent, slots, tree, alive=alive, capture=capture)
+        super().__init__(agent, slots, tree, heartbeat=heartbeat, capture=capture)
         self._recorded = recorded
         self._parameters: Parameters
         if tree.group.size == 1:
@@ -75,7 +75,7 @@ class AsyncLearner(Learner):
             (gradient,) = self._gradients((slot,), step, {**hyper, "update": number})
             if step == 0:
                 digests[slot] = fast_digest(gradient)
-            self._alive()
+            self._heartbeat()
             gradient, added = self._split(gradient)
             added = added.cpu()
             computed = Computed(gradient, iteration, number, algorithm.groups(number, hyper))

@@ -46,11 +46,11 @@ class Learner:
         slots: range,
         tree: TreeSum,
         *,
-        alive: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
     ) -> None:
         self._agent, self._algorithm, self._flat = agent, agent.algorithm, agent.flat
-        self._slots, self._tree, self._alive = slots, tree, alive
+        self._slots, self._tree, self._heartbeat = slots, tree, heartbeat
         self._size, self._counts = agent.flat.vector.numel(), 1 + len(agent.algorithm.metric_names)
         """How many numbers a gradient has, and how many the counts and sums of metrics behind it."""
         self.batches: Batches = batches_for(agent, slots, tree)
@@ -148,7 +148,7 @@ class Learner:
             if step == 0:
                 digests[slot] = fast_digest(gradient)
             self.reduction.push(slot, gradient)
-            self._alive()
+            self._heartbeat()
 
     def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
         """Each slot with the gradient of its slice, followed by counts and metric sums, which is given away."""

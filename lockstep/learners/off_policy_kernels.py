@@ -60,8 +60,8 @@ class ReplayLearner(KernelLearner):
     _whole: ClassVar[bool] = False
     """Whether the kernel takes pixels as whole numbers: see lockstep.models.layer_tables.observed."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, alive: Callable[[], None], sums: int) -> None:
-        super().__init__(agent, slots, tree, alive=alive)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, heartbeat: Callable[[], None], sums: int) -> None:
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         self._encoder, self._sums = encoder_of(agent.model), sums
         self._target = agent.vectors[1].numpy()
         assert isinstance(agent.algorithm, OffPolicy)
@@ -128,10 +128,12 @@ class ReplayLearner(KernelLearner):
 class QLearner(ReplayLearner):
     """Learns action values by DQN."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
-        super().__init__(agent, slots, tree, alive, DQN_SUMS)
+        super().__init__(agent, slots, tree, heartbeat, DQN_SUMS)
         self._layers, self._double = q_layers(model, agent.flat), config.double
 
     def _call(self, items: Items, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
@@ -144,10 +146,12 @@ class ReturnsLearner(ReplayLearner):
 
     _whole = True
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
-        super().__init__(agent, slots, tree, alive, DQN_SUMS)
+        super().__init__(agent, slots, tree, heartbeat, DQN_SUMS)
         self._network, self._double = q_network(model, agent.flat), config.double
         self._samples = (config.samples, config.target_samples) if model.implicit else (0, 0)
         self._used = np.zeros((2, self._parameters.size), np.float32)
@@ -160,8 +164,10 @@ class ReturnsLearner(ReplayLearner):
 class DrQLearner(ReturnsLearner):
     """Learns from images that DrQ augments."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive=alive)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         config, model = agent.experiment.algorithm, agent.model
         assert isinstance(config, DrQConfig) and isinstance(model, QModel)
         self._config, self._noise = config, 2 * model.noise_numbers
@@ -195,10 +201,10 @@ class ActorCriticLearner(ReplayLearner):
         sums: how many metrics the kernel adds up.
     """
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, alive: Callable[[], None], sums: int) -> None:
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, heartbeat: Callable[[], None], sums: int) -> None:
         model = agent.model
         assert isinstance(model, ActorCritic)
-        super().__init__(agent, slots, tree, alive, sums)
+        super().__init__(agent, slots, tree, heartbeat, sums)
         self._networks = (
             mlp_layers(model.actor.layers, "actor.layers", agent.flat, (model.policy_columns or [0])[0]),
             mlp_layers(model.critics.layers, "critics.layers", agent.flat),
@@ -211,8 +217,10 @@ class ActorCriticLearner(ReplayLearner):
 class SACLearner(ActorCriticLearner):
     """Learns by SAC."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive, SAC_SUMS)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat, SAC_SUMS)
         model, algorithm = agent.model, agent.algorithm
         assert isinstance(model, ActorCritic) and isinstance(algorithm, SAC)
         self._temperature = agent.flat.offset("variables.log_temperature")
@@ -232,8 +240,10 @@ class DiscreteSACLearner(SACLearner):
 class TD3Learner(ActorCriticLearner):
     """Learns by TD3, or by DDPG, which is TD3 without smoothing whose policy moves at every step."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive, TD3_SUMS)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat, TD3_SUMS)
         config = agent.experiment.algorithm
         smoothing, self._period = (0.0, 0.0), 1
         if isinstance(config, TD3Config):
@@ -248,8 +258,10 @@ class TD3Learner(ActorCriticLearner):
 class MPOLearner(ActorCriticLearner):
     """Learns by MPO."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive, MPO_SUMS)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat, MPO_SUMS)
         config, distribution = agent.experiment.algorithm, agent.model.distribution
         assert isinstance(config, MPOConfig) and isinstance(distribution, DiagonalGaussian)
         names = "temperature", "multiplier_mean", "multiplier_std"

@@ -37,8 +37,10 @@ class _Policy(NamedTuple):
 class PoliciesLearner(RolloutLearner):
     """Learns several policies. Their slices have different sizes, so each call of a kernel computes one of them."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive=alive)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         kernels, models, space = agent.kernels, agent.model, agent.observation_space
         assert isinstance(kernels, PoliciesKernels) and isinstance(models, Policies)
         assert isinstance(space, PoliciesSpace)

@@ -109,11 +109,11 @@ class _Joined(NamedTuple):
 class RunWriter:
     """Writes what learner 0 keeps: recorder, ledger, evaluations."""
 
-    def __init__(self, job: Job, process: LearnerProcess, alive: Callable[[], None], resumed: Resumed) -> None:
+    def __init__(self, job: Job, process: LearnerProcess, heartbeat: Callable[[], None], resumed: Resumed) -> None:
         callback = None if job.callback is None else callback_of(job.callback)
         folder, experiment, layout, options = job.folder, job.experiment, job.layout, job.options
         self._folder, self._experiment, self._layout, self._options = folder, experiment, layout, options
-        self._process, self._alive, self._counts = process, alive, dict(resumed.counts)
+        self._process, self._heartbeat, self._counts = process, heartbeat, dict(resumed.counts)
         self._damage: str | None = None
         if resumed.recorder is None:
             self._ledger = Ledger.create(folder.ledger, ledger_head(experiment, layout))
@@ -225,7 +225,7 @@ class RunWriter:
                 self._experiment,
                 options.evaluation,
                 normalizers=agent.normalizers,
-                alive=self._alive,
+                heartbeat=self._heartbeat,
                 stop=self._stops,
             )
             self._recorder.evaluation(iterations, evaluation)

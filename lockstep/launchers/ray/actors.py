@@ -247,7 +247,7 @@ class RayCollector(_Process):
         self._require_gpu("collector")
         self.leave(group)
         self._generations[group] = generation
-        service = collector_service(self._job, group, self._stop.alive, RemoteCounts(learner_0))
+        service = collector_service(self._job, group, self._stop.heartbeat, RemoteCounts(learner_0))
         self._services[group] = service
         states, offsets = ({shard: each for some in kind for shard, each in some.items()} for kind in zip(*held))
         ready = service.start(states, offsets)
