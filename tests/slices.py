@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,12 +14,18 @@ from lockstep.buffers.replay_batches import Prefetched
 from lockstep.core.transitions import Sequences, Transitions
 from lockstep.distributed.groups import Group
 from lockstep.distributed.tree import TreeSum
+from lockstep.kernels.replayed import Items
 from lockstep.learners.learner import Learner
-from lockstep.learners.off_policy_kernels import Arrays, ReplayLearner
+from lockstep.learners.off_policy_kernels import ReplayLearner
 from lockstep.learners.process import learner_of
 from lockstep.models.arithmetic import arithmetic
 
 _SLOTS, _SLOT = 4, 2
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two arrays of float32 have identical bits."""
+    return np.array_equal(np.asarray(a).view(np.int32), np.asarray(b).view(np.int32))
 
 
 def by_autograd(agent: Agent, batch: Transitions | Sequences, hyper: dict[str, float]) -> tuple[Tensor, Tensor]:
@@ -39,7 +47,7 @@ def by_kernel(agent: Agent, batch: Transitions | Sequences, hyper: dict[str, flo
     learner.batches.learned = given.__setitem__  # type: ignore[method-assign]
     call = learner._call
 
-    def noted(items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
+    def noted(items: Items, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
         call(items, hyper, joined, out, priority)
         computed.append(torch.from_numpy(priority))
 

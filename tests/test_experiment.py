@@ -30,7 +30,8 @@ from lockstep.envs.checking.check import check_env
 from lockstep.envs.settings import EnvConfig
 from lockstep.launchers.launch import resume, train
 from lockstep.recipes import RECIPES
-from lockstep.training.prepare import _check_layout, learners_here, prepare, shards_here
+from lockstep.training.layout_checks import check_layout
+from lockstep.training.prepare import learners_here, prepare, shards_here
 
 
 def changed(settings: Any, path: str, value: Any) -> Any:
@@ -264,7 +265,7 @@ def test_layouts_that_cannot_hold_an_experiment(path: str, value: Any, layout: s
     experiment = recipes.ppo_cartpole()
     for each, fits in ((changed(experiment, path, value), False), (changed(experiment, "env.adapter", "ale"), True)):
         with contextlib.nullcontext() if fits else pytest.raises(SettingsError, match=words):
-            _check_layout(each, Layout.parse("inline" if fits else layout), None)
+            check_layout(each, Layout.parse("inline" if fits else layout), None)
 
 
 @pytest.mark.parametrize(

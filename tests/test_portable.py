@@ -80,7 +80,9 @@ def test_digests_are_those_of_a_cpu_without_vectors(full: bool, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("layout", ["processes:2", "a1-l1"])
-@pytest.mark.parametrize("name", ["memory-gru-lag-2", "sac-prioritized-lag-1", "sac-discrete", "iqn", "policies-lag-1"])
+@pytest.mark.parametrize(
+    "name", ["memory-gru-lag-2", "sac-prioritized-lag-1", "sac-discrete", "iqn", "mpo", "policies-lag-1"]
+)
 def test_layouts_do_not_change_digests(name: str, layout: str, tmp_path: Path) -> None:
     assert digest(name, tmp_path, f"cpu:{layout}" if "-" in layout else layout) == EXPECTED[name]
 

@@ -272,14 +272,14 @@ class ActingBatch:
         return of_envs | saved(member, self.open.buffer, self.core_state)
 
     @torch.inference_mode()
-    def load(self, states: Mapping[int, dict[str, Tensor]], alive: Callable[[], None] = lambda: None) -> int:
+    def load(self, states: Mapping[int, dict[str, Tensor]], heartbeat: Callable[[], None] = lambda: None) -> int:
         """Restore what state returned of each shard by replaying the environments' actions. Returns the steps
         replayed."""
         of_envs = {
             member.shard: {name: x.numpy() for name, x in below("env.", states[member.shard]).items()}
             for member in self.members
         }
-        replayed = self.envs.load(of_envs, lambda rows: self.open.at(-1, rows), alive)
+        replayed = self.envs.load(of_envs, lambda rows: self.open.at(-1, rows), heartbeat)
         for member in self.members:
             restore(member, states[member.shard], self.open.buffer, self.core_state)
         return replayed

@@ -59,7 +59,7 @@ def actors_of(
     *,
     capture: Capture | None,
     preempted: bool,
-    alive: Callable[[], None],
+    heartbeat: Callable[[], None],
 ) -> list[Actor]:
     """Choose how the batches of a collector act: all in the same way.
 
@@ -67,7 +67,7 @@ def actors_of(
         model: the copy for acting.
         capture: makes CUDA graphs of acting.
         preempted: whether rollouts may be preempted, which compiled functions do not know.
-        alive: called while rollouts are played, to tell the supervisor that this process makes progress.
+        heartbeat: called while rollouts are played, to tell the supervisor that this process makes progress.
     """
     # Are policy and environments on a GPU?
     if isinstance(agent.model.distribution, SendsTensors) and all(batch.envs.on_device() for batch in batches):
@@ -82,5 +82,5 @@ def actors_of(
     # It has compiled functions. Are the environments compiled, too, and does one version act in a whole rollout?
     compiled = all(each.env.kernel() is not None for batch in batches for each in batch.envs.stepped)
     if compiled and agent.experiment.scheme.refresh == "rollout":
-        return [CompiledRolloutActor(batch, agent, policy, alive) for batch in batches]
+        return [CompiledRolloutActor(batch, agent, policy, heartbeat) for batch in batches]
     return [CompiledActor(batch, policy) for batch in batches]

@@ -41,7 +41,7 @@ class Collector:
         buffers: those of the collector's shards.
         env_threads: threads that step a shard's environments (native adapters).
         pool: processes that step the environments (gymnasium); by default they are stepped here.
-        alive: called at every step, to tell the supervisor that this process makes progress.
+        heartbeat: called at every step, to tell the supervisor that this process makes progress.
         capture: makes CUDA graphs of acting.
         preemption: decides which rollouts end early; by default none do.
         finite_check: handles numbers of environments that are not finite; by default it raises an error.
@@ -54,7 +54,7 @@ class Collector:
         *,
         env_threads: int = 1,
         pool: SteppingPool | None = None,
-        alive: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
         preemption: Preemption | None = None,
         finite_check: FiniteCheck | None = None,
@@ -69,7 +69,7 @@ class Collector:
         own = self._model.flat_parameters
         self._vector = own.vector.detach() if own is not None and own.lies_like(agent.flat) else None
         """The acting copy's parameters, if they lie as the learner's do."""
-        self._alive = alive
+        self._heartbeat = heartbeat
         self._hashing = ThreadPoolExecutor(env_threads, "lockstep-hashing") if env_threads > 1 else None
         """Environments are idle while rollouts are hashed, and so are the cores of their threads."""
         self._map = self._hashing.map if self._hashing else map
@@ -86,7 +86,7 @@ class Collector:
             self._model,
             capture=capture,
             preempted=preemption is not None,
-            alive=alive,
+            heartbeat=heartbeat,
         )
         self._actors: list[Actor] = []
         """One for each acting batch, made when its environments start or are loaded."""
@@ -176,7 +176,7 @@ class Collector:
                 actor.act(t, self._inference)
                 self.times["env"] += received - begin
                 self.times["inference"] += time.perf_counter() - received
-            self._alive()
+            self._heartbeat()
             if self._preemption is not None:
                 playing = [actor for actor in playing if actor.batch.going]
                 if not playing:
@@ -249,7 +249,7 @@ class Collector:
         """
         for shard, (_, member) in self.members().items():
             member.offset = offsets[shard]
-        replayed = sum(batch.load(states, self._alive) for batch in self._batches)
+        replayed = sum(batch.load(states, self._heartbeat) for batch in self._batches)
         self._actors = self._make_actors()
         return replayed
 
@@ -289,7 +289,7 @@ class Collectors:
         agent: Agent,
         buffers: list[RolloutBuffers],
         layout: Layout,
-        alive: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
         preemption: Preemption | None = None,
         *,
         stop: bool = True,
@@ -305,7 +305,7 @@ class Collectors:
                 each,
                 env_threads=layout.env_threads,
                 pool=self._pool,
-                alive=alive,
+                heartbeat=heartbeat,
                 capture=capture,
                 preemption=preemption,
                 finite_check=finite_check,

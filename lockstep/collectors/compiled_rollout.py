@@ -23,11 +23,11 @@ class CompiledRolloutActor:
     """In one call, policy and environments play all steps, and evaluate the last observation.
 
     Args:
-        alive: called after each call, to tell the supervisor that this process makes progress.
+        heartbeat: called after each call, to tell the supervisor that this process makes progress.
     """
 
-    def __init__(self, batch: ActingBatch, agent: Agent, policy: PolicyKernels, alive: Callable[[], None]) -> None:
-        self.batch, self.steps, self._alive = batch, batch.steps, alive
+    def __init__(self, batch: ActingBatch, agent: Agent, policy: PolicyKernels, heartbeat: Callable[[], None]) -> None:
+        self.batch, self.steps, self._heartbeat = batch, batch.steps, heartbeat
         self._clip = agent.experiment.env.reward_clip
         self._rollouts = [CompiledRollout(policy, each.env, each.rows) for each in batch.envs.stepped]
 
@@ -41,7 +41,7 @@ class CompiledRolloutActor:
         for each, compiled in zip(batch.envs.stepped, self._rollouts, strict=True):
             played = compiled.play(noise, obs, fields, bootstrap=batch.bootstraps, clip=self._clip)
             batch.take(slice(None), slice(1, None), each.rows, played)
-            self._alive()
+            self._heartbeat()
         if rollout.has_entries:
             rollout.split(slice(1, None))
         batch.received = batch.steps

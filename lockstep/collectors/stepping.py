@@ -130,14 +130,14 @@ class BatchEnvs:
         return part(state, slice(first, first + member.num_envs))
 
     def load(
-        self, states: Mapping[int, dict[str, np.ndarray]], out: Callable[[slice], Any], alive: Callable[[], None]
+        self, states: Mapping[int, dict[str, np.ndarray]], out: Callable[[slice], Any], heartbeat: Callable[[], None]
     ) -> int:
         """ShardEnv.load_state_dict of all shards.
 
         Args:
             states: by shard; perhaps from several processes, in which shards did not act together.
             out: the place of the current observations of some rows of the acting batch.
-            alive: called at every replayed step.
+            heartbeat: called at every replayed step.
 
         Returns:
             The number of environment steps that were replayed.
@@ -149,7 +149,7 @@ class BatchEnvs:
         replayed = 0
         for each, state in zip(self.stepped, found, strict=True):
             assert state is not None
-            replayed += each.env.load_state_dict(state, out(each.rows), alive)
+            replayed += each.env.load_state_dict(state, out(each.rows), heartbeat)
         return replayed
 
     def close(self) -> None:

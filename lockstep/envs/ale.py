@@ -217,7 +217,7 @@ class AleShard(ShardEnv):
         }
 
     def load_state_dict(
-        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+        self, state: dict[str, np.ndarray], out: Observation, heartbeat: Callable[[], None] = lambda: None
     ) -> int:
         self._count = state["count"].astype(np.int64)
         self._steps = state["steps"].astype(np.int64)
@@ -233,7 +233,7 @@ class AleShard(ShardEnv):
             for env in self._envs:
                 env.send(action)
             obs, _, _, _, info = self._recv()
-            alive()
+            heartbeat()
         if len(actions) and (begin == len(actions)).any():
             obs, info = self._seeded_reset(begin == len(actions))
         self._lives = info["lives"]

@@ -111,14 +111,14 @@ class ShardEnv(ABC):
 
     @abstractmethod
     def load_state_dict(
-        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+        self, state: dict[str, np.ndarray], out: Observation, heartbeat: Callable[[], None] = lambda: None
     ) -> int:
         """Rebuild the environments by replaying their actions; write their current observations into out.
 
         Args:
             state: the result of state_dict, from this process or another.
             out: as for reset.
-            alive: called at every replayed step, so that supervision sees progress.
+            heartbeat: called at every replayed step, so that supervision sees progress.
 
         Returns:
             The number of environment steps that were replayed.

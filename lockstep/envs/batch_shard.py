@@ -200,7 +200,7 @@ class BatchShard(ShardEnv):
         }
 
     def load_state_dict(
-        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+        self, state: dict[str, np.ndarray], out: Observation, heartbeat: Callable[[], None] = lambda: None
     ) -> int:
         self._episode = state["episode"].astype(np.int64)
         self._ended = state["ended"].astype(np.bool_)
@@ -219,7 +219,7 @@ class BatchShard(ShardEnv):
                 if self._numbers is not None:
                     self._numbers.load(state)
             else:
-                arrays, replayed = self._replay(arrays, self._log.load(state), steps, alive)
+                arrays, replayed = self._replay(arrays, self._log.load(state), steps, heartbeat)
         self._arrays, self._steps = arrays, steps
         self._writer.write_arrays(arrays, out, self._where)
         return replayed
@@ -229,7 +229,7 @@ class BatchShard(ShardEnv):
         arrays: list[np.ndarray],
         actions: list[tuple[np.ndarray, ...]],
         steps: np.ndarray,
-        alive: Callable[[], None],
+        heartbeat: Callable[[], None],
     ) -> tuple[list[np.ndarray], int]:
         """Repeat the last steps [B] of each environment, all at once. Environments whose episode began later than
         others' play on until then; what they play is dropped."""
@@ -241,7 +241,7 @@ class BatchShard(ShardEnv):
                 arrays = with_rows(arrays, rows, self._begin(rows))
                 if self._numbers is not None:
                     self._numbers.begin(rows)
-            alive()
+            heartbeat()
         return arrays, len(actions) * self.num_envs
 
     def render(self, index: int = 0) -> np.ndarray:

@@ -215,7 +215,7 @@ class CompiledShard(ShardEnv):
         return state if self._players is None else {**state, "score": self._score.copy()}
 
     def load_state_dict(
-        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+        self, state: dict[str, np.ndarray], out: Observation, heartbeat: Callable[[], None] = lambda: None
     ) -> int:
         """Restore the states. Nothing is replayed."""
         self._states.view(np.uint8).reshape(len(self._states), -1)[...] = state["states"]

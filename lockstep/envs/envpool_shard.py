@@ -239,7 +239,7 @@ class EnvPoolShard(RestartingShard):
         return state if self._fire is None else {**state, **self._fire.state()}
 
     def load_state_dict(
-        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+        self, state: dict[str, np.ndarray], out: Observation, heartbeat: Callable[[], None] = lambda: None
     ) -> int:
         self._count = int(state["count"])
         obs, ended = self._restart(), self._ended
@@ -248,7 +248,7 @@ class EnvPoolShard(RestartingShard):
             obs, _, terminated, truncated, self._info = self._pool.recv()
             self._read_numbers(ended)
             ended = (terminated | truncated) & ~ended
-            alive()
+            heartbeat()
         self._since = int(state["since"])
         self._ended = state["ended"].astype(np.bool_)
         if self._fire is not None:

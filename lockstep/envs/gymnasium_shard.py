@@ -235,7 +235,7 @@ class GymShard(ShardEnv):
         return state
 
     def load_state_dict(
-        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+        self, state: dict[str, np.ndarray], out: Observation, heartbeat: Callable[[], None] = lambda: None
     ) -> int:
         self._episode = state["episode"].astype(np.int64)
         steps = state["steps"].astype(np.int64)
@@ -254,7 +254,7 @@ class GymShard(ShardEnv):
                     self._step_one(j, action, ignored)
                     if self._numbers is not None:
                         self._numbers.add()
-                    alive()
+                    heartbeat()
         self._steps = steps
         self._writer.write_list(self._obs, out, self._where)
         return int(steps.sum())

@@ -309,13 +309,13 @@ class MixedShard(ShardEnv):
         return {**states, "score": self._score.copy()}
 
     def load_state_dict(
-        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+        self, state: dict[str, np.ndarray], out: Observation, heartbeat: Callable[[], None] = lambda: None
     ) -> int:
         self._score = state["score"].astype(np.float64)
         steps = 0
         for i, part in enumerate(self._parts):
             own = {name.removeprefix(f"{i}."): x for name, x in state.items() if name.startswith(f"{i}.")}
-            steps += part.env.load_state_dict(own, self._view(out, part), alive)
+            steps += part.env.load_state_dict(own, self._view(out, part), heartbeat)
         self._tell(out)
         return steps
 

@@ -69,11 +69,11 @@ class RandomActions(ShardEnv):
         return {**self._env.state_dict(), "random_actions": np.array(self._steps)}
 
     def load_state_dict(
-        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+        self, state: dict[str, np.ndarray], out: Observation, heartbeat: Callable[[], None] = lambda: None
     ) -> int:
         state = dict(state)
         self._steps, self._drawn = int(state.pop("random_actions")), ()
-        return self._env.load_state_dict(state, out, alive)
+        return self._env.load_state_dict(state, out, heartbeat)
 
     def render(self, index: int = 0) -> np.ndarray:
         return self._env.render(index)

@@ -234,7 +234,7 @@ class TorchShard(ShardEnv):
         return {name: x.cpu().numpy().copy() for name, x in parts.items()}
 
     def load_state_dict(
-        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+        self, state: dict[str, np.ndarray], out: Observation, heartbeat: Callable[[], None] = lambda: None
     ) -> int:
         """Restore the state. Nothing is replayed."""
         tensors = {name: torch.from_numpy(x.copy()) for name, x in state.items()}

@@ -186,13 +186,13 @@ class VectorShard(RestartingShard):
         return [array[rows] for array in self._writer.arrays(final, self.num_envs)]
 
     def load_state_dict(
-        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+        self, state: dict[str, np.ndarray], out: Observation, heartbeat: Callable[[], None] = lambda: None
     ) -> int:
         self._count = int(state["count"])
         arrays = self._restart()
         for action in self._log.load(state):
             arrays, _ = self._step(action)
-            alive()
+            heartbeat()
         self._write(arrays, out)
         return self._since * self.num_envs
 

@@ -218,7 +218,7 @@ def evaluate_policy(
     seed_purpose: str = "eval",
     threads: int = 1,
     normalizers: Normalizers | None = None,
-    alive: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
     stop: bool = True,
 ) -> Evaluation:
     """Play whole episodes with a model in its current state, without touching the ongoing training.
@@ -231,7 +231,7 @@ def evaluate_policy(
         seed_purpose: names the random streams; equal names, seeds and numbers of environments repeat the episodes.
         threads: to step the environments; does not change results.
         normalizers: the statistics for the policy; None keeps its own.
-        alive: called at every step, to report progress to the supervisor.
+        heartbeat: called at every step, to report progress to the supervisor.
         stop: whether non-finite numbers from environments are an error; otherwise they cause one warning.
 
     Raises:
@@ -266,7 +266,7 @@ def evaluate_policy(
             raise _has_own_limit(config, max_steps)
         while (episode < episodes).any():
             step = player.step()
-            alive()
+            heartbeat()
             counted = (episode < episodes) & ~step.first
             scores[episode[counted]] += step.reward[counted]
             lengths[episode[counted]] += 1

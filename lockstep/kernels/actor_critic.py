@@ -23,16 +23,19 @@ _TINY, _ZERO, _HALF, _ONE, _TWO = map(np.float32, (1e-7, 0, 0.5, 1, 2))
 _LOG_2, _LOG_TAU = np.float32(math.log(2)), np.float32(math.log(2 * math.pi))
 SAC_SUMS, TD3_SUMS = 8, 5
 """Metrics of lockstep.algorithms.sac.SAC and lockstep.algorithms.ddpg.DDPG."""
+Networks = tuple[np.ndarray, np.ndarray, int, np.ndarray, np.ndarray]
+"""The policy's table, int64 [L, 14]; the critics' table, int64 [C * L, 14]; C; and the parameters of the model and of
+the target model, float32 [P] each."""
 
 
 @compiled
 def normals(noise: np.ndarray) -> np.ndarray:
-    """The normal quantiles of uniform noise: [..., A] -> [..., A] as a matrix"""
+    """The normal quantiles of Z numbers of uniform noise: [...] -> [Z]"""
     flat = noise.reshape(noise.size)
     out = np.empty(flat.size, np.float32)
     for i in range(flat.size):
         out[i] = ndtri(min(max(flat[i], _TINY), _ONE - _TINY))
-    return out.reshape((-1, noise.shape[-1]))
+    return out
 
 
 @compiled
@@ -240,20 +243,10 @@ def critics_terms(
 
 @compiled
 def sac_gradients(
-    policy: np.ndarray,
-    layers: np.ndarray,
-    critics: int,
-    parameters: np.ndarray,
-    target: np.ndarray,
+    networks: Networks,
     log_temperature: int,
     target_entropy: np.float32,
-    obs: np.ndarray,
-    action: np.ndarray,
-    reward: np.ndarray,
-    discount: np.ndarray,
-    next_obs: np.ndarray,
-    weight: np.ndarray,
-    noise: np.ndarray,
+    items: tuple[np.ndarray, ...],
     joined: bool,
     out: np.ndarray,
     priority: np.ndarray,
@@ -261,19 +254,18 @@ def sac_gradients(
     """The gradients of SAC's losses.
 
     Args:
-        policy: the policy's table, int64 [L, 14].
-        layers: the critics' table, int64 [C * L, 14].
-        critics: C.
-        parameters, target: of the model and of the target model, float32 [P].
+        networks: the policy and the critics.
         log_temperature: the place of log α among the parameters.
         target_entropy: in nats.
-        obs, action, reward, discount, next_obs, weight: the items, float32 [N, D], [N, A], [N], [N], [N, D], [N].
-        noise: uniform, float32 [S, 2, n, A].
+        items: see lockstep.kernels.replayed. Their noise is for the actions of obs, then for those of next_obs,
+            [S, 2, n, A].
         joined: write the tree's sum over all slices to out[0]. The rest of the numbers named below is overwritten.
         out: float32 [S, P + 1 + SAC_SUMS or more]: each slice's gradient by what the tables name and by log α, n, and
             the sums of metrics. The rest of it stays as it is.
         priority: is set to the mean error of each item, float32 [N].
     """
+    policy, layers, critics, parameters, target = networks
+    obs, action, reward, discount, next_obs, weight, noise = items
     (n, size), slices = action.shape, len(out)
     last, each = len(policy) - 1, n // slices
     sums = np.zeros((slices, SAC_SUMS))
@@ -323,22 +315,12 @@ def sac_gradients(
 
 @compiled
 def td3_gradients(
-    policy: np.ndarray,
-    layers: np.ndarray,
-    critics: int,
-    parameters: np.ndarray,
-    target: np.ndarray,
+    networks: Networks,
     smoothing_std: np.float32,
     smoothing_clip: np.float32,
     period: int,
     moves: bool,
-    obs: np.ndarray,
-    action: np.ndarray,
-    reward: np.ndarray,
-    discount: np.ndarray,
-    next_obs: np.ndarray,
-    weight: np.ndarray,
-    noise: np.ndarray,
+    items: tuple[np.ndarray, ...],
     joined: bool,
     out: np.ndarray,
     priority: np.ndarray,
@@ -349,16 +331,19 @@ def td3_gradients(
         smoothing_std, smoothing_clip: of the noise on the target policy's actions.
         period: gradient steps of the critics per step of the policy.
         moves: whether the policy moves in this step.
-        noise: uniform, float32 [N, A], or [0, A].
+        items: as for sac_gradients. Their noise is for the actions of next_obs, [N, A], if there is any.
         out: float32 [S, P + 1 + TD3_SUMS or more], as for sac_gradients.
     """
+    policy, layers, critics, parameters, target = networks
+    obs, action, reward, discount, next_obs, weight, noise = items
     (n, size), slices = action.shape, len(out)
     last, each = len(policy) - 1, n // slices
     sums = np.zeros((slices, TD3_SUMS))
 
     output = activations(evaluate(policy, target, next_obs), policy, n, last)
-    chosen, normal = _squashed(output), normals(noise)
-    for i in range(len(noise)):
+    chosen, rows = _squashed(output), len(noise) // size
+    normal = normals(noise).reshape((rows, size))
+    for i in range(rows):
         for d in range(size):
             shift = smoothing_std * normal[i, d]
             chosen[i, d] = chosen[i, d] + min(max(shift, -smoothing_clip), smoothing_clip)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.kernels.actor_critic import SAC_SUMS, critics_terms
+from lockstep.kernels.actor_critic import SAC_SUMS, Networks, critics_terms
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import activations, backward, evaluate
 from lockstep.kernels.math import exp
@@ -98,19 +98,10 @@ def _climb(
 
 @compiled
 def discrete_sac_gradients(
-    policy: np.ndarray,
-    layers: np.ndarray,
-    critics: int,
-    parameters: np.ndarray,
-    target: np.ndarray,
+    networks: Networks,
     log_temperature: int,
     target_entropy: np.float32,
-    obs: np.ndarray,
-    action: np.ndarray,
-    reward: np.ndarray,
-    discount: np.ndarray,
-    next_obs: np.ndarray,
-    weight: np.ndarray,
+    items: tuple[np.ndarray, ...],
     joined: bool,
     out: np.ndarray,
     priority: np.ndarray,
@@ -118,8 +109,10 @@ def discrete_sac_gradients(
     """The gradients of SAC's losses. Other arguments are those of lockstep.kernels.actor_critic.sac_gradients.
 
     Args:
-        action: int64 [N].
+        items: as for that, with actions int64 [N] and no noise.
     """
+    policy, layers, critics, parameters, target = networks
+    obs, action, reward, discount, next_obs, weight, _ = items
     n, slices, behind = len(obs), len(out), len(parameters)
     each, last, alpha = n // slices, len(policy) - 1, exp(parameters[log_temperature])
     scratch = evaluate(policy, parameters, next_obs)

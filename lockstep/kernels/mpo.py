@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.kernels.actor_critic import critics_terms, normals, of_critic, smallest_values, with_actions
+from lockstep.kernels.actor_critic import Networks, critics_terms, normals, of_critic, smallest_values, with_actions
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import activations, backward, evaluate
 from lockstep.kernels.math import tanh
@@ -126,21 +126,11 @@ def _learn_critics(
 
 @compiled
 def mpo_gradients(
-    policy: np.ndarray,
-    layers: np.ndarray,
-    critics: int,
-    parameters: np.ndarray,
-    target: np.ndarray,
+    networks: Networks,
     first_log_std: np.float32,
     places: np.ndarray,
     bounds: np.ndarray,
-    obs: np.ndarray,
-    action: np.ndarray,
-    reward: np.ndarray,
-    discount: np.ndarray,
-    next_obs: np.ndarray,
-    weight: np.ndarray,
-    noise: np.ndarray,
+    items: tuple[np.ndarray, ...],
     joined: bool,
     out: np.ndarray,
     priority: np.ndarray,
@@ -152,14 +142,17 @@ def mpo_gradients(
         places: where the variables behind the temperature and behind the multipliers of mean and deviation begin among
             the parameters, int64 [3].
         bounds: epsilon, epsilon_mean, epsilon_std and log K, float32 [4].
-        noise: uniform, float32 [S, K, n, A].
+        items: as for that. Their noise is for the sampled actions of next_obs, [S, K, n, A].
         out: float32 [S, P + 1 + MPO_SUMS or more], as for sac_gradients.
     """
-    (slices, count, each, size), n = noise.shape, len(obs)
+    policy, layers, critics, parameters, target = networks
+    obs, action, reward, discount, next_obs, weight, noise = items
+    (n, size), slices = action.shape, len(out)
+    each, count = n // slices, len(noise) // (n * size)
     last, behind = len(policy) - 1, len(parameters)
     old_mean, old_log_std = np.empty((n, size), np.float32), np.empty((n, size), np.float32)
     _bounded(activations(evaluate(policy, target, next_obs), policy, n, last), first_log_std, old_mean, old_log_std)
-    sampled = _sample(old_mean, old_log_std, noise)
+    sampled = _sample(old_mean, old_log_std, noise.reshape((slices, count, each, size)))
     values = _values(layers, critics, target, next_obs, sampled)
 
     scratch = evaluate(policy, parameters, next_obs)

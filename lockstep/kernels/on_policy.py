@@ -11,7 +11,7 @@ K numbers of a core's state, A numbers of an action, W parameters of a policy, M
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,31 @@ _TOGETHER = 65_536
 """Activations of slices that pass through the network together, so that they stay in the cache. It changes no bit."""
 _ROWS = 16
 """How many sequences advance together at least, since each step reads all of a core's weights."""
+
+
+class Rollouts(NamedTuple):
+    """The rollouts of all slots. Without sequences, a rollout is one step of T * B columns. Kernels take them as a
+    plain tuple, whose type Numba finds faster than that of a named one."""
+
+    observations: np.ndarray
+    """Normalized, or whole pixels: float32 [S, R, C, D]."""
+    actions: np.ndarray
+    """float32 [S, T, C, A]; A is 0 if actions are discrete."""
+    choices: np.ndarray
+    """Discrete actions: int64 [S, T, C]."""
+    numbers: np.ndarray
+    """What the loss learns from: float32 [S, K, T, C]."""
+    flags: np.ndarray
+    """The same, the last of which says what is valid: bool [S, F, T, C]."""
+    strided: np.ndarray
+    """bool [S]: whose vectors lie between those of other shards, which decides how torch adds up the first layer (see
+    lockstep.kernels.network.biases_last)."""
+    extras: np.ndarray
+    """The previous actions and rewards as a core sees them: float32 [S, R, C, E]."""
+    starts: np.ndarray
+    """Where episodes start: bool [S, R, C]."""
+    states: np.ndarray
+    """States of cores before the first step: float32 [S, C, K]."""
 
 
 @compiled
@@ -190,15 +215,7 @@ def _gradients(
     free_std,
     log_stds,
     parameters,
-    observations,
-    actions,
-    choices,
-    numbers,
-    flags,
-    strided,
-    extras,
-    starts,
-    states,
+    rollouts,
     index,
     hyper,
     entropy_coef,
@@ -210,15 +227,7 @@ def _gradients(
     Args:
         layers, kind, free_std, log_stds: see lockstep.kernels.network.evaluate and lockstep.kernels.policies.
         parameters: float32 [P].
-        observations: of all shards' rollouts, normalized, or whole pixels: float32 [S, R, C, D].
-        actions, choices: float32 [S, T, C, A] and int64 [S, T, C], of which one is not used.
-        numbers, flags: float32 [S, K, T, C] and bool [S, F, T, C]: what the loss learns from. The last flag says what
-            is valid.
-        strided: bool [S]: whose observations torch would read from between others': see
-            lockstep.kernels.network.biases_last.
-        extras: further inputs of cores, float32 [S, R, C, E].
-        starts, states: bool [S, R, C], where episodes start, and float32 [S, C, K], states of cores before the first
-            step.
+        rollouts: Rollouts of all shards.
         index: int64 [S, n]: the columns of each slice.
         hyper: float32 [H]: the loss's hyperparameters.
         entropy_coef: weight of the entropy bonus.
@@ -226,6 +235,7 @@ def _gradients(
         out: float32 [S, P + 1 + M]: each shard's gradient, the number of its valid samples, its sums of metrics. What
             belongs to no layer and no free deviation stays as it is.
     """
+    observations, actions, choices, numbers, flags, strided, extras, starts, states = rollouts
     shards, each = index.shape
     rows, steps, size = observations.shape[1], numbers.shape[2], len(parameters)
     before, taken, sums = rows * each, steps * each, out.shape[1] - size

@@ -45,7 +45,7 @@ def _excess(log_ratio: np.float32, ratio: np.float32) -> np.float32:
 
 
 @compiled
-def ppo_loss(
+def _add_loss(
     kind: int,
     policy: np.ndarray,
     value: np.ndarray,
@@ -56,10 +56,7 @@ def ppo_loss(
     advantage: np.ndarray,
     target: np.ndarray,
     valid: np.ndarray,
-    clip: np.float32,
-    value_clip: np.float32,
-    value_coef: np.float32,
-    entropy_coef: np.float32,
+    hyper: tuple[np.float32, np.float32, np.float32, np.float32],
     of_policy: np.ndarray,
     of_value: np.ndarray,
     sums: np.ndarray,
@@ -72,10 +69,11 @@ def ppo_loss(
         action: float32 [n, A], of a Gaussian.
         choice: int64 [n], of a categorical distribution.
         old_log_prob, old_value, advantage, target, valid: float32 and bool [n].
-        clip, value_clip, value_coef, entropy_coef: hyperparameters; value_clip 0 switches clipping of values off.
+        hyper: clip, value_clip, value_coef and entropy_coef; a value_clip of 0 switches clipping of values off.
         of_policy, of_value: the gradients, float32 [n, W] and [n].
         sums: float64 [1 + SUMS]: valid samples, then the sum of each metric.
     """
+    clip, value_clip, value_coef, entropy_coef = hyper
     n, size = policy.shape
     log_prob, entropy = np.empty(n, np.float32), np.empty(n, np.float32)
     ratio = np.empty(n, np.float32)
@@ -163,7 +161,6 @@ def _add_gradient(
     """Add the gradients [C, P or more] and the sums [C, 1 + SUMS] of some items of the slices of C shards, from a first
     one on: index [C, n]. See lockstep.kernels.network.differentiate."""
     observations, actions, choices, old_log_probs, old_values, advantages, targets, valids = items
-    clip, value_clip, value_coef, entropy_coef = hyper
     shards, each = index.shape
     n = shards * each
     x = np.empty((n, observations.shape[2]), np.float32)
@@ -185,7 +182,7 @@ def _add_gradient(
     of_policy, of_value = np.empty_like(policy), np.empty_like(value)
     for c in range(shards):
         begin, end = c * each, (c + 1) * each
-        ppo_loss(
+        _add_loss(
             kind,
             policy[begin:end],
             value[begin:end],
@@ -196,10 +193,7 @@ def _add_gradient(
             advantage[begin:end],
             target[begin:end],
             valid[begin:end],
-            clip,
-            value_clip,
-            value_coef,
-            entropy_coef,
+            hyper,
             of_policy[begin:end],
             of_value[begin:end],
             sums[c],
@@ -232,7 +226,7 @@ def ppo_gradients(
             float32 [S, N]; which are valid, bool [S, N].
         index: int64 [S, n]: the items of each slice.
         advantage_mean, advantage_std: what advantages are standardized with; 0 and 1 leave them as they are.
-        hyper: clip, value_clip, value_coef and entropy_coef, as for ppo_loss.
+        hyper: clip, value_clip, value_coef and entropy_coef, as for _add_loss.
         joined: write the tree's sum over all shards to out[0]. The rest is overwritten.
         out: float32 [S, P + 1 + SUMS]: each shard's gradient, the number of its valid samples, its sums of metrics.
             What belongs to no layer and no free deviation stays as it is.

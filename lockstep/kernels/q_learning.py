@@ -41,12 +41,7 @@ def dqn_gradients(
     parameters: np.ndarray,
     target: np.ndarray,
     double: bool,
-    obs: np.ndarray,
-    action: np.ndarray,
-    reward: np.ndarray,
-    discount: np.ndarray,
-    next_obs: np.ndarray,
-    weight: np.ndarray,
+    items: tuple[np.ndarray, ...],
     joined: bool,
     out: np.ndarray,
     priority: np.ndarray,
@@ -57,14 +52,13 @@ def dqn_gradients(
         layers: the table of lockstep.kernels.dense, whose last layer has A outputs.
         parameters, target: of the model and of the target network, float32 [P].
         double: whether the model chooses the action that the target network values.
-        obs, next_obs: as layers see them, float32 [N, D].
-        action: int64 [N].
-        reward, discount, weight: float32 [N].
+        items: see lockstep.kernels.replayed. They have actions int64 [N], and no noise.
         joined: write the tree's sum over all slices to out[0]. The rest of the numbers named below is overwritten.
         out: float32 [S, P + 1 + DQN_SUMS or more]: each slice's gradient by what the table names, the number of items,
             and the sum of each metric; written. The rest of it stays as it is.
         priority: float32 [N], written.
     """
+    obs, action, reward, discount, next_obs, weight, _ = items
     n, last, each = len(obs), len(layers) - 1, len(obs) // len(out)
     sums = np.zeros((len(out), DQN_SUMS))
     q_t = activations(evaluate(layers, target, next_obs), layers, n, last)

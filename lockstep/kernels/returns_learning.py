@@ -203,13 +203,7 @@ def returns_gradients(
     target: np.ndarray,
     double: bool,
     samples: tuple[int, int],
-    obs: np.ndarray,
-    action: np.ndarray,
-    reward: np.ndarray,
-    discount: np.ndarray,
-    next_obs: np.ndarray,
-    weight: np.ndarray,
-    noise: np.ndarray,
+    items: tuple[np.ndarray, ...],
     joined: bool,
     used: np.ndarray,
     out: np.ndarray,
@@ -220,12 +214,12 @@ def returns_gradients(
     Args:
         network: where the model's parts lie.
         samples: how many implicit quantiles of each item move, and how many its target has; else 0.
-        noise: uniform numbers, float32 [SZ]: by slice, those of noisy layers of the model and of the target network,
-            then the fractions of implicit quantiles, and those of their targets.
+        items: see lockstep.kernels.replayed. Their noise is, by slice, that of noisy layers of the model and of the
+            target network, then the fractions of implicit quantiles, and those of their targets.
         used: float32 [2, P], overwritten.
-        parameters, target, double, obs, action, reward, discount, next_obs, weight, joined, out, priority: as for
-            lockstep.kernels.q_learning.dqn_gradients.
+        parameters, target, double, joined, out, priority: as for lockstep.kernels.q_learning.dqn_gradients.
     """
+    obs, action, reward, discount, next_obs, weight, noise = items
     slices, size = len(out), len(parameters)
     each, drawn = len(obs) // slices, len(noise) // slices
     several = 1 if drawn else slices  # pass through the networks together

@@ -13,18 +13,17 @@ gradient with the earliest deadline always may.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from lockstep.agent import Agent
-from lockstep.buffers.batches import CollectedRollout
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
-from lockstep.learners.learner import Applied, Computed, Learner, LearningReport
+from lockstep.learners.learner import Learner
 from lockstep.learners.parameter_store import Store, StoredParameters
 from lockstep.learners.parameters import OwnParameters, Parameters, SharedParameters
+from lockstep.learners.steps import Applied, Computed, Steps
 from lockstep.system.graphs import Capture
 
 
@@ -43,12 +42,12 @@ class AsyncLearner(Learner):
         slots: range,
         tree: TreeSum,
         *,
-        alive: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
         recorded: Sequence[Sequence[tuple[int, int]]] = (),
         store: Store | None = None,
     ) -> None:
-        super().__init__(agent, slots, tree, alive=alive, capture=capture)
+        super().__init__(agent, slots, tree, heartbeat=heartbeat, capture=capture)
         self._recorded = recorded
         self._parameters: Parameters
         if tree.group.size == 1:
@@ -60,27 +59,23 @@ class AsyncLearner(Learner):
             bound = agent.experiment.scheme.max_gradient_lag
             self._parameters = SharedParameters(agent, self.optimizer, tree.group, bound)
 
-    def _learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
-        begin, waited = time.perf_counter(), self._tree.group.waited
-        experiment, algorithm = self._agent.experiment, self._algorithm
-        hyper = self._hyperparameters(iteration)
-        steps = self.begin(iteration, rollouts, hyper)
-        before = algorithm.updates_before(iteration, experiment.samples_per_iteration)
+    def _take_steps(self, iteration: int, count: int, before: int, hyper: dict[str, float]) -> Steps:
+        algorithm = self._algorithm
         digests: dict[int, str] = {}
         applied: dict[int, Applied] = {}
         taken = dict.fromkeys(self._slots, 0)  # gradient steps so far
         # As _split counts, then the sum of the gradients' norms, and their number.
-        sums = {slot: torch.zeros(3 + len(algorithm.metric_names), dtype=torch.float64) for slot in self._slots}
+        sums = {slot: torch.zeros(self._counts + 2, dtype=torch.float64) for slot in self._slots}
         stopped: set[int] = set()
         self._parameters.open()
-        for slot, behind in self._recorded[iteration] if self._recorded else self._turns(steps, stopped):
+        for slot, behind in self._recorded[iteration] if self._recorded else self._turns(count, stopped):
             step, number = taken[slot], before + taken[slot] + 1
             taken[slot] += 1
             self._parameters.read(behind)
             (gradient,) = self._gradients((slot,), step, {**hyper, "update": number})
             if step == 0:
                 digests[slot] = fast_digest(gradient)
-            self._alive()
+            self._heartbeat()
             gradient, added = self._split(gradient)
             added = added.cpu()
             computed = Computed(gradient, iteration, number, algorithm.groups(number, hyper))
@@ -89,11 +84,10 @@ class AsyncLearner(Learner):
             sums[slot] += torch.cat([added.double(), torch.tensor([norm, 1.0], dtype=torch.float64)])
             if algorithm.reads_steps and algorithm.stop_early(self._means(added)):
                 stopped.add(slot)
-        *total, norms, updates = self._tree.sum(sums)  # after which all have applied their last gradient
+        total = self._tree.sum(sums)  # after which all have applied their last gradient
         self._parameters.close()
-        metrics = self._metrics(hyper, torch.stack(total), int(updates), float(norms), int(updates))
-        seconds = time.perf_counter() - begin - (self._tree.group.waited - waited)
-        return LearningReport(metrics, int(updates), digests, applied, seconds)
+        norms, updates = total[self._counts :].tolist()
+        return Steps(total[: self._counts], int(updates), norms, int(updates), digests, applied)
 
     def _turns(self, steps: int, stopped: set[int]) -> Iterator[tuple[int, int]]:
         """(slot, 0) for each gradient of this learner, until its slot stops."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lockstep.agent import Agent, below
-from lockstep.algorithms.base import ParameterGroup, check_loss
+from lockstep.algorithms.base import check_loss
 from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.sources import batches_for
@@ -23,45 +22,11 @@ from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.graphs import GradientGraphs, HyperTensors, graphs_of
 from lockstep.learners.optimizer import inverse, optimizer_for
+from lockstep.learners.steps import Applied, Computed, LearningReport, Steps
 from lockstep.learners.update_graphs import UpdateGraphs
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.normalize import Normalizers
 from lockstep.system.graphs import Branches, Capture
-
-
-class Applied(NamedTuple):
-    """How a gradient was applied."""
-
-    slot: int | None
-    """The batch slot of the gradient; None for the global gradient."""
-    behind: int
-    """Updates between computing the gradient and applying it."""
-
-
-class Computed(NamedTuple):
-    """A global gradient that has not been applied yet."""
-
-    gradient: Tensor
-    iteration: int
-    step: int
-    """The number of its step, as Algorithm.groups counts."""
-    groups: tuple[ParameterGroup, ...]
-    """What it moves, and how far, as decided when it was computed."""
-
-
-@dataclass(frozen=True)
-class LearningReport:
-    """The outcome of one iteration's gradient steps: equal in every process, except for digests and what it applied."""
-
-    metrics: dict[str, float]
-    updates: int
-    gradient_digests: dict[int, str]
-    """By batch slot: the digest of its gradient in the iteration's first step, before the reduction. Later steps follow
-    from it, and hashing all of them would cost up to a tenth of the time for learning from small minibatches."""
-    applied: dict[int, Applied]
-    """By place among the iteration's updates: the gradients that this process applied."""
-    seconds: float
-    """Time spent learning, without waiting for other processes."""
 
 
 class Learner:
@@ -81,11 +46,11 @@ class Learner:
         slots: range,
         tree: TreeSum,
         *,
-        alive: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
     ) -> None:
         self._agent, self._algorithm, self._flat = agent, agent.algorithm, agent.flat
-        self._slots, self._tree, self._alive = slots, tree, alive
+        self._slots, self._tree, self._heartbeat = slots, tree, heartbeat
         self._size, self._counts = agent.flat.vector.numel(), 1 + len(agent.algorithm.metric_names)
         """How many numbers a gradient has, and how many the counts and sums of metrics behind it."""
         self.batches: Batches = batches_for(agent, slots, tree)
@@ -117,41 +82,47 @@ class Learner:
 
     def _learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         started, waited = time.perf_counter(), self._tree.group.waited
-        agent, algorithm = self._agent, self._algorithm
-        reads = algorithm.reads_steps
         hyper = self._hyperparameters(iteration) | self._adapted
-        steps = self.begin(iteration, rollouts, hyper)
-        before = algorithm.updates_before(iteration, agent.experiment.samples_per_iteration)
-        digests: dict[int, str] = {}
-        applied: dict[int, Applied] = {}
-        sums = torch.zeros(self._counts, dtype=torch.float64, device=agent.device)
-        norms: float | Tensor = 0.0
-        updates, moved = 0, 0
-        for step in range(steps):
-            numbered = {**hyper, "update": before + step + 1}
-            self._push(step, numbered, digests)
-            total = self.reduction.finish().to(agent.device)
-            applied[updates] = Applied(None, len(self._in_flight))
-            updates += 1
-            norm = self._apply_fused(total, iteration, before + updates, hyper, sums)
+        count = self.begin(iteration, rollouts, hyper)
+        before = self._algorithm.updates_before(iteration, self._agent.experiment.samples_per_iteration)
+        steps = self._take_steps(iteration, count, before, hyper)
+        metrics = self._metrics(hyper, steps)
+        seconds = time.perf_counter() - started - (self._tree.group.waited - waited)
+        return LearningReport(metrics, steps.updates, steps.digests, steps.applied, seconds)
+
+    def _take_steps(self, iteration: int, count: int, before: int, hyper: dict[str, float]) -> Steps:
+        """Take the gradient steps of an iteration that has begun.
+
+        Args:
+            count: how many there are, unless the algorithm stops early.
+            before: gradient steps before this iteration.
+            hyper: the iteration's hyperparameters. Those that the algorithm adapts are changed.
+        """
+        algorithm, reads = self._algorithm, self._algorithm.reads_steps
+        steps = Steps(torch.zeros(self._counts, dtype=torch.float64, device=self._agent.device))
+        for step in range(count):
+            number = before + step + 1
+            self._push(step, {**hyper, "update": number}, steps.digests)
+            total = self.reduction.finish().to(self._agent.device)
+            steps.applied[step] = Applied(None, len(self._in_flight))
+            steps.updates += 1
+            norm = self._apply_fused(total, iteration, number, hyper, steps.sums)
             if norm is not None:
-                norms, moved = norms + norm, moved + 1
+                steps.norms, steps.moved = steps.norms + norm, steps.moved + 1
                 continue
             gradient, added = self._split(total)
             found = self._means(added) if reads else {}
             if reads and (adapted := algorithm.adapt(hyper, found)):
                 self._adapted |= adapted
                 hyper |= adapted
-            groups = algorithm.groups(before + updates, hyper)
-            self._in_flight.append(Computed(gradient, iteration, before + updates, groups))
+            groups = algorithm.groups(number, hyper)
+            self._in_flight.append(Computed(gradient, iteration, number, groups))
             if len(self._in_flight) > self._lag:
-                norms, moved = norms + self._apply(self._in_flight.popleft()), moved + 1
-            sums += added
+                steps.norms, steps.moved = steps.norms + self._apply(self._in_flight.popleft()), steps.moved + 1
+            steps.sums += added
             if reads and algorithm.stop_early(found):
                 break
-        metrics = self._metrics(hyper, sums.cpu(), updates, float(norms), moved)
-        seconds = time.perf_counter() - started - (self._tree.group.waited - waited)
-        return LearningReport(metrics, updates, digests, applied, seconds)
+        return steps
 
     def _hyperparameters(self, iteration: int) -> dict[str, float]:
         """The hyperparameters of an iteration, annealed."""
@@ -177,7 +148,7 @@ class Learner:
             if step == 0:
                 digests[slot] = fast_digest(gradient)
             self.reduction.push(slot, gradient)
-            self._alive()
+            self._heartbeat()
 
     def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
         """Each slot with the gradient of its slice, followed by counts and metric sums, which is given away."""
@@ -333,17 +304,11 @@ class Learner:
         count, names = max(valid, 1.0), self._algorithm.metric_names
         return {name: value / count for name, value in zip(names, values, strict=True)}
 
-    def _metrics(
-        self, hyper: dict[str, float], sums: Tensor, updates: int, norms: float, moved: int
-    ) -> dict[str, float]:
-        """The metrics of an iteration with so many gradient steps.
-
-        Args:
-            norms: the sum of norms of the gradients that were applied, `moved` of them.
-        """
-        metrics = self._algorithm.summarize(self._means(sums)) if updates else {}
-        if moved:
-            metrics["gradient_norm"] = norms / moved
+    def _metrics(self, hyper: dict[str, float], steps: Steps) -> dict[str, float]:
+        """The metrics of an iteration."""
+        metrics = self._algorithm.summarize(self._means(steps.sums)) if steps.updates else {}
+        if steps.moved:
+            metrics["gradient_norm"] = float(steps.norms) / steps.moved
         return metrics | {f"hyper/{name}": value for name, value in hyper.items()}
 
     def state(self) -> dict[str, Tensor]:

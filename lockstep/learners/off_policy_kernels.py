@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,28 +31,16 @@ from lockstep.kernels.mpo import mpo_gradients
 from lockstep.kernels.mpo_loss import MPO_SUMS
 from lockstep.kernels.optimizers import follow
 from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradients
+from lockstep.kernels.replayed import Items
 from lockstep.kernels.returns_learning import returns_gradients
 from lockstep.learners.kernels import KernelLearner
-from lockstep.learners.learner import LearningReport
+from lockstep.learners.steps import LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import DiagonalGaussian
 from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers, q_network
 from lockstep.models.observations import entry
 from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
-
-
-class Arrays(NamedTuple):
-    """Items as kernels take them: [N, ...], perhaps behind an axis of gradient steps."""
-
-    obs: np.ndarray
-    action: np.ndarray
-    reward: np.ndarray
-    discount: np.ndarray
-    next_obs: np.ndarray
-    weight: np.ndarray
-    noise: np.ndarray
-    """float32 [Z] of each slot, one after the other."""
 
 
 def _by_step(parts: Sequence[np.ndarray], steps: int) -> np.ndarray:
@@ -72,13 +60,13 @@ class ReplayLearner(KernelLearner):
     _whole: ClassVar[bool] = False
     """Whether the kernel takes pixels as whole numbers: see lockstep.models.layer_tables.observed."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, alive: Callable[[], None], sums: int) -> None:
-        super().__init__(agent, slots, tree, alive=alive)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, heartbeat: Callable[[], None], sums: int) -> None:
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         self._encoder, self._sums = encoder_of(agent.model), sums
         self._target = agent.vectors[1].numpy()
         assert isinstance(agent.algorithm, OffPolicy)
         self._following = agent.algorithm.following
-        self._seen: tuple[Prefetched, Arrays] | None = None
+        self._seen: tuple[Prefetched, Items] | None = None
         """What was read last, of all slots, and of the first."""
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
@@ -113,19 +101,19 @@ class ReplayLearner(KernelLearner):
             follow(self._target, self._parameters, np.float32(weight))
 
     def _items(self, step: int) -> Any:
-        """All slots' slices of one gradient step's minibatch: Arrays, or something else with a weight."""
+        """All slots' slices of one gradient step's minibatch: Items, or something else with a weight."""
         assert isinstance(self.batches, ReplayBatches)
         (first, index), *others = (self.batches.prefetched(slot, step) for slot in self._slots)
         if self._seen is None or self._seen[0] is not first:
             parts = [self._arrays(items.batch) for items in (first, *(items for items, _ in others))]
-            self._seen = first, Arrays(*(_by_step(each, len(first.drawn)) for each in zip(*parts, strict=True)))
-        return Arrays(*(x[index] for x in self._seen[1]))
+            self._seen = first, Items(*(_by_step(each, len(first.drawn)) for each in zip(*parts, strict=True)))
+        return Items(*(x[index] for x in self._seen[1]))
 
-    def _arrays(self, batch: Transitions) -> Arrays:
+    def _arrays(self, batch: Transitions) -> Items:
         obs, next_obs = self._observations(batch)
         action, reward, discount = (np.ascontiguousarray(x[0]) for x in (batch.action, batch.reward, batch.discount))
         noise = np.zeros(0, np.float32) if batch.noise is None else batch.noise.numpy()
-        return Arrays(obs, action, reward, discount, next_obs, np.ascontiguousarray(batch.weight), noise)
+        return Items(obs, action, reward, discount, next_obs, np.ascontiguousarray(batch.weight), noise)
 
     def _observations(self, batch: Transitions) -> list[np.ndarray]:
         """What layers see of what was observed, and of what was observed next: float32 [N, D]."""
@@ -140,16 +128,17 @@ class ReplayLearner(KernelLearner):
 class QLearner(ReplayLearner):
     """Learns action values by DQN."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
-        super().__init__(agent, slots, tree, alive, DQN_SUMS)
+        super().__init__(agent, slots, tree, heartbeat, DQN_SUMS)
         self._layers, self._double = q_layers(model, agent.flat), config.double
 
-    def _call(
-        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
-    ) -> None:
-        dqn_gradients(self._layers, self._parameters, self._target, self._double, *items[:-1], joined, out, priority)
+    def _call(self, items: Items, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
+        vectors = self._parameters, self._target
+        dqn_gradients(self._layers, *vectors, self._double, tuple(items), joined, out, priority)
 
 
 class ReturnsLearner(ReplayLearner):
@@ -157,33 +146,35 @@ class ReturnsLearner(ReplayLearner):
 
     _whole = True
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
-        super().__init__(agent, slots, tree, alive, DQN_SUMS)
+        super().__init__(agent, slots, tree, heartbeat, DQN_SUMS)
         self._network, self._double = q_network(model, agent.flat), config.double
         self._samples = (config.samples, config.target_samples) if model.implicit else (0, 0)
         self._used = np.zeros((2, self._parameters.size), np.float32)
 
-    def _call(
-        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
-    ) -> None:
+    def _call(self, items: Items, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
         vectors, switches = (self._parameters, self._target), (self._double, self._samples)
-        returns_gradients(self._network, *vectors, *switches, *items, joined, self._used, out, priority)
+        returns_gradients(self._network, *vectors, *switches, tuple(items), joined, self._used, out, priority)
 
 
 class DrQLearner(ReturnsLearner):
     """Learns from images that DrQ augments."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive=alive)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         config, model = agent.experiment.algorithm, agent.model
         assert isinstance(config, DrQConfig) and isinstance(model, QModel)
         self._config, self._noise = config, 2 * model.noise_numbers
         self._slice = config.batch_size // agent.experiment.scheme.shards
         """Items of a slot's slice."""
 
-    def _arrays(self, batch: Transitions) -> Arrays:
+    def _arrays(self, batch: Transitions) -> Items:
         return super()._arrays(batch)._replace(noise=self._noise_of(batch)[:, : self._noise].ravel())
 
     def _noise_of(self, batch: Transitions) -> np.ndarray:
@@ -210,10 +201,10 @@ class ActorCriticLearner(ReplayLearner):
         sums: how many metrics the kernel adds up.
     """
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, alive: Callable[[], None], sums: int) -> None:
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, heartbeat: Callable[[], None], sums: int) -> None:
         model = agent.model
         assert isinstance(model, ActorCritic)
-        super().__init__(agent, slots, tree, alive, sums)
+        super().__init__(agent, slots, tree, heartbeat, sums)
         self._networks = (
             mlp_layers(model.actor.layers, "actor.layers", agent.flat, (model.policy_columns or [0])[0]),
             mlp_layers(model.critics.layers, "critics.layers", agent.flat),
@@ -226,65 +217,57 @@ class ActorCriticLearner(ReplayLearner):
 class SACLearner(ActorCriticLearner):
     """Learns by SAC."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive, SAC_SUMS)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat, SAC_SUMS)
         model, algorithm = agent.model, agent.algorithm
         assert isinstance(model, ActorCritic) and isinstance(algorithm, SAC)
         self._temperature = agent.flat.offset("variables.log_temperature")
         self._entropy = np.float32(algorithm.target_entropy(model))
 
-    def _call(
-        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
-    ) -> None:
-        drawn = items.noise.reshape(len(out), 2, -1, items.action.shape[1])
-        of_entropy = self._temperature, self._entropy
-        sac_gradients(*self._networks, *of_entropy, *items[:-1], drawn, joined, out, priority)
+    def _call(self, items: Items, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
+        sac_gradients(self._networks, self._temperature, self._entropy, tuple(items), joined, out, priority)
 
 
 class DiscreteSACLearner(SACLearner):
     """Learns by SAC with discrete actions."""
 
-    def _call(
-        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
-    ) -> None:
-        of_entropy = self._temperature, self._entropy
-        discrete_sac_gradients(*self._networks, *of_entropy, *items[:-1], joined, out, priority)
+    def _call(self, items: Items, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
+        discrete_sac_gradients(self._networks, self._temperature, self._entropy, tuple(items), joined, out, priority)
 
 
 class TD3Learner(ActorCriticLearner):
     """Learns by TD3, or by DDPG, which is TD3 without smoothing whose policy moves at every step."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive, TD3_SUMS)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat, TD3_SUMS)
         config = agent.experiment.algorithm
         smoothing, self._period = (0.0, 0.0), 1
         if isinstance(config, TD3Config):
             smoothing, self._period = (config.smoothing_std, config.smoothing_clip), config.policy_period
         self._smoothing = tuple(map(np.float32, smoothing))
 
-    def _call(
-        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
-    ) -> None:
-        drawn, period = items.noise.reshape(-1, items.action.shape[1]), self._period
-        moves = hyper["update"] % period == 0
-        td3_gradients(*self._networks, *self._smoothing, period, moves, *items[:-1], drawn, joined, out, priority)
+    def _call(self, items: Items, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
+        period, moves = self._period, hyper["update"] % self._period == 0
+        td3_gradients(self._networks, *self._smoothing, period, moves, tuple(items), joined, out, priority)
 
 
 class MPOLearner(ActorCriticLearner):
     """Learns by MPO."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive, MPO_SUMS)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat, MPO_SUMS)
         config, distribution = agent.experiment.algorithm, agent.model.distribution
         assert isinstance(config, MPOConfig) and isinstance(distribution, DiagonalGaussian)
         names = "temperature", "multiplier_mean", "multiplier_std"
         places = np.array([agent.flat.offset(f"variables.{name}") for name in names], np.int64)
         bounds = config.epsilon, config.epsilon_mean, config.epsilon_std, math.log(config.actions)
         self._settings = np.float32(distribution.log_std), places, np.array(bounds, np.float32)
-        self._actions = config.actions
 
-    def _call(
-        self, items: Arrays, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
-    ) -> None:
-        drawn = items.noise.reshape(len(out), self._actions, -1, items.action.shape[1])
-        mpo_gradients(*self._networks, *self._settings, *items[:-1], drawn, joined, out, priority)
+    def _call(self, items: Items, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
+        mpo_gradients(self._networks, *self._settings, tuple(items), joined, out, priority)

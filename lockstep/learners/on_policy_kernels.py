@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -23,7 +23,7 @@ from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.on_policy import FreshBatches, Minibatches
 from lockstep.distributed.tree import TreeSum
-from lockstep.kernels.on_policy import gradients_of
+from lockstep.kernels.on_policy import Rollouts, gradients_of
 from lockstep.kernels.value_learning import value_gradients
 from lockstep.learners.kernels import KernelLearner
 from lockstep.models.arithmetic import portable_operations
@@ -32,29 +32,6 @@ from lockstep.models.layer_tables import encoder_of, observed, q_network
 from lockstep.models.parameters import Places
 from lockstep.models.policy import StandardModel
 from lockstep.models.q import QModel
-
-
-class Items(NamedTuple):
-    """The rollouts of all slots. Without sequences, a rollout is one step of T * B columns."""
-
-    observations: np.ndarray
-    """Normalized, or whole pixels: float32 [S, R, C, D]."""
-    actions: np.ndarray
-    """float32 [S, T, C, A]; A is 0 if actions are discrete."""
-    choices: np.ndarray
-    """Discrete actions: int64 [S, T, C]."""
-    numbers: np.ndarray
-    """float32 [S, K, T, C]"""
-    flags: np.ndarray
-    """bool [S, F, T, C]"""
-    strided: np.ndarray
-    """bool [S]: whose vectors lie between those of other shards, which decides how torch adds up the first layer."""
-    extras: np.ndarray
-    """The previous actions and rewards as a core sees them: float32 [S, R, C, E]."""
-    starts: np.ndarray
-    """Where episodes start: bool [S, R, C]."""
-    states: np.ndarray
-    """States of cores before the first step: float32 [S, C, K]."""
 
 
 class Reader:
@@ -86,7 +63,7 @@ class Reader:
         steps, columns = (config.rollout, environments) if self.sequences else (1, config.rollout * environments)
         rows, shape = steps + algorithm.bootstrap_inputs, model.distribution.action_shape
         extra = model.extra_features if isinstance(model, StandardModel) else 0
-        self.items = Items(
+        self.rollouts = Rollouts(
             np.zeros((slots, rows, columns, spaces.flatdim(observation_space)), np.float32),
             np.zeros((slots, steps, columns, shape[0] if shape else 0), np.float32),
             np.zeros((slots, steps, columns), np.int64),
@@ -104,7 +81,7 @@ class Reader:
         Args:
             copied: whether torch learns from copies of its columns, which lie together.
         """
-        to, encoder, model = Items(*(x[place, ...] for x in self.items)), self._encoder, self._model
+        to, encoder, model = Rollouts(*(x[place, ...] for x in self.rollouts)), self._encoder, self._model
         to.observations[...] = observed(encoder, whole.obs, whole=True).reshape(to.observations.shape)
         cut = not (copied or encoder.layout.images or encoder.normalize)
         to.strided[...] = cut and not encoder.layout.vector(whole.obs).is_contiguous()
@@ -126,8 +103,10 @@ class Reader:
 class RolloutLearner(KernelLearner):
     """Learns from fresh rollouts by a loss that has kernels."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive=alive)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         assert isinstance(agent.algorithm, OnPolicy) and isinstance(self.batches, FreshBatches)
         self._fresh, self._standardizes = self.batches, agent.algorithm.normalize_advantages
         self._index = np.zeros((0, 0, 0), np.int64)
@@ -160,15 +139,17 @@ class RolloutLearner(KernelLearner):
 class OneModelLearner(RolloutLearner):
     """The same with one model."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive=alive)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         kernels, model = agent.kernels, agent.model
         assert isinstance(kernels, (LossKernels, ValueKernels)) and isinstance(model, (StandardModel, QModel))
         self._reader = Reader(agent, kernels, model, agent.observation_space, len(slots))
 
     def _take(self, place: int, of_slot: Minibatches) -> int:
         self._reader.take(place, of_slot.whole, copied=of_slot.items is not None)
-        return self._reader.items.choices.shape[2]
+        return self._reader.rollouts.choices.shape[2]
 
 
 class Gradients:
@@ -181,14 +162,15 @@ class Gradients:
 
     def __init__(self, model: StandardModel, kernels: LossKernels, config: Any, places: Places) -> None:
         assert isinstance(model.distribution, (KernelCategorical, KernelGaussian))
-        self._kernels, self._config, self._kind = kernels, config, model.distribution.kind
+        self._kernels, self._config = kernels, config
         self._gradients_of = gradients_of(kernels.loss, model.state_size > 0)
-        self._network = Network.of(model, places, whole=True)
+        network = Network.of(model, places, whole=True)
+        self._network = network.layers, model.distribution.kind, network.free_std, network.log_stds
 
     def __call__(
         self,
         parameters: np.ndarray,
-        items: Items,
+        rollouts: Rollouts,
         index: np.ndarray,
         moments: list[float] | None,
         hyper: dict[str, float],
@@ -200,15 +182,16 @@ class Gradients:
         Args:
             moments: the mean and deviation of advantages, if they are standardized.
         """
-        network, numbers = self._network, [hyper["value_coef"], *self._kernels.hyper(self._config, hyper)]
+        numbers = [hyper["value_coef"], *self._kernels.hyper(self._config, hyper)]
         if moments is not None:
             mean, deviation = moments
             numbers += [mean, deviation + 1e-8]
         elif "advantage" in self._kernels.numbers:
             numbers += [0.0, 1.0]
         self._gradients_of(
-            *(network.layers, self._kind, network.free_std, network.log_stds, parameters),
-            *items,
+            *self._network,
+            parameters,
+            tuple(rollouts),
             index,
             np.array(numbers, np.float32),
             np.float32(hyper["entropy_coef"]),
@@ -220,26 +203,30 @@ class Gradients:
 class LossLearner(OneModelLearner):
     """Learns a policy and a value."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive=alive)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         assert isinstance(agent.model, StandardModel) and isinstance(agent.kernels, LossKernels)
         self._gradients_by = Gradients(agent.model, agent.kernels, agent.experiment.algorithm, agent.flat)
 
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
         moments = None if self._moments is None else self._moments[step].tolist()
-        self._gradients_by(self._parameters, self._reader.items, self._index[step], moments, hyper, joined, out)
+        self._gradients_by(self._parameters, self._reader.rollouts, self._index[step], moments, hyper, joined, out)
 
 
 class ValueLearner(OneModelLearner):
     """Learns the values of actions."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive=alive)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         assert isinstance(agent.model, QModel)
         self._network, self._used = q_network(agent.model, agent.flat), np.zeros_like(self._parameters)
 
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
-        items = self._reader.items  # of one step each
+        items = self._reader.rollouts  # of one step each
         value_gradients(
             self._network,
             self._parameters,

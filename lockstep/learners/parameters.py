@@ -18,8 +18,8 @@ from torch import Tensor
 from lockstep.agent import Agent
 from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import Arena
-from lockstep.learners.learner import Computed
 from lockstep.learners.optimizer import Optimizer
+from lockstep.learners.steps import Computed
 
 _PAUSE = 0.0005
 """Seconds between checks whether another learner has applied its gradient."""

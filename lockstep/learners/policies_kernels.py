@@ -17,8 +17,9 @@ from lockstep.algorithms.several import prefix_of
 from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.on_policy import Minibatches
 from lockstep.distributed.tree import TreeSum
-from lockstep.learners.learner import LearningReport
-from lockstep.learners.on_policy_kernels import Gradients, Items, Reader, RolloutLearner
+from lockstep.kernels.on_policy import Rollouts
+from lockstep.learners.on_policy_kernels import Gradients, Reader, RolloutLearner
+from lockstep.learners.steps import LearningReport
 from lockstep.models.parameters import Part
 from lockstep.models.policies import POLICY, Policies, PoliciesSpace
 from lockstep.models.policy import StandardModel
@@ -36,8 +37,10 @@ class _Policy(NamedTuple):
 class PoliciesLearner(RolloutLearner):
     """Learns several policies. Their slices have different sizes, so each call of a kernel computes one of them."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive=alive)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         kernels, models, space = agent.kernels, agent.model, agent.observation_space
         assert isinstance(kernels, PoliciesKernels) and isinstance(models, Policies)
         assert isinstance(space, PoliciesSpace)
@@ -81,10 +84,10 @@ class PoliciesLearner(RolloutLearner):
                 span, mine = policy.part.span, index[players[index] == number]
                 found = np.zeros((1, span.stop - span.start + metrics), np.float32)
                 if len(mine):  # a small slice may have none
-                    items = Items(*(x[place : place + 1] for x in policy.reader.items))
+                    rollouts = Rollouts(*(x[place : place + 1] for x in policy.reader.rollouts))
                     every = None if self._moments is None else self._moments[step].tolist()
                     moments = every and every[2 * number : 2 * number + 2]
-                    policy.gradients(self._parameters[span], items, mine[None], moments, hyper, False, found)
+                    policy.gradients(self._parameters[span], rollouts, mine[None], moments, hyper, False, found)
                 row[span], sums = found[0, :-metrics], found[0, -metrics:]
                 row[size] += sums[0]
                 begin = size + 1 + number * metrics

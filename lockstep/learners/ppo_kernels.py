@@ -19,8 +19,10 @@ from lockstep.models.policy import StandardModel
 class PPOLearner(KernelLearner):
     """Learns by PPO."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
-        super().__init__(agent, slots, tree, alive=alive)
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         config, model = agent.experiment.algorithm, agent.model
         assert isinstance(config, PPOConfig) and isinstance(model, StandardModel)
         assert isinstance(model.distribution, (KernelCategorical, KernelGaussian))

@@ -38,7 +38,7 @@ class LearnerProcess:
         agent: Agent,
         rollouts: RolloutSource,
         group: Group,
-        alive: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
         recorded: Recorded | None = None,
         store: Store | None = None,
@@ -50,16 +50,16 @@ class LearnerProcess:
             notice.silent = True  # learner 0 tells of compiling
         shards = scheme.shards
         self.agent, self.rollouts, self.group = agent, rollouts, group
-        self._alive = alive
+        self._heartbeat = heartbeat
         self.slots = block(shards, group.size, group.rank, group.groups)
         self._tree = TreeSum(shards, group)
         if scheme.gradient_lag == "async":
             updates = () if recorded is None else recorded.updates
             self.learner: Learner = AsyncLearner(
-                agent, self.slots, self._tree, alive=alive, capture=capture, recorded=updates, store=store
+                agent, self.slots, self._tree, heartbeat=heartbeat, capture=capture, recorded=updates, store=store
             )
         else:
-            self.learner = learner_of(agent, self.slots, self._tree, alive, capture)
+            self.learner = learner_of(agent, self.slots, self._tree, heartbeat, capture)
         self._begun = _numbers(agent.algorithm)
         self._told: set[str] = set()
 
@@ -118,7 +118,7 @@ class LearnerProcess:
         """
         parts = self.rollouts.save(directory, iterations)
         for slot in self.slots:
-            self._alive()  # writing a large replay to a slow disk is no stall
+            self._heartbeat()  # writing a large replay to a slow disk is no stall
             parts += self.learner.batches.save(slot, directory, iterations)
             if (kept := self.learner.reduction.kept.get(slot)) is not None:
                 parts.append(write_part(directory, iterations, f"reduction-{slot:03d}", {"kept": kept}, {}))
@@ -162,15 +162,15 @@ def learner_of(
     agent: Agent,
     slots: range,
     tree: TreeSum,
-    alive: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
     capture: Capture | None = None,
 ) -> Learner:
     """The learner of an agent whose gradients are not asynchronous."""
     if agent.kernels is None:
-        return Learner(agent, slots, tree, alive=alive, capture=capture)
+        return Learner(agent, slots, tree, heartbeat=heartbeat, capture=capture)
     from lockstep.learners.kernel_learners import LEARNERS  # which need Numba
 
-    return LEARNERS[type(agent.kernels)](agent, slots, tree, alive=alive)
+    return LEARNERS[type(agent.kernels)](agent, slots, tree, heartbeat=heartbeat)
 
 
 def _numbers(algorithm: Algorithm[Any]) -> dict[str, str]:

@@ -24,10 +24,12 @@ from lockstep.models.q import QModel
 class SequenceLearner(ReplayLearner):
     """Learns the values of sequences' actions."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, R2D2Config)
-        super().__init__(agent, slots, tree, alive, DQN_SUMS)
+        super().__init__(agent, slots, tree, heartbeat, DQN_SUMS)
         self._model, self._settings = model, (config.burn_in, config.rescaling, config.priority_max)
         self._network, self._double = q_network(model, agent.flat), config.double
         self._core = core_of_q(model, agent.flat)

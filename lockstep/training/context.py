@@ -58,7 +58,7 @@ class StopRequest:
     def begun(self) -> bool:
         return bool(self._counts[1])
 
-    def alive(self) -> None:
+    def heartbeat(self) -> None:
         """Count one step of progress."""
         self._counts[2 + self._rank] += 1
 

@@ -31,7 +31,7 @@ from lockstep.transport.rollouts import acting_with
 def work(job: Job, context: WorkerContext, stop: StopRequest) -> Result | None:
     """What every process of a run does."""
     keep_freed_memory()
-    alive = slowed(stop.alive, job.layout.jitter)
+    heartbeat = slowed(stop.heartbeat, job.layout.jitter)
     channels = context.channels if context.channels is not None and context.channels.role == "collector" else None
     role, index = ("learner", context.group.rank) if channels is None else ("collector", channels.index)
     device = job.layout.device_of(role, index)
@@ -39,19 +39,19 @@ def work(job: Job, context: WorkerContext, stop: StopRequest) -> Result | None:
     with determinism.explained(), settings:
         agent = Agent(job.experiment, device)
         if channels is None:
-            return learn(job, agent, context, stop, alive)
-        return collect(job, agent, channels, stop, alive)
+            return learn(job, agent, context, stop, heartbeat)
+        return collect(job, agent, channels, stop, heartbeat)
 
 
-def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, alive: Callable[[], None]) -> Result:
+def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, heartbeat: Callable[[], None]) -> Result:
     """Take rollouts, learn from them, publish the next version, record the iteration and save checkpoints."""
     experiment, options, group = job.experiment, job.options, context.group
-    process = learner_process(job, agent, context, alive)
+    process = learner_process(job, agent, context, heartbeat)
     rollouts = process.rollouts
     with contextlib.ExitStack() as closing:
         closing.callback(rollouts.close)
         resumed = begin_run(job, process)
-        recording = closing.enter_context(contextlib.closing(Recording(job, process, stop.alive, resumed)))
+        recording = closing.enter_context(contextlib.closing(Recording(job, process, stop.heartbeat, resumed)))
         group.barrier()
         stop.begin()
         closing.enter_context(objects_frozen())
@@ -82,11 +82,11 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, ali
         return Result(job.folder.path, state_digest(process.state()), done, recording.score(), stopped)
 
 
-def collect(job: Job, agent: Agent, channels: Channels, stop: StopRequest, alive: Callable[[], None]) -> None:
+def collect(job: Job, agent: Agent, channels: Channels, stop: StopRequest, heartbeat: Callable[[], None]) -> None:
     """Collect rollouts in a separate process, until the learners want no more."""
     schedule = job.schedule
     buffers = collector_buffers(agent, channels, channels.index, schedule)
-    collectors = collectors_of(job, agent, buffers, channels.admission, alive)
+    collectors = collectors_of(job, agent, buffers, channels.admission, heartbeat)
     with contextlib.closing(collectors):
         connection = CollectorConnection(agent, channels, collectors, schedule, free=job.collects_freely)
         begin = connection.start(job.saved(), stop.begin)

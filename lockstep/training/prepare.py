@@ -6,14 +6,12 @@ import dataclasses
 import os
 import shlex
 import sys
-from operator import attrgetter
 
 from torch import Tensor
 
 from lockstep import envs
 from lockstep.agent import Agent
 from lockstep.buffers import data, replay_placement
-from lockstep.config.launchers import layouts_with
 from lockstep.config.layout import Layout
 from lockstep.config.layout_fit import check_fit
 from lockstep.config.options import RunOptions
@@ -30,6 +28,7 @@ from lockstep.system.numerics import torch_configured
 from lockstep.system.output import tell
 from lockstep.training import warm_start
 from lockstep.training.curriculum import Curriculum
+from lockstep.training.layout_checks import check_layout, check_torchrun
 
 _QUICK_SECONDS, _QUICK_LIMIT = 2.0, 10.0
 """Seconds after which the quick check of an environment is given up."""
@@ -75,30 +74,9 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
             f"--precision portable computes on CPUs, but the layout {layout} uses GPUs. Use --precision bf16 or fp32 "
             "(another result), or a layout without GPUs."
         )
-    _check_layout(experiment, layout, recorded)
+    check_layout(experiment, layout, recorded)
     experiment.schedule()  # refuses a schedule that cannot be followed
     return data.resolved(warm_start.resolved(experiment)) if layout.launcher.leads else experiment
-
-
-def _check_torchrun(experiment: Experiment, layout: Layout) -> None:
-    """Raise SettingsError if torchrun has to start the processes and has not, or has started more processes than there
-    are shards."""
-    if not layout.launcher.started_externally:
-        return
-    if "RANK" not in os.environ:
-        raise SettingsError(
-            "--layout torchrun must be started by torchrun, as in torchrun --nproc-per-node 2 -m -- lockstep train "
-            "RECIPE --layout torchrun, or by Slurm's srun. Without them use --layout processes:2."
-        )
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if not layout.split:
-        check_fit(dataclasses.replace(layout, workers=processes), experiment.scheme.shards)
-    elif processes != layout.copies:
-        raise SettingsError(
-            f"--layout {layout} has {layout.copies} groups, and torchrun or srun starts a process for each of them, "
-            f"but has started {processes}. Start {layout.copies} (one on each node, with --nproc-per-node 1 or "
-            f"--ntasks-per-node 1), or end the layout with -d{processes}."
-        )
 
 
 def prepare_run(
@@ -106,7 +84,7 @@ def prepare_run(
 ) -> tuple[Experiment, RunOptions]:
     """Prepare the run of this process, its folder and its display. Raises SettingsError like prepare."""
     experiment = prepare(experiment, layout, recorded)
-    _check_torchrun(experiment, layout)
+    check_torchrun(experiment, layout)
     check_memory(experiment, layout)
     options.validate()
     if layout.launcher.leads and experiment.algorithm.relabels_goals:
@@ -181,105 +159,6 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
     replay_placement.require_rollouts(experiment, shards, experiment.scheme.buffers if ahead else 1)
     if layout.kinds[1] == "CPU" or layout.replay == "cpu":  # on GPUs, learners decide where it lies, and check it
         replay_placement.require(experiment, shards, learners_here(layout))
-
-
-def _check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
-    """Raise SettingsError if this kind of layout cannot run an experiment, or cannot repeat a recorded run."""
-    _check_stepping(experiment, layout)
-    _check_growing(experiment, layout)
-    if experiment.scheme.free_running:
-        _check_free_running(experiment, layout, recorded)
-    _check_preempting(experiment, layout)
-    if experiment.scheme.gradient_lag == "async":
-        _check_asynchronous_gradients(layout, recorded)
-
-
-def _check_stepping(experiment: Experiment, layout: Layout) -> None:
-    """Whether the layout can step the environments as it says."""
-    adapter = envs.adapter_of(experiment.env) if layout.env_processes or layout.env_threads > 1 else None
-    if adapter and layout.env_processes and not adapter.processes:
-        raise SettingsError(
-            f"--layout {layout}: env_processes cannot step {experiment.env.id} with env.adapter="
-            f"{experiment.env.adapter}. {'Use env_threads=N' if adapter.threads else 'Leave it out'}, or use "
-            "--env.adapter gymnasium if that serves the id (its results differ)."
-        )
-    if experiment.curriculum and layout.env_processes:
-        raise SettingsError(
-            f"--layout {layout}: env_processes cannot change options between episodes, as curriculum="
-            f"{experiment.curriculum} does. Leave it out, and use more collectors."
-        )
-    if adapter and layout.env_threads > 1 and not adapter.threads:
-        raise SettingsError(
-            f"--layout {layout}: env_threads cannot step {experiment.env.id} with env.adapter="
-            f"{experiment.env.adapter}. {'Use env_processes=N' if adapter.processes else 'Leave it out'}."
-        )
-
-
-def _check_growing(experiment: Experiment, layout: Layout) -> None:
-    """Whether collectors may come and go."""
-    if layout.growing and not experiment.scheme.free_running:
-        raise SettingsError(
-            f"--layout {layout} with --scheme.lag {experiment.scheme.lag}: collectors may only come and go if no "
-            "iteration waits for particular ones. Use --scheme.lag async, or --layout "
-            f"{dataclasses.replace(layout, growing=False)}, which replaces lost collectors."
-        )
-
-
-def _check_free_running(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
-    """Whether collectors can run freely, or one process can repeat what they did."""
-    launcher = layout.launcher
-    if recorded is not None:
-        if not (launcher.shares_memory and (layout.split or launcher.one_process)):
-            raise SettingsError(
-                f"--layout {layout} cannot repeat a free-running run, whose rollouts go to any learner. Use inline, or "
-                "cpu:aC-lL with C collectors and L learners."
-            )
-        return
-    if not (layout.split and launcher.decides):
-        raise SettingsError(
-            f"--scheme.lag async with --layout {layout}: collectors can only run freely in separate "
-            f"processes. Use --layout auto, {_deciding(layout, split=True)} (C collectors and L learners, as in "
-            "cpu:a1-l1), or --scheme.lag 1, which also overlaps collecting and learning, and gives the same result on "
-            "any layout."
-        )
-    if experiment.scheme.refresh == "step" and not launcher.shares_memory:
-        raise SettingsError(
-            f"--scheme.refresh step with --layout {layout}: collectors look for a newer version at every step in "
-            "memory that they share with learners. Use --scheme.refresh rollout, or --layout cpu:aC-lL on one machine."
-        )
-
-
-def _check_preempting(experiment: Experiment, layout: Layout) -> None:
-    """Whether rollouts of late collectors can be cut."""
-    if experiment.scheme.preempt < 1 and not layout.launcher.decides:
-        raise SettingsError(
-            f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: collectors must see who is late. "
-            f"Use --layout {_deciding(layout)}, or leave out --scheme.preempt."
-        )
-
-
-def _check_asynchronous_gradients(layout: Layout, recorded: Recorded | None) -> None:
-    """Whether learners can apply their gradients one by one, or one learner can repeat it."""
-    if not layout.launcher.decides:
-        raise SettingsError(
-            f"--scheme.gradient-lag async with --layout {layout}: learners must be able to update the same "
-            f"parameters. Use --layout {_deciding(layout)}, or --scheme.gradient-lag 1, which gives stale gradients on "
-            "any layout."
-        )
-    if recorded is not None and max(layout.workers, len(layout.learners)) > 1:
-        raise SettingsError(
-            f"--layout {layout} cannot repeat a run with asynchronous gradients: one learner has to compute them "
-            "in the order that was recorded. Use inline, or cpu:aC-l1 with C collectors."
-        )
-
-
-def _deciding(layout: Layout, *, split: bool = False) -> str:
-    """The layouts that let timing decide.
-
-    Args:
-        split: name those with separate collectors and learners.
-    """
-    return layouts_with(attrgetter("decides"), layout.launcher_name, split=split)
 
 
 def shards_here(experiment: Experiment, layout: Layout) -> int:

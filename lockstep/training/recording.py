@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from lockstep.buffers.batches import CollectedRollout
-from lockstep.learners.learner import LearningReport
 from lockstep.learners.process import LearnerProcess
+from lockstep.learners.steps import LearningReport
 from lockstep.training import agreement
 from lockstep.training.job import Job
 from lockstep.training.writer import Resumed, RunWriter, report_of
@@ -17,13 +17,13 @@ class Recording:
     """Records a run. All learners call its methods at the same points of their loops.
 
     Args:
-        alive: called at every step of an evaluation.
+        heartbeat: called at every step of an evaluation.
     """
 
-    def __init__(self, job: Job, process: LearnerProcess, alive: Callable[[], None], resumed: Resumed) -> None:
+    def __init__(self, job: Job, process: LearnerProcess, heartbeat: Callable[[], None], resumed: Resumed) -> None:
         self._job, self._process, self._group = job, process, process.group
         self._has_callback = self._group.broadcast(job.callback is not None)
-        self._writer = RunWriter(job, process, alive, resumed) if self._group.rank == 0 else None
+        self._writer = RunWriter(job, process, heartbeat, resumed) if self._group.rank == 0 else None
 
     def record(
         self,

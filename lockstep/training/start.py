@@ -36,19 +36,19 @@ from lockstep.transport.processes import SharedMemoryRollouts
 from lockstep.transport.rollouts import LocalRollouts, RolloutSource, buffers_of
 
 
-def slowed(alive: Callable[[], None], jitter: float) -> Callable[[], None]:
+def slowed(heartbeat: Callable[[], None], jitter: float) -> Callable[[], None]:
     """A step's sign of life, slowed down at random if the layout asks for it."""
     if not jitter:
-        return alive
+        return heartbeat
 
     def slow() -> None:
-        alive()
+        heartbeat()
         time.sleep(random.uniform(0.0, jitter))
 
     return slow
 
 
-def learner_process(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[], None]) -> LearnerProcess:
+def learner_process(job: Job, agent: Agent, context: WorkerContext, heartbeat: Callable[[], None]) -> LearnerProcess:
     """A learner, with what its rollouts come from."""
     group, quiet = context.group, job.options.display == "none"
     if job.checkpoint is None and job.recorded is None:
@@ -57,9 +57,9 @@ def learner_process(job: Job, agent: Agent, context: WorkerContext, alive: Calla
             tell(f"warning: {warning}", sys.stderr)
     if job.layout.ipc:
         _open_devices(agent, group, quiet=quiet)
-    rollouts = _rollouts(job, agent, context, alive)
+    rollouts = _rollouts(job, agent, context, heartbeat)
     capture = cuda_graph if job.layout.graphs else None
-    process = LearnerProcess(agent, rollouts, group, alive, capture, job.recorded, context.store)
+    process = LearnerProcess(agent, rollouts, group, heartbeat, capture, job.recorded, context.store)
     if isinstance(batches := process.learner.batches, ReplayBatches):
         # Now, since all learners wait for each other before the first of them has rollouts to remember.
         free = None if agent.device.type == "cpu" else torch.cuda.mem_get_info(agent.device)[0]
@@ -76,7 +76,7 @@ def _open_devices(agent: Agent, group: Group, *, quiet: bool) -> None:
         report_transfer("Learners exchange gradients", problem)
 
 
-def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[], None]) -> RolloutSource:
+def _rollouts(job: Job, agent: Agent, context: WorkerContext, heartbeat: Callable[[], None]) -> RolloutSource:
     """Where a learner's rollouts come from: collectors of other processes, of other machines, or its own."""
     group, schedule, shards = context.group, job.schedule, job.experiment.scheme.shards
     versions = Versions(schedule)
@@ -88,7 +88,9 @@ def _rollouts(job: Job, agent: Agent, context: WorkerContext, alive: Callable[[]
     if context.inbox is not None:
         return MessageRollouts(agent, context.inbox, group, schedule, versions, job.layout.groups(shards))
     slots = block(shards, group.size, group.rank)
-    collectors = collectors_of(job, agent, _own_buffers(job, agent, slots), context.counts or group.collected, alive)
+    collectors = collectors_of(
+        job, agent, _own_buffers(job, agent, slots), context.counts or group.collected, heartbeat
+    )
     return LocalRollouts(collectors, slots, schedule, versions)
 
 
@@ -102,16 +104,16 @@ def collectors_of(
     agent: Agent,
     buffers: list[RolloutBuffers],
     counts: SharedMemory | DistantCounts | None,
-    alive: Callable[[], None],
+    heartbeat: Callable[[], None],
 ) -> Collectors:
     """The collectors that fill a process's buffers; counts as for preemption."""
     shards = sum(len(each.shards) for each in buffers)
     preempting = preemption(job.experiment.scheme, job.recorded, counts, shards)
-    return Collectors(agent, buffers, job.layout, alive, preempting, stop=job.stops)
+    return Collectors(agent, buffers, job.layout, heartbeat, preempting, stop=job.stops)
 
 
 def collector_service(
-    job: Job, index: int, alive: Callable[[], None], counts: DistantCounts | None = None
+    job: Job, index: int, heartbeat: Callable[[], None], counts: DistantCounts | None = None
 ) -> CollectorService:
     """Collects one group of shards in a separate process, on request; counts as in WorkerContext."""
     keep_freed_memory()
@@ -120,7 +122,7 @@ def collector_service(
     agent = Agent(job.experiment, device)
     shards = block(job.experiment.scheme.shards, job.layout.groups(job.experiment.scheme.shards), index)
     buffers = _own_buffers(job, agent, shards)
-    collectors = collectors_of(job, agent, buffers, counts, slowed(alive, job.layout.jitter))
+    collectors = collectors_of(job, agent, buffers, counts, slowed(heartbeat, job.layout.jitter))
     return CollectorService(agent, collectors, compress=bool(job.layout.compress))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -16,8 +16,8 @@ from lockstep.core.digests import fast_digest
 from lockstep.envs.curriculum import unpack
 from lockstep.evaluation.scores import evaluate_policy
 from lockstep.experiment import Experiment
-from lockstep.learners.learner import Applied, LearningReport
 from lockstep.learners.process import LearnerProcess
+from lockstep.learners.steps import Applied, LearningReport
 from lockstep.run import checkpoint
 from lockstep.run import metrics as rows
 from lockstep.run.ledger import Ledger, ledger_head
@@ -93,14 +93,27 @@ class Resumed:
     """The seal of metrics.jsonl; None in a new run, and in checkpoints of earlier versions."""
 
 
+class _Joined(NamedTuple):
+    """What all learners report of an iteration."""
+
+    acted: list[RolloutInfo]
+    """The rollouts that were learned from, in the order of batch slots."""
+    updates: list[Applied]
+    """In order."""
+    gradients: dict[int, str]
+    """Digests, by batch slot in order."""
+    times: dict[str, float]
+    """Seconds of each part, as means over processes."""
+
+
 class RunWriter:
     """Writes what learner 0 keeps: recorder, ledger, evaluations."""
 
-    def __init__(self, job: Job, process: LearnerProcess, alive: Callable[[], None], resumed: Resumed) -> None:
+    def __init__(self, job: Job, process: LearnerProcess, heartbeat: Callable[[], None], resumed: Resumed) -> None:
         callback = None if job.callback is None else callback_of(job.callback)
         folder, experiment, layout, options = job.folder, job.experiment, job.layout, job.options
         self._folder, self._experiment, self._layout, self._options = folder, experiment, layout, options
-        self._process, self._alive, self._counts = process, alive, dict(resumed.counts)
+        self._process, self._heartbeat, self._counts = process, heartbeat, dict(resumed.counts)
         self._damage: str | None = None
         if resumed.recorder is None:
             self._ledger = Ledger.create(folder.ledger, ledger_head(experiment, layout))
@@ -156,62 +169,52 @@ class RunWriter:
         Raises:
             NotFinite: learning has diverged, and stops is on.
         """
-        agent, counts, self._finite = self._process.agent, self._counts, not not_finite
-        counts["samples"] += count * self._experiment.samples_per_rollout
+        counts, experiment, self._finite = self._counts, self._experiment, not not_finite
+        counts["samples"] += count * experiment.samples_per_rollout
         counts["updates"] += learned.updates
-        options = unpack(self._experiment.env, agent.options) if len(agent.options) else {}
-        infos: dict[int, list[RolloutInfo]] = {}
-        gradients: dict[int, str] = {}
-        applied: dict[int, Applied] = {}
-        for report in reports:
-            applied |= report.applied
-            infos |= report.infos
-            gradients |= report.gradient_digests
-        slots = sorted(infos)
-        updates = [applied[place] for place in sorted(applied)]
-        behind = [update.behind for update in updates]
-        acted = [info for slot in slots for info in infos[slot]]
-        if self._experiment.scheme.free_running:
-            decided: dict[str, Any] = {"events": [_event(info) for info in acted]}
-        else:
-            decided = {"collected_with": acted[0].first_version}
-        if self._experiment.scheme.preempt < 1:
-            decided["cuts"] = [[info.shard, info.preempted_after] for info in acted if info.preempted_after is not None]
-        if self._experiment.scheme.gradient_lag == "async":
-            decided["updates"] = [[update.slot, update.behind] for update in updates]
-        self._ledger.append(
-            {
-                "iteration": iteration,
-                **decided,
-                "rollout": {str(place): info.digests for place, info in enumerate(acted)},
-                "gradient": {str(slot): gradients[slot] for slot in slots if slot in gradients},
-                "parameters": agent.flat.digests(),
-                "normalizer": {name: fast_digest(tensor) for name, tensor in agent.normalizers.state().items()},
-                **({"curriculum": options} if options else {}),
-            }
-        )
-        self._fault = self._fault or next((each.not_finite for each in acted if each.not_finite), "")
-        spent = [times for report in reports for times in report.times]
-        times = {name: sum(entry.get(name, 0.0) for entry in spent) / len(spent) for name in PARTS}
+        agent, joined = self._process.agent, _joined(reports)
+        options = unpack(experiment.env, agent.options) if len(agent.options) else {}
+        self._ledger.append(self._ledger_line(iteration, joined, options))
+        self._fault = self._fault or next((each.not_finite for each in joined.acted if each.not_finite), "")
         curriculum = {f"curriculum/{name}": float(value) for name, value in options.items()}
+        behind = [update.behind for update in joined.updates]
         line = self._line = self._recorder.record(
             IterationReport(
                 iteration=iteration + 1,
                 samples=counts["samples"],
                 frames=counts["samples"] * self._process.rollouts.frames_per_step,
                 updates=counts["updates"],
-                metrics={**learned.metrics, **_replay_ratio(self._experiment, counts), **curriculum},
-                episodes=[episode for info in acted for episode in info.episodes],
-                times=times,
+                metrics={**learned.metrics, **_replay_ratio(experiment, counts), **curriculum},
+                episodes=[episode for info in joined.acted for episode in info.episodes],
+                times=joined.times,
                 seconds=seconds,
-                lags=self._lags.record(iteration, counts["updates"] - learned.updates, acted, behind),
-                waits=_waits(reports, self._layout, self._experiment.scheme.shards),
+                lags=self._lags.record(iteration, counts["updates"] - learned.updates, joined.acted, behind),
+                waits=_waits(reports, self._layout, experiment.scheme.shards),
                 environment_fault=self._fault,
             )
         )
         self._divergence.look(iteration + 1, learned.metrics, not_finite, self._fault)
         if self._callback is not None:
             self._callback.iteration(iteration + 1, line)
+
+    def _ledger_line(self, iteration: int, joined: _Joined, options: dict[str, Any]) -> dict[str, Any]:
+        """What timing decided in an iteration, and the digests of what it computed; options: of a curriculum."""
+        agent, scheme = self._process.agent, self._experiment.scheme
+        line: dict[str, Any] = {"iteration": iteration}
+        if scheme.free_running:
+            line["events"] = [_event(info) for info in joined.acted]
+        else:
+            line["collected_with"] = joined.acted[0].first_version
+        if scheme.preempt < 1:
+            cut = [info for info in joined.acted if info.preempted_after is not None]
+            line["cuts"] = [[info.shard, info.preempted_after] for info in cut]
+        if scheme.gradient_lag == "async":
+            line["updates"] = [[update.slot, update.behind] for update in joined.updates]
+        line["rollout"] = {str(place): info.digests for place, info in enumerate(joined.acted)}
+        line["gradient"] = {str(slot): digest for slot, digest in joined.gradients.items()}
+        line["parameters"] = agent.flat.digests()
+        line["normalizer"] = {name: fast_digest(tensor) for name, tensor in agent.normalizers.state().items()}
+        return {**line, "curriculum": options} if options else line
 
     def evaluate(self, iterations: int) -> None:
         """If an evaluation is due, score the current version on separate environments."""
@@ -222,7 +225,7 @@ class RunWriter:
                 self._experiment,
                 options.evaluation,
                 normalizers=agent.normalizers,
-                alive=self._alive,
+                heartbeat=self._heartbeat,
                 stop=self._stops,
             )
             self._recorder.evaluation(iterations, evaluation)
@@ -253,6 +256,23 @@ class RunWriter:
             self._recorder.close()
         finally:
             self._ledger.close()
+
+
+def _joined(reports: list[LearnerReport]) -> _Joined:
+    infos: dict[int, list[RolloutInfo]] = {}
+    gradients: dict[int, str] = {}
+    applied: dict[int, Applied] = {}
+    for report in reports:
+        infos |= report.infos
+        gradients |= report.gradient_digests
+        applied |= report.applied
+    spent = [times for report in reports for times in report.times]
+    return _Joined(
+        acted=[info for slot in sorted(infos) for info in infos[slot]],
+        updates=[applied[place] for place in sorted(applied)],
+        gradients={slot: gradients[slot] for slot in sorted(gradients)},
+        times={name: sum(entry.get(name, 0.0) for entry in spent) / len(spent) for name in PARTS},
+    )
 
 
 def _event(info: RolloutInfo) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def test_what_runs_in_python_at_every_step_is_not_skipped() -> None:
 
 def test_every_rollout_is_a_sign_of_life() -> None:
     signs: list[None] = []
-    play(cartpole(), alive=lambda: signs.append(None))
+    play(cartpole(), heartbeat=lambda: signs.append(None))
     assert len(signs) == (2 + 1) * LAPS, "each shard's call, and all of them"
 
 

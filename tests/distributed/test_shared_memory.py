@@ -29,7 +29,7 @@ def count(stop: StopRequest, memory: SharedMemory) -> None:
     write(memory)
     if stop.requested():
         for _ in range(3):
-            stop.alive()
+            stop.heartbeat()
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ class Walks(ShardEnv):
     def state_dict(self):
         return {"place": self.place.copy(), "episode": self.episode.copy(), "ended": self.ended.copy()}
 
-    def load_state_dict(self, state, out, alive=lambda: None):
+    def load_state_dict(self, state, out, heartbeat=lambda: None):
         self.place, self.episode, self.ended = (state[name].copy() for name in ("place", "episode", "ended"))
         out[:, 0] = self.place
         return 0

@@ -194,15 +194,14 @@ def test_every_shard_has_all_tasks() -> None:
         check_matches(EnvConfig(TWO, num_envs=8), 4)
 
 
-def test_a_run_has_the_same_bits_on_every_layout_and_resumed(tmp_path: Path) -> None:
+def test_a_run_has_the_same_bits_on_another_layout_and_resumed(tmp_path: Path) -> None:
     experiment = cut(recipes.ppo_cartpole, env={"id": TWO, "adapter": "auto", "num_envs": 12}, scheme={"shards": 2})
 
     def options(name: str) -> RunOptions:
         return RunOptions(run=str(tmp_path / name), display="none", tensorboard=False, checkpoint_every=1)
 
     whole = train(experiment, "inline", options("whole"))
-    assert train(experiment, "cpu:a1-l1", options("split")).digest == whole.digest
-    train(experiment, "inline", options("stopped"), stop_after=1)
+    train(experiment, "cpu:a1-l1", options("stopped"), stop_after=1)
     assert resume(tmp_path / "stopped").digest == whole.digest
     assert verify(whole.run, iterations="all").ok
     last: Any = RunFolder(whole.run).records()[-1]

@@ -402,7 +402,7 @@ def test_self_play_scores_nothing_and_evaluations_have_opponents(trained: Path) 
 
 @pytest.mark.usefixtures("processes_are_there_already")
 @pytest.mark.parametrize("core", ["none", "lstm"])
-def test_training_against_a_run_is_the_same_on_every_layout_and_resumed(
+def test_training_against_a_run_is_the_same_on_another_layout_and_resumed(
     core: str, trained: Path, tmp_path: Path
 ) -> None:
     if core == "lstm":
@@ -416,8 +416,7 @@ def test_training_against_a_run_is_the_same_on_every_layout_and_resumed(
         return RunOptions(run=str(tmp_path / name), display="none", checkpoint_every=1)
 
     expected = train(experiment, options=options("inline"))
-    assert train(experiment, "processes:2,env_processes=2", options("processes")).digest == expected.digest
-    train(experiment, options=options("resumed"), stop_after=1)
+    train(experiment, "processes:2,env_processes=2", options("resumed"), stop_after=1)
     from lockstep import resume
 
     assert resume(tmp_path / "resumed").digest == expected.digest

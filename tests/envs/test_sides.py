@@ -184,9 +184,9 @@ def test_training_against_policies_is_the_same_on_every_layout_resumed_and_verif
         "eval_opponents": (f"guide={trained}",),
     }
     expected = train(experiment, options=quiet(tmp_path / "inline", **options))
-    for layout in ("processes:2,env_processes=2", "cpu:a1-l1"):
-        assert train(experiment, layout, options=quiet(tmp_path / layout[:4], **options)).digest == expected.digest
-    train(experiment, options=quiet(tmp_path / "resumed", **options), stop_after=1)
+    two = train(experiment, "processes:2,env_processes=2", options=quiet(tmp_path / "two", **options))
+    assert two.digest == expected.digest
+    train(experiment, "cpu:a1-l1", options=quiet(tmp_path / "resumed", **options), stop_after=1)
     assert resume(tmp_path / "resumed").digest == expected.digest
     assert verify(tmp_path / "inline", "processes:2", iterations=3).ok
     kept = json.loads((tmp_path / "inline" / "experiment.json").read_text())["env"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from actor_critics import disturbed, items
 from gymnasium import spaces
 from slices import by_autograd, by_kernel
 from torch import Tensor
@@ -16,7 +17,6 @@ from torch import Tensor
 from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.algorithms.kernel_table import SACKernels, TD3Kernels
-from lockstep.core.transitions import Transitions
 from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
 
@@ -30,31 +30,8 @@ def agent_of(recipe: Callable[[], Experiment], model: dict[str, Any], prioritize
     algorithm = replace(algorithm, replay=replace(algorithm.replay, prioritized=prioritized))
     settings = {"hidden_sizes": (24, 17), **model}
     env = EnvConfig(id="Pendulum-v1", adapter="compiled", num_envs=4)
-    agent = Agent(
-        full.replace(precision="portable", env=env, algorithm=algorithm, model=replace(full.model, **settings))
-    )
-    draw = torch.Generator().manual_seed(1)
-    for scale, vector in zip((0.1, 0.05), agent.vectors, strict=True):
-        vector += scale * torch.randn(vector.shape, generator=draw)
-    return agent
-
-
-def items(agent: Agent) -> Transitions:
-    draw = torch.Generator().manual_seed(2)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=draw)
-
-    numbers = agent.algorithm.noise_numbers(agent.model, ITEMS)  # type: ignore[attr-defined]
-    return Transitions(
-        obs=normal(1, ITEMS, 3),
-        action=normal(1, ITEMS, 1),
-        reward=normal(1, ITEMS),
-        discount=0.99 * (torch.rand(1, ITEMS, generator=draw) > 0.2),
-        next_obs=normal(1, ITEMS, 3),
-        weight=torch.rand(ITEMS, generator=draw) + 0.5,
-        noise=torch.rand(numbers, generator=draw) if numbers else None,
-        valid=torch.ones(1, ITEMS, dtype=torch.bool),
+    return disturbed(
+        Agent(full.replace(precision="portable", env=env, algorithm=algorithm, model=replace(full.model, **settings)))
     )
 
 
@@ -76,7 +53,7 @@ def test_gradients_are_those_of_autograd(
 ) -> None:
     agent = agent_of(recipe, model, prioritized)
     assert isinstance(agent.kernels, SACKernels if recipe is recipes.sac_mujoco else TD3Kernels)
-    batch, hyper = items(agent), {**agent.algorithm.hyperparameters(0.0), "update": update}
+    batch, hyper = items(agent, ITEMS), {**agent.algorithm.hyperparameters(0.0), "update": update}
     found = by_autograd(agent, batch, hyper), by_kernel(agent, batch, hyper)
     for expected, computed in zip(*found, strict=True):
         torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-5)
@@ -95,7 +72,7 @@ def test_so_are_those_of_critics_that_see_more(recipe: Callable[[], Experiment],
     def entries(obs: Tensor) -> dict[str, Tensor]:
         return {"angle": obs[..., :2], "velocity": obs[..., 2:]}
 
-    batch, hyper = items(plain), {**agent.algorithm.hyperparameters(0.0), "update": 2}
+    batch, hyper = items(plain, ITEMS), {**agent.algorithm.hyperparameters(0.0), "update": 2}
     batch = batch.replace(obs=entries(batch.obs), next_obs=entries(batch.next_obs))
     found = by_autograd(agent, batch, hyper), by_kernel(agent, batch, hyper)
     for expected, computed in zip(*found, strict=True):
@@ -114,7 +91,7 @@ def test_so_are_those_of_critics_that_see_more(recipe: Callable[[], Experiment],
 @pytest.mark.parametrize("recipe", [recipes.sac_mujoco, recipes.td3_mujoco])
 def test_a_kernel_evaluates_the_policy(recipe: Callable[[], Experiment], layer_norm: bool) -> None:
     agent = agent_of(recipe, {"layer_norm": layer_norm}, prioritized=False)
-    obs, start = items(agent).obs, torch.zeros(1, ITEMS, dtype=torch.bool)
+    obs, start = items(agent, ITEMS).obs, torch.zeros(1, ITEMS, dtype=torch.bool)
     assert agent.kernels is not None
     inference = agent.kernels.inference(agent.model.for_acting())
     assert inference is not None
@@ -126,7 +103,7 @@ def test_log_std_beyond_its_bounds_has_no_gradient() -> None:
     agent = agent_of(recipes.sac_mujoco, {}, prioritized=False)
     name = "actor.layers.biases.2"
     agent.flat.named()[name].copy_(torch.tensor([[[0.1, 5.0]]]))
-    gradient, _ = by_kernel(agent, items(agent), {"update": 1})
+    gradient, _ = by_kernel(agent, items(agent, ITEMS), {"update": 1})
     of_mean, of_log_std = agent.flat.named(gradient[: agent.flat.vector.numel()])[name].flatten().tolist()
     assert of_mean != 0 and of_log_std == 0
 

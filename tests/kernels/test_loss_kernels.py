@@ -153,14 +153,12 @@ def by_kernel(
     for to in (out, out, joined, joined):  # nothing of an earlier call remains
         gradients_of(kernel.loss, model.state_size > 0)(
             *(network.layers, CATEGORICAL if discrete else GAUSSIAN, network.free_std, network.log_stds, parameters),
-            *(
-                *items,
-                index,
-                np.array(hyper, np.float32),
-                np.float32(HYPER["entropy_coef"]),
-                to is joined,
-                to,
-            ),
+            items,
+            index,
+            np.array(hyper, np.float32),
+            np.float32(HYPER["entropy_coef"]),
+            to is joined,
+            to,
         )
     return out, joined[0]
 

@@ -2,83 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from actor_critics import act_alike, agent_for, learn_alike
 from gymnasium import spaces
 from replaced import compare_ledgers
-from slices import by_autograd, by_kernel
-from test_returns_learning import same
-from tiny import options, portable
+from tiny import portable
 from torch import Tensor
 
-from lockstep import recipes, resume, train
+from lockstep import recipes
 from lockstep.agent import Agent
 from lockstep.algorithms.kernel_table import MPOKernels
-from lockstep.core.transitions import Transitions
 from lockstep.envs.settings import EnvConfig
 from lockstep.kernels.mpo_loss import weigh
-from lockstep.models.arithmetic import portable_operations
 from lockstep.models.normalize import NormalizeConfig
-
-OBSERVED = 5
 
 
 def agent_of(size: int = 3, *, prioritized: bool = False, actions: int = 20, **model: Any) -> Agent:
-    """An agent whose networks and duals are no longer what they began as.
+    """An agent with actions of this size.
 
     Args:
-        size: of actions.
         actions: that are sampled for each item.
         model: settings.
     """
-    full = recipes.mpo_mujoco()
-    algorithm: Any = full.algorithm
-    algorithm = replace(algorithm, actions=actions, replay=replace(algorithm.replay, prioritized=prioritized))
-    network = replace(full.model, **{"hidden_sizes": (24, 17, 16), **model})
-    like: Any = SimpleNamespace(
-        observation_space=spaces.Box(-9, 9, (OBSERVED,)), action_space=spaces.Box(-1, 2, (size,))
-    )
-    agent = Agent(full.replace(precision="portable", algorithm=algorithm, model=network), like=like)
-    draw = torch.Generator().manual_seed(1)
-    for scale, vector in zip((0.1, 0.05), agent.vectors, strict=True):
-        vector += scale * torch.randn(vector.shape, generator=draw)
-    return agent
+    model = {"hidden_sizes": (24, 17, 16), **model}
+    return agent_for(recipes.mpo_mujoco(), spaces.Box(-1, 2, (size,)), prioritized, {"actions": actions}, model)
 
 
-def items(agent: Agent, count: int) -> Transitions:
-    draw = torch.Generator().manual_seed(2)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=draw)
-
-    numbers = agent.algorithm.noise_numbers(agent.model, count)  # type: ignore[attr-defined]
-    return Transitions(
-        obs=normal(1, count, OBSERVED),
-        action=normal(1, count, agent.model.distribution.noise_size),
-        reward=normal(1, count),
-        discount=0.99 * (torch.rand(1, count, generator=draw) > 0.2),
-        next_obs=normal(1, count, OBSERVED),
-        weight=torch.rand(count, generator=draw) + 0.5,
-        noise=torch.rand(numbers, generator=draw),
-        valid=torch.ones(1, count, dtype=torch.bool),
-    )
-
-
-def compare(agent: Agent, count: int) -> Tensor:
-    """Assert that gradients, metrics and priorities are the same, and return the gradient."""
+def compare(agent: Agent, count: int) -> dict[str, Tensor]:
     assert isinstance(agent.kernels, MPOKernels)
-    batch, hyper = items(agent, count), {**agent.algorithm.hyperparameters(0.0), "update": 1}
-    found = by_autograd(agent, batch, hyper), by_kernel(agent, batch, hyper)
-    for expected, computed in zip(*found, strict=True):
-        assert same(expected, computed)
-    return found[0][0][: agent.flat.vector.numel()]
+    return learn_alike(agent, count)
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
@@ -95,9 +53,7 @@ def compare(agent: Agent, count: int) -> Tensor:
     ],
 )
 def test_gradients_are_those_of_torch_bit_by_bit(model: dict[str, Any], prioritized: bool) -> None:
-    agent = agent_of(prioritized=prioritized, **model)
-    gradient = compare(agent, 21)
-    assert all(bool(each.any()) for each in agent.flat.named(gradient).values())
+    assert all(bool(each.any()) for each in compare(agent_of(prioritized=prioritized, **model), 21).values())
 
 
 @pytest.mark.parametrize("size", [1, 3, 11])
@@ -111,7 +67,7 @@ def test_log_std_beyond_its_bounds_has_no_gradient() -> None:
     agent = agent_of(1)
     name = "actor.layers.biases.3"
     agent.flat.named()[name].copy_(torch.tensor([[[0.1, 5.0]]]))
-    of_mean, of_log_std = agent.flat.named(compare(agent, 21))[name].flatten().tolist()
+    of_mean, of_log_std = compare(agent, 21)[name].flatten().tolist()
     assert of_mean != 0 and of_log_std == 0
 
 
@@ -130,18 +86,7 @@ def test_weights_by_hand() -> None:
 
 @pytest.mark.parametrize("model", [{}, {"activation": "relu", "layer_norm": False}])
 def test_a_kernel_acts_with_the_bits_of_torch(model: dict[str, Any]) -> None:
-    agent = agent_of(**model)
-    obs, start = items(agent, 21).obs, torch.zeros(1, 21, dtype=torch.bool)
-    noise = torch.rand(1, 21, 3, generator=torch.Generator().manual_seed(3))
-    assert agent.kernels is not None
-    inference, distribution = agent.kernels.inference(agent.model.for_acting()), agent.model.distribution
-    assert inference is not None
-    with torch.no_grad(), portable_operations():
-        expected = agent.model(obs, start, torch.zeros(21, 0))[0].policy
-        chosen = distribution.sample(expected, noise)
-    with inference.arithmetic():
-        found = inference(obs, start, torch.zeros(21, 0), None, None)[0].policy
-        assert same(found, expected) and same(distribution.sample(found, noise), chosen)
+    act_alike(agent_of(**model), 21)
 
 
 @pytest.mark.parametrize("change", [{"hidden_sizes": (1, 5)}, {"critic_sizes": (1, 5)}])
@@ -171,13 +116,3 @@ def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
             env=env, normalize=NormalizeConfig(observations=True), **{"model.critic_only": critic_only}
         )
     compare_ledgers(experiment, tmp_path, monkeypatch, MPOKernels)
-
-
-def test_digests_are_the_same_on_every_layout_and_resumed(tmp_path: Path) -> None:
-    experiment = portable("mpo")
-    expected = train(experiment, options=options(tmp_path / "inline")).digest
-    for layout in ("processes:2", "cpu:a1-l1"):
-        assert train(experiment, layout, options(tmp_path / layout)).digest == expected
-    stopped = train(experiment, options=options(tmp_path / "stopped"), stop_after=2)
-    assert stopped.digest != expected
-    assert resume(tmp_path / "stopped").digest == expected

@@ -42,10 +42,11 @@ from lockstep.experiment import Experiment
 from lockstep.launchers.launch import resume, train
 from lockstep.learners import parameter_store
 from lockstep.learners.asynchronous import AsyncLearner
-from lockstep.learners.learner import Applied, Computed, Learner
+from lockstep.learners.learner import Learner
 from lockstep.learners.optimizer import Optimizer, optimizer_for
 from lockstep.learners.parameter_store import ParameterStore, StoredParameters
 from lockstep.learners.parameters import SharedParameters, in_time
+from lockstep.learners.steps import Applied, Computed
 from lockstep.models.parameters import FlatParameters
 from lockstep.reproducibility.replay import replay
 from lockstep.reproducibility.verify import verify

@@ -127,13 +127,19 @@ def test_reopening_after_more_lines_than_there_are_is_an_error_and_changes_nothi
     assert (tmp_path / "ledger.jsonl").read_bytes() == whole[:-1]
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """A ledger of four iterations, whose file may be changed."""
+    path = tmp_path_factory.mktemp("ledger") / "ledger.jsonl"
+    return path, write(path, 4)
+
+
 @settings(max_examples=300)
 @given(data=st.data())
 def test_changing_any_character_is_detected_and_its_iteration_named(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    written: tuple[Path, bytes], data: st.DataObject
 ) -> None:
-    path = tmp_path_factory.mktemp("ledger") / "ledger.jsonl"
-    whole = write(path, 4)
+    path, whole = written
     offset = data.draw(st.integers(0, len(whole) - 1), label="offset")
     value = data.draw(st.integers(0, 255).filter(lambda v: v != whole[offset]), label="byte")
     path.write_bytes(whole[:offset] + bytes([value]) + whole[offset + 1 :])

@@ -53,7 +53,7 @@ class NoEnvironment(ShardEnv):
     def state_dict(self) -> dict[str, np.ndarray]:
         raise NotImplementedError
 
-    def load_state_dict(self, state: Any, out: Any, alive: Callable[[], None] = lambda: None) -> int:
+    def load_state_dict(self, state: Any, out: Any, heartbeat: Callable[[], None] = lambda: None) -> int:
         raise NotImplementedError
 
     def close(self) -> None: ...

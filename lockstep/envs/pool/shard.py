@@ -90,7 +90,7 @@ class PooledShard(ShardEnv):
         return episode_state(self._episode, self._steps, self._ended, self._log)
 
     def load_state_dict(
-        self, state: dict[str, np.ndarray], out: Observation, alive: Callable[[], None] = lambda: None
+        self, state: dict[str, np.ndarray], out: Observation, heartbeat: Callable[[], None] = lambda: None
     ) -> int:
         self._exchange.replayed[:] = 0
         self._ask("load", lambda rows: (_columns(state, rows),))
@@ -104,7 +104,7 @@ class PooledShard(ShardEnv):
             nonlocal seen
             before, seen = seen, int(self._exchange.replayed.sum())
             for _ in range(seen - before):
-                alive()
+                heartbeat()
             return seen > before
 
         self._answers(waiting)

@@ -22,8 +22,8 @@ from lockstep.core.schedule import RolloutId
 from lockstep.distributed.groups import GlooGroup, Group, PeerGone, meeting_point
 from lockstep.distributed.shared_memory import PrivateMemory
 from lockstep.launchers.ray.platforms import Node, this_node
-from lockstep.learners.learner import Computed
 from lockstep.learners.parameter_store import Changed, ParameterStore, Read
+from lockstep.learners.steps import Computed
 from lockstep.run.folder import is_run
 from lockstep.system import children
 from lockstep.training.context import StopRequest, Work, WorkerContext
@@ -247,7 +247,7 @@ class RayCollector(_Process):
         self._require_gpu("collector")
         self.leave(group)
         self._generations[group] = generation
-        service = collector_service(self._job, group, self._stop.alive, RemoteCounts(learner_0))
+        service = collector_service(self._job, group, self._stop.heartbeat, RemoteCounts(learner_0))
         self._services[group] = service
         states, offsets = ({shard: each for some in kind for shard, each in some.items()} for kind in zip(*held))
         ready = service.start(states, offsets)
