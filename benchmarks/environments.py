@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from endurance import look, of_group
 from other_systems.rounds import interleave
-from peers import appo_battle, appo_breakout, ppo_cartpole
+from peers import appo_battle, appo_breakout, appo_simple_battle, ppo_cartpole
 from torch import Tensor
 
 from lockstep import envs
@@ -61,6 +61,7 @@ def _vectors(env_id: str, num_envs: int) -> Experiment:
 TASKS = {
     "breakout": appo_breakout,
     "battle": appo_battle,
+    "simple-battle": appo_simple_battle,
     "halfcheetah": partial(_vectors, "HalfCheetah-v4"),
     "cartpole": partial(_vectors, "CartPole-v1"),
 }

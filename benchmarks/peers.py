@@ -76,6 +76,19 @@ def appo_battle(num_envs: int) -> Experiment:
     return experiment.replace(env=dataclasses.replace(experiment.env, num_envs=num_envs), scheme=scheme)
 
 
+def appo_simple_battle(num_envs: int) -> Experiment:
+    """The battle of Sample Factory's benchmark (appendix A.1.2): pixels alone, one action head, the simplified
+    network."""
+    simple, full = recipes.appo_atari(), appo_battle(num_envs)
+    minibatches = max(1, num_envs * full.algorithm.rollout // _APPO_BATCH)
+    return full.replace(
+        env=dataclasses.replace(full.env, options={"actions": "single", "measurements": False}),
+        model=simple.model,
+        algorithm=dataclasses.replace(full.algorithm, minibatches=minibatches),
+        normalize=simple.normalize,
+    )
+
+
 def ppo_cartpole(adapter: Literal["envpool", "gymnasium"], scheme: Scheme) -> Experiment:
     """32 environments, 32 steps, one epoch of one minibatch, networks of 64 and 64."""
     return Experiment(

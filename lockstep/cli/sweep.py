@@ -82,7 +82,7 @@ def _trials(queue: Queue, search: Search | Population | None, options: SweepOpti
     if options.evolution:
         from lockstep.sweep.evolution import SampleFactory
 
-        evolution = SampleFactory()
+        evolution = SampleFactory(gap=options.gap or 0.0)
     wanted = {
         kind.parts: getattr(options, kind.parts),
         "members": options.population,  # only a population accepts this option

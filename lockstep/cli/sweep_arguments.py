@@ -178,6 +178,8 @@ def check(folder: Path, searched: bool, population: bool, options: SweepOptions)
     if useless := [name for name, value in alone.items() if value is not None and not population]:
         add = "--search SETTING=VALUES" if options.population else "--search SETTING=VALUES --population N"
         raise SettingsError(f"{useless[0]} is for populations, and {folder} has none. Add {add}, or leave it out.")
+    if options.gap is not None and not options.evolution:
+        raise SettingsError("--gap is for Sample Factory's rule. Add --evolution sample-factory, or leave it out.")
     if population and options.trials is not None:
         raise SettingsError(f"--trials {options.trials} is for searches. For a population, use --generations.")
     if population and options.stop_early:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from gymnasium import spaces
 
 from lockstep.config.settings import SettingsError
 from lockstep.envs.base import Observation
-from lockstep.envs.doom.actions import COMPACT, FULL, Actions
+from lockstep.envs.doom.actions import COMPACT, FULL, SINGLE, Actions
+from lockstep.envs.doom.shaping import SUPPLIES, Weights, supplies, weight
 from lockstep.envs.doom.starting import check_room, starter, unlink
 from lockstep.envs.envpool_shard import EnvPoolShard
 from lockstep.envs.episodes import Seeds
@@ -54,13 +55,16 @@ class Scenario:
     """Reward of every shot."""
     at_end: float = 0.0
     """Reward of the step that terminates an episode."""
+    supplies: bool = False
+    """Whether the option `shaping` also rewards health and ammunition."""
 
 
 _BATTLE: dict[str, Any] = {
-    "actions": {"full": FULL, "compact": COMPACT},
+    "actions": {"full": FULL, "compact": COMPACT, "single": SINGLE},
     "skill": 2,
     "timeout": 2100,
     "per_kill": 1.0,
+    "supplies": True,
 }
 SCENARIOS = {
     "Basic": Scenario(
@@ -95,7 +99,7 @@ SCENARIOS = {
 }
 """ViZDoom's own scenarios (Kempka et al. 2016, arXiv:1605.02097), and the two battles of Dosovitskiy and Koltun 2017
 (arXiv:1611.01779). The battles' action spaces are Sample Factory's: `full`, with weapons and use, has 12,096 actions,
-and `compact` has the 396 that matter."""
+`compact` has the 396 that matter, and `single` presses one of eight buttons."""
 
 
 def ids() -> list[str]:
@@ -107,7 +111,8 @@ class VizdoomShard(EnvPoolShard):
     """B games of one scenario. Observations have the entries `image`, RGB uint8 [3, 72, 128], and `measurements`,
     float32 [11] (see MEASUREMENTS); with the option measurements=False they are the image alone.
 
-    Other options are EnvPool's (`frame_skip`, `stack_num`, `img_width`, `max_episode_steps`, …), and `actions`.
+    Other options are `actions`; of battles `shaping` and its weights (lockstep.envs.doom.shaping.SUPPLIES); and
+    EnvPool's (`frame_skip`, `stack_num`, `img_width`, `max_episode_steps`, …).
     """
 
     def __init__(
@@ -119,6 +124,7 @@ class VizdoomShard(EnvPoolShard):
         options: dict[str, Any] = dict(config.options)
         self._measured = bool(options.pop("measurements", True))
         self._actions = _choose(config.id, scenario, options.pop("actions", None))
+        self._shaping = _shaping(config.id, scenario, options)
         skip = options.get("frame_skip", 4)
         if not isinstance(skip, int) or not 1 <= skip <= scenario.timeout:
             raise SettingsError(
@@ -142,7 +148,8 @@ class VizdoomShard(EnvPoolShard):
         )
         self.frames_per_step = skip
         self.emulator = f"{skip} tics an action"
-        self.action_space = spaces.MultiDiscrete(self._actions.sizes)
+        sizes = self._actions.sizes
+        self.action_space = spaces.MultiDiscrete(sizes) if len(sizes) > 1 else spaces.Discrete(sizes[0])
         if self._measured:
             vector = spaces.Box(-np.inf, np.inf, (len(MEASUREMENTS),), np.float32)
             self.observation_space = spaces.Dict({"image": self._writer.space, "measurements": vector})
@@ -200,19 +207,20 @@ class VizdoomShard(EnvPoolShard):
             out["measurements"][:, column] = self._info[name]
 
     def _to_library(self, action: np.ndarray) -> np.ndarray:
-        return self._actions.buttons(action)
+        return self._actions.buttons(action.reshape(self.num_envs, -1))
 
     def _rewards(self, reward: np.ndarray, terminated: np.ndarray, before: dict[str, np.ndarray]) -> np.ndarray:
         scenario, now = self._scenario, self._info
         kills = np.maximum(now["KILLCOUNT"] - before["KILLCOUNT"], 0)
         shots = np.maximum(before["SELECTED_WEAPON_AMMO"] - now["SELECTED_WEAPON_AMMO"], 0)
-        return (
+        reward = (
             reward
             + scenario.per_tic * self.frames_per_step
             + scenario.per_kill * kills
             + scenario.per_shot * shots
             + scenario.at_end * terminated
         )
+        return reward if self._shaping is None else reward + supplies(self._shaping, before, now)
 
 
 def _choose(env_id: str, scenario: Scenario, name: Any) -> Actions:
@@ -222,3 +230,15 @@ def _choose(env_id: str, scenario: Scenario, name: Any) -> Actions:
     if name not in known:
         raise SettingsError(f"env.options.actions={name!r} is unknown for {env_id}. Use {' or '.join(known)}.")
     return scenario.actions[name]
+
+
+def _shaping(env_id: str, scenario: Scenario, options: dict[str, Any]) -> Weights | None:
+    """Take the weights of a battle's shaped reward out of the options; None if it is not shaped."""
+    own = {name: options.pop(name) for name in ("shaping", *SUPPLIES) if name in options}
+    if own and not scenario.supplies:
+        raise SettingsError(f"env.options.{next(iter(own))} is for battles and matches, and {env_id} is neither.")
+    shaped = own.pop("shaping", False)
+    if not isinstance(shaped, bool):
+        raise SettingsError(f"env.options.shaping={shaped!r} must be true or false.")
+    weights = replace(Weights(), **{name: weight(name, value) for name, value in own.items()})
+    return weights if shaped else None

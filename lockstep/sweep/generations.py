@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from lockstep import envs
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError
 from lockstep.evaluation import opponents
@@ -204,7 +205,7 @@ class Generations(Proposals[Population]):
     def _rival(self, name: str) -> str:
         """The name of a run that has ended, in the form that opponents are named in."""
         path = self._queue.run(name)
-        (found,) = opponents.resolved(self.search.run.experiment.env, (str(path),))
+        (found,) = opponents.resolved(envs.resolve(self.search.run.experiment.env), (str(path),))
         return self._place(path) + found.removeprefix(str(path))
 
     def _place(self, path: Path) -> str:

@@ -36,6 +36,9 @@ class SweepOptions:
     evolution: Literal["", "sample-factory"] = ""
     """sample-factory: settings of most members of a population mutate after each generation, and only the worst take
     over weights (docs/sweep.md). It keeps more variety. Default: only members that take over weights change."""
+    gap: float | None = None
+    """With --evolution sample-factory: by how much the objective of another member must be higher before its weights
+    are taken over (the paper's duels: 0.35 of a win rate). Higher keeps more variety. Default: 0."""
     rivals: bool = False
     """Let members of a population play against the previous generation, in environments of several agents
     (docs/multiagent.md). Self-play gets stuck less easily against several policies than against one."""

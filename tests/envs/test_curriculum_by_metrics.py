@@ -16,6 +16,7 @@ from lockstep.cli.main import main
 from lockstep.config.layout import Layout
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
 from lockstep.envs.base import ShardEnv
 from lockstep.envs.curriculum import check_curriculum, first_options, pack, unpack
 from lockstep.envs.settings import EnvConfig
@@ -166,3 +167,34 @@ def test_a_run_records_it_and_is_verified(tmp_path: Path, capsys: pytest.Capture
     assert after.records()[0]["curriculum/length"] == 3, "a warm start takes weights, not the curriculum's options"
     assert main(["train", "ppo-memory", "--curriculum", "tiny:longer", "--run", str(tmp_path / "no")]) == 2
     assert says(capsys.readouterr().err, "curriculum=tiny:longer", "--env.curriculum")
+
+
+TOWER = f"{Path(__file__).parents[2]}/examples/tower.py"
+
+
+def test_the_highest_floor_only_rises() -> None:
+    higher = load_object(f"{TOWER}:higher")
+    assert higher({}, {"highest": 2}) == {"highest": 2}
+    assert higher({"env/passed": 3.0}, {"highest": 2}) == {"highest": 3}
+    assert higher({"env/passed": 3.5}, {"highest": 3}) == {"highest": 4}, "some episodes reached 3, and some at least 4"
+    assert higher({"env/passed": 3.0}, {"highest": 5}) == {"highest": 5}
+
+
+def test_floors_of_the_tower() -> None:
+    env = load_object(f"{TOWER}:Tower")(highest=1)
+    starts = []
+    for level in range(40):
+        env.reset(seed=level)
+        starts.append(env.floor)
+        for floor in range(starts[-1], 3):  # the way to the door of each floor, first along x and then along y
+            (x, y), (to_x, to_y) = env.place, env.doors[floor]
+            moves = [2 if to_x > x else 3] * abs(to_x - x) + [0 if to_y > y else 1] * abs(to_y - y)
+            steps = [env.step(move) for move in moves]
+            assert [step[1] for step in steps] == [0.0] * (len(moves) - 1) + [1.0]
+            assert steps[-1][4] == ({"passed": floor + 1.0} if floor + 1 > 1 else {})
+            assert not any(step[2] for step in steps)
+    assert set(starts) == {0, 1}
+    env = load_object(f"{TOWER}:Tower")()
+    env.reset(seed=1)
+    into_the_wall = 3 if env.place[0] == 0 else 2
+    assert [env.step(into_the_wall)[2] for _ in range(12)] == [False] * 11 + [True]

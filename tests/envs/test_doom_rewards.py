@@ -13,7 +13,7 @@ from lockstep import recipes
 from lockstep.config.settings import SettingsError
 from lockstep.envs.doom.deathmatch import Deathmatch
 from lockstep.envs.doom.player import MEASUREMENTS, Player, Rules, maps_in
-from lockstep.envs.doom.shaping import NEEDED, SELF_PLAY, Shaping, Weights
+from lockstep.envs.doom.shaping import NEEDED, SELF_PLAY, Shaping, Weights, supplies
 
 ALIVE = {**dict.fromkeys(NEEDED, 0.0), "HEALTH": 100.0, "SELECTED_WEAPON": 2.0, "SELECTED_WEAPON_AMMO": 50.0}
 
@@ -77,6 +77,15 @@ def test_a_weapon_is_rewarded_after_five_steps_if_it_is_loaded() -> None:
     assert rewards(Weights(), held, {}, {}, {"SELECTED_WEAPON": 5.0}, {}, {}) == [0.0] * 6
     assert rewards(Weights(), {"SELECTED_WEAPON_AMMO": 0.0}, *[{}] * 6) == [0.0] * 7
     assert rewards(Weights(), {"SELECTED_WEAPON": -1.0}, *[{}] * 6) == [0.0] * 7  # none
+
+
+def test_supplies_of_several_games_are_worth_what_the_weights_say() -> None:
+    before = {"HEALTH": [100, 50, 20, 80], "AMMO2": [20, 10, 0, 5], "AMMO5": [0, 0, 0, 3], "KILLCOUNT": [0, 0, 0, 0]}
+    now = {"HEALTH": [90, 75, -5, 80], "AMMO2": [18, 30, 0, 5], "AMMO5": [0, 0, 10, 3], "KILLCOUNT": [1, 0, 0, 0]}
+    # 10 × 0.003 + 2 × 0.0001; 25 × 0.005 + 20 × 0.0002; dead is dead: 20 × 0.003, and 10 × 0.0002 × 5
+    expected = [-0.03 - 0.0002, 0.125 + 0.004, -0.06 + 0.01, 0.0]
+    found = supplies(Weights(), *({name: np.array(x, np.int32) for name, x in each.items()} for each in (before, now)))
+    assert found.tolist() == pytest.approx(expected)
 
 
 def test_a_weight_is_an_option() -> None:

@@ -73,6 +73,12 @@ def test_spaces_and_buttons() -> None:
     with playing("Battle2", actions="compact", measurements=False) as env:
         assert env.action_space.nvec.tolist() == [3, 3, 2, 2, 11]  # type: ignore[attr-defined]
         assert env.observation_space == spaces.Box(0, 255, (3, 72, 128), np.uint8)
+    with playing("Battle", actions="single", measurements=False) as env:
+        assert env.action_space == spaces.Discrete(9)
+        buttons = SCENARIOS["Battle"].actions["single"].buttons(np.array([[0], [1], [7]]))
+        assert buttons.tolist() == [[0.0] * 8, [1.0] + [0.0] * 7, [0.0] * 6 + [1.0, 0.0]]
+        reset(env)
+        assert play(env, [np.array([6])])[0].obs[""].shape == (1, 3, 72, 128)
 
 
 def test_turning_there_and_back_shows_what_was_seen_before() -> None:
@@ -117,6 +123,32 @@ def test_kills_are_the_score_of_a_battle() -> None:
     for before, after, moment in zip(kills, kills[1:], played):
         going = ~moment.step.first
         assert np.array_equal(moment.step.reward[going], (after - before)[going])
+
+
+@pytest.mark.parametrize(
+    ("weights", "found", "lost", "loaded", "spent"),
+    [({}, 0.005, 0.003, 0.0012, 0.0006), ({"health": 0.1, "ammo_spent": 0.0}, 0.1, 0.003, 0.0012, 0.0)],
+)
+def test_a_battles_shaped_reward_counts_health_and_bullets_too(
+    weights: dict[str, float], found: float, lost: float, loaded: float, spent: float
+) -> None:
+    # Bullets are the ammunition of slots 2 and 4, which are worth 1 and 5: 0.0002 × 6 and 0.0001 × 6 each.
+    with playing("Battle", num_envs=8, actions="compact", shaping=True, **weights) as env:
+        numbers = [reset(env)["measurements"].astype(float)]
+        rng = np.random.default_rng(0)
+        forward = [np.minimum(1, rng.integers(4, size=8)) for _ in range(150)]
+        choices = [np.stack([f, *(rng.integers(n, size=8) for n in (3, 2, 2, 11))], -1) for f in forward]
+        played = play(env, choices)
+    numbers += [m.obs["measurements"].astype(float) for m in played]
+    seen = set()
+    for before, after, moment in zip(numbers, numbers[1:], played):
+        for b in np.flatnonzero(~moment.step.first):
+            health, bullets = after[b, 0] - before[b, 0], max(0, after[b, 4]) - max(0, before[b, 4])
+            kills = after[b, -1] - before[b, -1]
+            expected = kills + health * (found if health > 0 else lost) + bullets * (loaded if bullets > 0 else spent)
+            assert moment.step.reward[b] == pytest.approx(expected, abs=1e-6)
+            seen |= {("health", np.sign(health)), ("bullets", np.sign(bullets)), ("kills", np.sign(kills))}
+    assert {("health", 1), ("health", -1), ("bullets", 1), ("bullets", -1), ("kills", 1)} <= seen
 
 
 ENDING = """
@@ -232,7 +264,10 @@ def test_a_command_that_is_told_to_end_leaves_no_memory(pause: float, start: Cal
     ("env_id", "options", "message"),
     [
         ("vizdoom/Batle", {}, "Did you mean vizdoom/Battle"),
-        ("vizdoom/Battle", {"actions": "few"}, "full or compact"),
+        ("vizdoom/Battle", {"actions": "few"}, "full or compact or single"),
+        ("vizdoom/Battle", {"shaping": 1}, "shaping=1 must be true or false"),
+        ("vizdoom/Battle", {"health": -1.0}, r"health=-1\.0 must be a number that is 0 or larger"),
+        ("vizdoom/Basic", {"shaping": True}, "shaping is for battles and matches"),
         ("vizdoom/Battle", {"frameskip": 2}, "Did you mean 'frame_skip'"),
         ("vizdoom/Battle", {"frame_skip": 0}, "whole number from 1 to"),
         ("vizdoom/Battle", {"frame_skip": "many"}, "whole number from 1 to"),

@@ -25,6 +25,7 @@ from sentences import says
 from lockstep import recipes
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.cli.main import main
+from lockstep.cli.sweep import _trials
 from lockstep.cli.sweep_flags import search_of
 from lockstep.config.layout import Layout
 from lockstep.config.serialization import from_json
@@ -474,6 +475,7 @@ def test_a_population_from_flags() -> None:
         ((*FLAGS, "--population", "4", "--retry-stopped"), "given up are part of its result"),
         ((*FLAGS, "--population", "4", "--objective", "eval/score"), "add --eval-every N"),
         ((*FLAGS, "--population", "4", "--objective", "env/won"), "--objective env/won .* name it in --env.metrics"),
+        ((*FLAGS, "--population", "4", "--gap", "0.3"), "--gap is for Sample Factory's rule. Add --evolution"),
         ((*FLAGS, "--rivals"), "--rivals is for populations"),
         ((*FLAGS, "--generations", "4"), "--generations is for populations, and .* Add .*--population N"),
         (("--population", "4"), "--population is for populations, and .* Add --search SETTING=VALUES,"),
@@ -482,6 +484,13 @@ def test_a_population_from_flags() -> None:
 def test_mistakes_of_flags(flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "set", "ppo-cartpole", *flags]) == 2
     assert re.search(complaint, capsys.readouterr().err)
+
+
+def test_sample_factorys_rule_from_flags() -> None:
+    flags = [*FLAGS, "--population", "4", "--evolution", "sample-factory", "--gap", "0.35"]
+    search, given = search_of({"ppo-cartpole": recipes.ppo_cartpole()}, flags, "set", SweepOptions())
+    trials = _trials(Queue(Path("set").resolve()), search, given)
+    assert trials is not None and trials.search.evolution == SampleFactory(gap=0.35)
 
 
 def test_the_documented_population(capsys: pytest.CaptureFixture[str]) -> None:
@@ -552,6 +561,16 @@ def test_members_play_against_the_generation_before(capsys: pytest.CaptureFixtur
     run = queue.run(found.members(2)[-1].run)
     assert len(from_json(json.loads((run / "experiment.json").read_text())).env.opponents) == 3
     assert verify(run, Layout.parse("processes:2"), 2).ok
+
+
+def test_rivals_of_an_id_that_has_another_name_in_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`vizdoom/Duel` is one of PettingZoo's matches only under the name `pettingzoo/vizdoom/Duel`."""
+    for library in ("pettingzoo", "vizdoom"):
+        pytest.importorskip(library)
+    monkeypatch.setattr("lockstep.evaluation.opponents._resolved", lambda config, name, agents: f"{name}@1#digest")
+    queue = Queue.make(Path("set"))
+    duels = Population(Run(recipes.appo_vizdoom_duel()), RATE, 2, rivals=True)
+    assert Generations.make(queue, duels)._rival("first") == "set/runs/first@1#digest"
 
 
 def test_a_member_of_every_algorithm_that_may() -> None:

@@ -46,3 +46,7 @@ FULL = Actions((*_WALK, ("USE",), _WEAPONS, (TURN,)), tuple(np.linspace(-12.5, 1
 COMPACT = Actions((*_WALK, (TURN,)), tuple(np.linspace(-10.0, 10.0, 11)))
 """Sample Factory's action spaces for battles and matches (Petrenko et al. 2020, arXiv:2006.11751, table A.4), and for
 battles without weapons and use."""
+SINGLE = Actions(
+    (("MOVE_FORWARD", "MOVE_BACKWARD", "MOVE_RIGHT", "MOVE_LEFT", "TURN_RIGHT", "TURN_LEFT", "ATTACK", "SPEED"),)
+)
+"""One head that presses one button, as in the simplified battle of Sample Factory's benchmark (appendix A.1.2)."""

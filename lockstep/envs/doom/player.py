@@ -18,7 +18,7 @@ from gymnasium import spaces
 from lockstep.config.settings import SettingsError
 from lockstep.envs.doom.actions import COMPACT, FULL
 from lockstep.envs.doom.engine import HEIGHT, WIDTH
-from lockstep.envs.doom.shaping import NEEDED, SLOTS, Shaping, Weights
+from lockstep.envs.doom.shaping import NEEDED, SLOTS, Shaping, Weights, weight
 
 TICS_A_MINUTE = 35 * 60
 MEASUREMENTS = (
@@ -61,7 +61,7 @@ class Rules:
             SettingsError: a value is out of range.
         """
         names = {field.name for field in dataclasses.fields(Weights)}
-        own = {name: _number(name, value) for name, value in options.items() if name in names}
+        own = {name: weight(name, value) for name, value in options.items() if name in names}
         others = {name: value for name, value in options.items() if name not in names}
         rules = Rules(**{"map": map, **others}, weights=dataclasses.replace(weights, **own))
         rules._check()
@@ -206,12 +206,3 @@ def maps_in(path: Path) -> list[str]:
     count, start = struct.unpack("<ii", data[4:12])
     names = [data[start + 16 * i + 8 : start + 16 * i + 16].rstrip(b"\0").decode("latin-1") for i in range(count)]
     return [name.lower() for name, content in pairwise(names) if content in ("THINGS", "TEXTMAP")]
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < np.inf:
-        raise SettingsError(
-            f"env.options.{name}={value!r} must be a number that is 0 or larger: a weight of the shaped reward. "
-            "Penalties are positive, too."
-        )
-    return float(value)

@@ -1,9 +1,9 @@
-"""Shaped rewards of Doom's matches: what a player gains and loses from one step to the next.
+"""Shaped rewards of Doom's matches and battles: what a player gains and loses from one step to the next.
 
 The paper (Petrenko et al. 2020, arXiv:2006.11751, appendix A.3) names what is rewarded; the numbers are those of Sample
 Factory's published settings.
 
-Shape legend: V variables of the game.
+Shape legend: V variables of the game, B games.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.config.settings import SettingsError
 
 SLOTS = range(1, 8)
 """Weapons' slots, as in a press of SELECT_WEAPON1: fist and chainsaw, pistol, shotguns, chaingun, rocket launcher,
@@ -72,23 +77,44 @@ NEEDED = (*COUNTED, "SELECTED_WEAPON", "SELECTED_WEAPON_AMMO", "DEAD")
 """All variables that a reward depends on."""
 
 
+SUPPLIES = ("health", "health_lost", "ammo", "ammo_spent")
+"""The weights of a battle, which has one weapon and no other players."""
+
+
+def weight(name: str, value: Any) -> float:
+    """A user's value of the option `name`, which is a weight.
+
+    Raises:
+        SettingsError: it is no number, or below 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise SettingsError(
+            f"env.options.{name}={value!r} must be a number that is 0 or larger: a weight of the shaped reward. "
+            "Penalties are positive, too."
+        )
+    return float(value)
+
+
+def _rates(w: Weights) -> dict[str, tuple[float, float]]:
+    """By variable: the reward for each unit that it rises, and the penalty for each that it falls."""
+    return {
+        "FRAGCOUNT": (w.frag, w.frag_lost),
+        "DEATHCOUNT": (-w.death, -w.death),
+        "HITCOUNT": (w.hit, w.hit),
+        "DAMAGECOUNT": (w.damage, w.damage),
+        "HEALTH": (w.health, w.health_lost),
+        "ARMOR": (w.armor, w.armor_lost),
+        **{f"WEAPON{n}": (w.weapon * _WORTH[n], w.weapon_lost * _WORTH[n]) for n in SLOTS},
+        **{f"AMMO{n}": (w.ammo * _WORTH[n], w.ammo_spent * _WORTH[n]) for n in SLOTS},
+    }
+
+
 class Shaping:
     """The shaped reward of one player's episode. Call `begin`, and then `reward` for every step."""
 
     def __init__(self, weights: Weights) -> None:
-        w = weights
-        self._rates = {
-            "FRAGCOUNT": (w.frag, w.frag_lost),
-            "DEATHCOUNT": (-w.death, -w.death),
-            "HITCOUNT": (w.hit, w.hit),
-            "DAMAGECOUNT": (w.damage, w.damage),
-            "HEALTH": (w.health, w.health_lost),
-            "ARMOR": (w.armor, w.armor_lost),
-            **{f"WEAPON{n}": (w.weapon * _WORTH[n], w.weapon_lost * _WORTH[n]) for n in SLOTS},
-            **{f"AMMO{n}": (w.ammo * _WORTH[n], w.ammo_spent * _WORTH[n]) for n in SLOTS},
-        }
-        """By variable: the reward for each unit that it rises, and the penalty for each that it falls."""
-        self._ready = {n: w.ready * _WORTH[n] for n in SLOTS}
+        self._rates = _rates(weights)
+        self._ready = {n: weights.ready * _WORTH[n] for n in SLOTS}
         self._before: Mapping[str, float] = {}
         self._selected: deque[int] = deque(maxlen=_KEPT)
 
@@ -117,3 +143,17 @@ class Shaping:
 def _alive(name: str, variables: Mapping[str, float]) -> float:
     """A variable's value. Health below 0 counts as 0."""
     return max(0.0, variables[name]) if name == "HEALTH" else variables[name]
+
+
+def supplies(weights: Weights, before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What B games of a battle found and lost in a step, float64 [B]: health and ammunition.
+
+    Args:
+        before, now: the variables [B] before and after the step.
+    """
+    reward = np.zeros(len(now["HEALTH"]))
+    for name, (up, down) in _rates(weights).items():
+        if name == "HEALTH" or (name.startswith("AMMO") and name in now):
+            change = np.maximum(now[name].astype(np.float64), 0.0) - np.maximum(before[name].astype(np.float64), 0.0)
+            reward += change * np.where(change > 0, up, down)
+    return reward
