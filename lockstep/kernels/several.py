@@ -40,10 +40,8 @@ def _evaluate(models, columns, extras, player, width, forbidden, obs, extra, sta
         rows = np.flatnonzero(obs[:, player] == p)
         if len(rows) == 0:
             continue
-        seen, features = (
-            np.empty((len(rows), len(columns[p])), np.float32),
-            np.empty((len(rows), extras[p]), np.float32),
-        )
+        seen = np.empty((len(rows), len(columns[p])), np.float32)
+        features = np.empty((len(rows), extras[p]), np.float32)
         starts, kept = np.empty(len(rows), np.bool_), np.empty((len(rows), state.shape[1]), np.float32)
         for i in range(len(rows)):
             b = rows[i]
