@@ -68,6 +68,7 @@ class CompiledRollout:
         step = env.kernel()
         assert step is not None
         self._play, self._policy, self._step, self._rows = rollout_kernel(policy, step), policy, step, rows
+        self._report = env.report
         space = env.action_space
         self._sent = np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
 
@@ -102,4 +103,4 @@ class CompiledRollout:
             reward,
             ends,
         )
-        return StepResult(reward, ends[:, 0], ends[:, 1], ends[:, 2], np.zeros(shape, np.bool_))
+        return self._report(StepResult(reward, ends[:, 0], ends[:, 1], ends[:, 2], np.zeros(shape, np.bool_)))

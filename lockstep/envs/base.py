@@ -87,6 +87,11 @@ class ShardEnv(ABC):
         """
         return None
 
+    def report(self, played: StepResult) -> StepResult:
+        """Add the metrics of episodes, if there are any, to the results of T steps, [T, B], that `kernel` has just
+        played."""
+        return played
+
     def on_device(self) -> DeviceSteps | None:
         """Its steps with tensors on the GPU that the policy computes on, so that rollouts stay there; None if it has
         none. Between such steps, reset, state_dict and load_state_dict do what they always do."""

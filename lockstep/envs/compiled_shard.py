@@ -51,10 +51,13 @@ def _cut(state, limit, cut, first_cut):
     return state.steps == limit or state.steps == cut or (state.episode == 0 and state.steps == first_cut)
 
 
-def _advance(states, keys, mode, limit, first_cut, cut, start_level, num_levels, joint, action, out, reward, ends):
+def _advance(
+    states, keys, mode, limit, first_cut, cut, start_level, num_levels, players, joint, action, out, reward, ends
+):
     """Play one step of every environment or match, or begin its episode if the last one has ended. The rows of a
-    match's agents follow each other. From the place `joint` on, a row holds the observations of all agents; 0 if it
-    does not."""
+    match's agents follow each other. Behind an agent's own observation, a row holds the number of its policy if there
+    are several: players, float32 [B]. From the place `joint` on, it holds the observations of all agents; 0 if it does
+    not."""
     count = max(1, agents)  # `agents` is a constant, so Numba compiles only one side of the branches on it
     for m in range(len(states)):
         state, first = states[m], m * count
@@ -82,6 +85,8 @@ def _advance(states, keys, mode, limit, first_cut, cut, start_level, num_levels,
         if agents:
             seen = out[first : first + count]
             observe(state, seen[:, :size])
+            if len(players):
+                seen[:, size] = players[first : first + count]
             if joint:
                 for i in range(count):
                     for j in range(count):
@@ -150,8 +155,6 @@ class CompiledShard(ShardEnv):
             shape = (sum(math.prod(entry.shape or ()) for entry in self.observation_space.values()),)
             self._players = np.resize(views.numbers, num_envs) if config.several_policies else None
         self._out = np.zeros((num_envs, *shape), space.dtype)
-        if self._players is not None:  # entries lie side by side, sorted by key: observation, policy, state
-            self._out[:, space.shape[0]] = self._players
         self._advance = _compile(self._class)
 
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,10 +173,23 @@ class CompiledShard(ShardEnv):
 
     def _arguments(self, mode: int) -> tuple[Any, ...]:
         """What _advance begins with."""
-        return self._states, self._keys, mode, *self._numbers, *self._levels, self._joint
+        players = np.zeros(0, np.float32) if self._players is None else self._players.astype(np.float32)
+        # The entries of a row lie side by side, sorted by key: observation, policy, state.
+        return self._states, self._keys, mode, *self._numbers, *self._levels, players, self._joint
 
     def kernel(self) -> Bound | None:
-        return None if self._players is not None else Bound(self._advance, self._arguments(_STEP))
+        return Bound(self._advance, self._arguments(_STEP))
+
+    def report(self, played: StepResult) -> StepResult:
+        if self._players is None:
+            return played
+        scores = np.stack([self._add(*step) for step in zip(played.reward, played.first, strict=True)])
+        return played._replace(metrics=scores_of(self._players, scores))
+
+    def _add(self, reward: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Add the rewards of a step [B] to the scores of episodes, and return these."""
+        self._score = np.where(first, 0, self._score + reward)
+        return self._score
 
     def _play(self, mode: int, out: Observation) -> StepResult:
         reward, ends = np.empty(self.num_envs, np.float32), np.empty((3, self.num_envs), np.bool_)
@@ -207,8 +223,7 @@ class CompiledShard(ShardEnv):
         step = self._play(_STEP, out)
         if self._players is None:
             return step
-        self._score = np.where(step.first, 0, self._score + step.reward)
-        return step._replace(metrics=scores_of(self._players, self._score))
+        return step._replace(metrics=scores_of(self._players, self._add(step.reward, step.first)))
 
     def state_dict(self) -> dict[str, np.ndarray]:
         state = {"states": self._states.view(np.uint8).reshape(len(self._states), -1).copy()}

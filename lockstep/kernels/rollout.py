@@ -87,11 +87,11 @@ def evaluate_raw_with_memory(
     return policy, value
 
 
-def _missing(*_: Any) -> Any:
-    raise NotImplementedError("rollout_kernel puts a compiled function here")
+def missing(*_: Any) -> Any:
+    raise NotImplementedError("a compiled function belongs here: see the argument `names` of `compiled`")
 
 
-look = evaluate = encode = sample = log_prob = send = act = advance = _missing
+look = evaluate = encode = sample = log_prob = send = act = advance = missing
 
 
 def _look(model, t, first, last, memory, obs, actions, rewards, state):

@@ -5,11 +5,13 @@ Shape legend: T time, B environments (agents of matches), P distribution paramet
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from torch.nn import functional as F
 
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
+from lockstep.kernels.bound import PolicyKernels
 from lockstep.models.action_spaces import make_distribution
 from lockstep.models.base import ActionDistribution, ModelOutput, PolicyModel
 from lockstep.models.distributions import FORBIDDEN
@@ -55,9 +58,23 @@ class PoliciesSpace(spaces.Dict):
                 found[key] = obs[key] if whole else obs[key][..., : (space.shape or (1,))[0]]
         return found
 
+    def columns(self, name: str) -> np.ndarray:
+        """int64: where the numbers that a policy sees lie among those of all entries side by side, which are vectors
+        (lockstep.core.arrays.join_entries)."""
+        seen, found, begin = self.parts[name].observation_space.spaces, [], 0
+        for key in sorted(self.spaces):
+            if key in seen:
+                found.append(np.arange(begin, begin + _size(seen[key])))
+            begin += _size(self.spaces[key])
+        return np.concatenate(found)
+
     def rows(self, name: str, obs: Mapping[str, Tensor]) -> Tensor:
         """int64: which columns of observations [T, B, ...] a policy plays. It plays them at all T steps."""
         return (obs[POLICY][0, :, 0] == list(self.parts).index(name)).nonzero().squeeze(1)
+
+
+def _size(space: spaces.Space[Any]) -> int:
+    return math.prod(space.shape or ())
 
 
 class Policies(PolicyModel):
@@ -130,6 +147,16 @@ class Policies(PolicyModel):
     def weights_changed(self) -> None:
         for name in self._space.parts:
             self[name].weights_changed()
+
+    def kernels(self) -> PolicyKernels | None:
+        found = [kernels for name in self._space.parts if (kernels := self[name].kernels()) is not None]
+        if len(found) < len(self._space.parts):
+            return None
+        from lockstep.kernels.several import policies_kernels  # which needs Numba
+
+        player = sum(_size(entry) for key, entry in self._space.spaces.items() if key < POLICY)
+        columns = [self._space.columns(name) for name in self._space.parts]
+        return policies_kernels(found, columns, player, self.distribution.num_params, FORBIDDEN)
 
     def playing(self, space: PoliciesSpace, action_space: gymnasium.Space[Any]) -> Policies:
         """Those of these policies that play in environments with these spaces.

@@ -105,14 +105,14 @@ def score_names(config: EnvConfig, agents: list[Any]) -> tuple[str, ...]:
 
 
 def scores_of(players: np.ndarray, score: np.ndarray) -> np.ndarray:
-    """The metrics that score_names names, float64 [B, policies]; NaN for the agents of other policies.
+    """The metrics that score_names names, float64 [..., B, policies]; NaN for the agents of other policies.
 
     Args:
         players: int64 [B]: the number of the policy that plays each agent.
-        score: float64 [B]: the reward so far of each agent's episode.
+        score: float64 [..., B]: the reward so far of each agent's episode.
     """
     own = np.arange(players.max() + 1) == players[:, None]
-    return np.where(own, score[:, None], np.nan)
+    return np.where(own, score[..., None], np.nan)
 
 
 class Views:
