@@ -44,7 +44,7 @@ from lockstep.experiment import Experiment
 from lockstep.run.folder import RunFolder
 from lockstep.scheme import Scheme
 from lockstep.speed.trial import Slot, Trial
-from lockstep.training.context import StopRequest, WorkerContext
+from lockstep.training.context import RunStatus, WorkerContext
 from lockstep.training.job import Job
 from lockstep.training.loops import work
 from lockstep.training.prepare import prepare
@@ -188,7 +188,7 @@ def _iteration(experiment: Experiment, group: GlooGroup) -> dict[str, Any]:
         options = RunOptions(run=f"{group.broadcast(name)}/run", display="none", tensorboard=False)
         settings = prepare(experiment, layout)
         job = Job(RunFolder.create(settings, layout, options), settings, layout, options)
-        work(job, WorkerContext(group), StopRequest())
+        work(job, WorkerContext(group), RunStatus())
         if group.rank:
             return {}
         lines = [json.loads(line) for line in job.folder.metrics.read_text().splitlines()]

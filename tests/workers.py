@@ -24,7 +24,7 @@ from lockstep.distributed.local_group import LocalGroup, join
 from lockstep.distributed.tree import TreeSum, partners
 from lockstep.run.folder import RunFolder
 from lockstep.system import children
-from lockstep.training.context import StopRequest, WorkerContext
+from lockstep.training.context import RunStatus, WorkerContext
 from lockstep.training.job import Job, Result
 
 MOST = 4
@@ -74,7 +74,7 @@ def _serve(number: int, orders: Any, answers: Any) -> None:
                 if tree is AllReduce:
                     group = GlooGroup(f"file://{folder}/{order}.store", number, learners)
                 try:
-                    answer = lockstep.training.loops.work(job, WorkerContext(group, channels), StopRequest())
+                    answer = lockstep.training.loops.work(job, WorkerContext(group, channels), RunStatus())
                 finally:
                     group.close()
                     if channels is not None:

@@ -70,7 +70,7 @@ class RolloutCheck:
             SettingsError: an action mask forbade all actions.
             NotFinite: a number is not finite, and the run must stop.
         """
-        self._require_choices(played, members, lap)
+        self._check_masks(played, members, lap)
         if self._check.found or played.finite:
             return
         for t in range(1, len(played.reward) + 1):
@@ -92,7 +92,7 @@ class RolloutCheck:
             self._check.report(member.shard * member.num_envs + j, what, self._when(t, played, member, j, lap))
             return
 
-    def _require_choices(self, played: Played, members: Iterable[ActingShard], lap: int) -> None:
+    def _check_masks(self, played: Played, members: Iterable[ActingShard], lap: int) -> None:
         """Raise SettingsError if a mask forbade all choices of an action, or of a part of it."""
         if ACTION_MASK not in played.obs or not len(self._choices):
             return
@@ -104,7 +104,7 @@ class RolloutCheck:
                 if member.rows.start <= row < member.rows.stop and not 0 <= member.last <= t:
                     j = row - member.rows.start
                     when = self._when(t, played, member, j, lap)
-                    self._check.forbids_all(member.shard * member.num_envs + j, when)
+                    self._check.report_mask(member.shard * member.num_envs + j, when)
 
     def _when(self, t: int, played: Played, member: ActingShard, j: int, lap: int) -> str:
         """When a shard's environment j returned the observation t of a rollout."""

@@ -38,7 +38,7 @@ class Launcher:
 
     start: str | Callable[[Any, Any], Any]
     """A function, or its `module:name`, which is imported on use. It is called with `work` and `job`, makes every
-    process call `work(job, context, stop)` (lockstep.training.context), and returns learner 0's Result."""
+    process call `work(job, context, status)` (lockstep.training.context), and returns learner 0's Result."""
     starts_processes: bool = False
     """Whether it starts processes. Their number follows its name in a layout: NAME:2 or NAME:a2-l1."""
     started_externally: bool = False

@@ -214,6 +214,7 @@ class CompiledShard(ShardEnv):
     def reset(self, out: Observation) -> None:
         self._states["episode"] = -1
         self._states["ended"] = True
+        self._score = np.zeros(self.num_envs)
         self._begin(_STEP, out)
 
     def send(self, action: Any) -> None:

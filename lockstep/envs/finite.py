@@ -72,7 +72,7 @@ class FiniteCheck:
             )
         tell(f"warning: {self.found}. The run continues because of --on-nonfinite continue.", sys.stderr)
 
-    def forbids_all(self, environment: int, when: str) -> None:
+    def report_mask(self, environment: int, when: str) -> None:
         """Report that an environment, named by its global index, allowed no action where one was needed.
 
         Raises:

@@ -27,7 +27,7 @@ from lockstep.launchers.watching import stopping_on_signals
 from lockstep.system import children, machine
 from lockstep.system.output import own_streams, tell
 from lockstep.system.supervision import StallDetector, WorkerError
-from lockstep.training.context import StopRequest, Work, WorkerContext
+from lockstep.training.context import RunStatus, Work, WorkerContext
 from lockstep.training.job import Job, Result
 
 _EXPLAINING = 2.0
@@ -130,16 +130,16 @@ def run_specs(work: Work, job: Job, context: Any, specs: list[WorkerSpec], other
     shared = SharedCounts(2 + len(specs))
     pipes: list[Connection] = []
     processes: list[Any] = []
-    stop = StopRequest(shared)
+    status = RunStatus(shared)
     try:
-        with stopping_on_signals(stop):
+        with stopping_on_signals(status):
             if job.options.display != "none":
                 tell(f"Starting {len(specs)} processes …", sys.stderr)
             for index, spec in enumerate(specs):
                 ours, theirs = context.Pipe()
                 process = children.start(
                     _child,
-                    (work, spec, available, theirs, StopRequest(shared, index)),
+                    (work, spec, available, theirs, RunStatus(shared, index)),
                     f"lockstep-{spec.name.lower().replace(' ', '-')}",
                 )
                 if job.layout.pin:
@@ -155,7 +155,7 @@ def run_specs(work: Work, job: Job, context: Any, specs: list[WorkerSpec], other
                 with contextlib.suppress(OSError):  # it has died, which _watch reports
                     pipe.send(job)
             names = [spec.name for spec in specs]
-            return _watch(names, processes, pipes, stop, job.layout, others, job.environments_each)
+            return _watch(names, processes, pipes, status, job.layout, others, job.environments_each)
     finally:
         alive = [process for process in processes if process.is_alive()]
         left = [file for process in alive for file in counters(process.pid)] if job.layout.opens_gpus else []
@@ -171,7 +171,7 @@ def _watch(
     names: list[str],
     processes: list[Any],
     pipes: list[Connection],
-    stop: StopRequest,
+    status: RunStatus,
     layout: Layout,
     others: Alone,
     environments: int = 0,
@@ -192,7 +192,7 @@ def _watch(
             raise WorkerError(elsewhere)
         if len(results) == len(processes):
             others.ended()
-        now = stop.progress()
+        now = status.progress()
         if others.moved(now):
             stall.moved()
         patience = stall.too_long(now, started=any(now), grace=_EXPLAINING)
@@ -243,7 +243,7 @@ def _first_cause(
     return f"{names[rank]} {text}"
 
 
-def _child(work: Work, spec: WorkerSpec, available: int, pipe: Connection, stop: StopRequest) -> None:
+def _child(work: Work, spec: WorkerSpec, available: int, pipe: Connection, status: RunStatus) -> None:
     """The main function of a run's process: it receives its job, joins the others, works, and reports how it ended.
 
     Args:
@@ -270,7 +270,7 @@ def _child(work: Work, spec: WorkerSpec, available: int, pipe: Connection, stop:
         machine.belongs_to_a_run_with(available)
         group = Group() if spec.ends is None else LocalGroup(spec.ends)
         group = group if spec.meeting is None else spec.meeting.join()
-        result = work(job, WorkerContext(group, spec.channels), stop)
+        result = work(job, WorkerContext(group, spec.channels), status)
         pipe.send(("result", result))
         pipe.close()
         group.close()

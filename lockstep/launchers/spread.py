@@ -24,7 +24,7 @@ from lockstep.distributed.groups import Group, meeting_point
 from lockstep.launchers.processes import Alone, Meeting, WorkerSpec, run_specs
 from lockstep.launchers.torchrun import agreed, met
 from lockstep.system.supervision import WorkerError
-from lockstep.training.context import StopRequest, Work
+from lockstep.training.context import RunStatus, Work
 from lockstep.training.job import Job, Result
 
 _CONNECTING = 60.0
@@ -48,9 +48,9 @@ def run_spread(work: Work, job: Job) -> Result:
     Raises:
         WorkerError: a process of this group or of another failed.
     """
-    stop = StopRequest()
-    stop.begin()  # before its processes exist, a process that stops counts as lost
-    group = met(stop)
+    status = RunStatus()
+    status.begin()  # before its processes exist, a process that stops counts as lost
+    group = met(status)
     try:
         job = agreed(group, job)
         store, meeting = meeting_point(os.environ["MASTER_ADDR"]) if group.rank == 0 else (None, None)

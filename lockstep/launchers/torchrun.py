@@ -14,7 +14,7 @@ from lockstep.distributed.groups import MEETING, GlooGroup, Group
 from lockstep.launchers.watching import stopping_on_signals, watched
 from lockstep.system.output import tell
 from lockstep.system.supervision import WorkerError
-from lockstep.training.context import StopRequest, Work, WorkerContext
+from lockstep.training.context import RunStatus, Work, WorkerContext
 from lockstep.training.job import Job, Result
 
 VISIBLE = 60.0
@@ -24,17 +24,17 @@ VISIBLE = 60.0
 def run_torchrun(work: Work, job: Job) -> Result:
     """Run one of the processes that torchrun started. torchrun notices when one ends; each watches itself for
     stalls."""
-    stop = StopRequest()
-    stop.begin()  # a process that stops before the others would count as lost
-    group = met(stop)
+    status = RunStatus()
+    status.begin()  # a process that stops before the others would count as lost
+    group = met(status)
     try:
         job = agreed(group, job)
         job = dataclasses.replace(job, layout=dataclasses.replace(job.layout, workers=group.size))
         with (
-            stopping_on_signals(stop),
-            watched(_end_here, stop, job.layout.stall_timeout, group, job.environments_each),
+            stopping_on_signals(status),
+            watched(_end_here, status, job.layout.stall_timeout, group, job.environments_each),
         ):
-            result = work(job, WorkerContext(group), stop)
+            result = work(job, WorkerContext(group), status)
         assert result is not None, "learners return one"
         return result
     finally:
@@ -47,7 +47,7 @@ def _end_here(reason: str) -> None:
     os._exit(1)
 
 
-def met(stop: StopRequest) -> GlooGroup:
+def met(status: RunStatus) -> GlooGroup:
     """The group of all processes that torchrun or srun started, once all have come.
 
     Raises:
@@ -59,7 +59,7 @@ def met(stop: StopRequest) -> GlooGroup:
         "(set GLOO_SOCKET_IFNAME to choose another)"
     )
     try:
-        with watched(lambda _: _end_here(late), stop, 3 * MEETING.total_seconds()):
+        with watched(lambda _: _end_here(late), status, 3 * MEETING.total_seconds()):
             return GlooGroup("env://", rank, size)
     except RuntimeError as error:
         raise WorkerError(

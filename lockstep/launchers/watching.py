@@ -14,11 +14,11 @@ from lockstep.distributed.groups import Group
 from lockstep.system import children
 from lockstep.system.output import tell
 from lockstep.system.supervision import StallDetector, is_unattended
-from lockstep.training.context import StopRequest
+from lockstep.training.context import RunStatus
 
 
 @contextlib.contextmanager
-def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
+def stopping_on_signals(status: RunStatus) -> Iterator[None]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into a stop request. A later SIGINT or SIGTERM ends the process at once,
     and so does the first one during the start of the run.
 
@@ -39,13 +39,13 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
             children.forget_terminal()
         if received.insists(number):
             raise KeyboardInterrupt
-        if stop.requested() or ended:
+        if status.stop_requested() or ended:
             return
-        if not stop.begun():
+        if not status.begun():
             ended = True
             tell(f"{name}: stopped before the first iteration.", sys.stderr)
             raise KeyboardInterrupt
-        stop.request()
+        status.request_stop()
         tell(
             f"{name}: checkpoint and stop after this iteration; a further Ctrl-C stops at once, as does a further "
             "SIGTERM.",
@@ -54,7 +54,7 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
 
     def at_once(number: int) -> bool:
         insists = overseen.insists(number)
-        return number == signal.SIGTERM and (insists or not stop.begun())
+        return number == signal.SIGTERM and (insists or not status.begun())
 
     with children.handling_stops(handle), children.ending_for_certain(at_once):
         yield
@@ -63,7 +63,7 @@ def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
 @contextlib.contextmanager
 def watched(
     fail: Callable[[str], Any],
-    stop: StopRequest,
+    status: RunStatus,
     stall_timeout: float,
     group: Group | None = None,
     environments: int = 0,
@@ -74,7 +74,7 @@ def watched(
         environments: of this process, which take time to make.
     """
     ended, stall = threading.Event(), StallDetector(stall_timeout, environments)
-    arguments = (fail, stop, ended, stall, threading.get_ident(), group or Group())
+    arguments = (fail, status, ended, stall, threading.get_ident(), group or Group())
     threading.Thread(target=_watch_thread, args=arguments, daemon=True).start()
     try:
         yield
@@ -84,7 +84,7 @@ def watched(
 
 def _watch_thread(
     fail: Callable[[str], Any],
-    stop: StopRequest,
+    status: RunStatus,
     ended: threading.Event,
     stall: StallDetector,
     thread: int,
@@ -93,7 +93,7 @@ def _watch_thread(
     while not ended.wait(1.0):
         if group.waiting:
             stall.moved()
-        now = stop.steps()
+        now = status.steps()
         patience = stall.too_long(now, started=now > 0)
         if patience is not None:
             stack = "".join(traceback.format_stack(sys._current_frames().get(thread)))

@@ -1,4 +1,4 @@
-"""What every process of a run receives in addition to its job: its links to the others, and the request to stop."""
+"""What every process of a run receives in addition to its job: its links to the others, and the run's status."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class WorkerContext:
     """Says which collected rollouts are late, on several machines, if these are preempted."""
 
 
-class StopRequest:
-    """Tells a worker to stop, and counts its steps as a sign of life.
+class RunStatus:
+    """What processes say of a run while it goes on: whether it is to stop, whether it has begun, and their heartbeats.
 
     Args:
         shared: `2 + processes` numbers that all processes of the run share.
@@ -44,11 +44,11 @@ class StopRequest:
         self._counts: Any = [0, 0, 0] if shared is None else shared.values
         """Whether a stop was requested, whether the first iteration has begun, and each process's steps."""
 
-    def request(self) -> None:
+    def request_stop(self) -> None:
         """Ask for a checkpoint and a clean end after the current iteration."""
         self._counts[0] = 1
 
-    def requested(self) -> bool:
+    def stop_requested(self) -> bool:
         return bool(self._counts[0])
 
     def begin(self) -> None:
@@ -71,8 +71,8 @@ class StopRequest:
         return list(self._counts[2:])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StopRequest, (self._shared, self._rank)
+        return RunStatus, (self._shared, self._rank)
 
 
-Work = Callable[[Job, WorkerContext, StopRequest], Result | None]
+Work = Callable[[Job, WorkerContext, RunStatus], Result | None]
 """What every process of a run does (lockstep.training.loops.work)."""

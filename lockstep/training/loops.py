@@ -20,7 +20,7 @@ from lockstep.system.garbage import objects_frozen
 from lockstep.system.malloc import keep_freed_memory
 from lockstep.system.numerics import torch_configured
 from lockstep.training import determinism
-from lockstep.training.context import StopRequest, WorkerContext
+from lockstep.training.context import RunStatus, WorkerContext
 from lockstep.training.job import Job, Result
 from lockstep.training.recording import Recording
 from lockstep.training.start import begin_run, collectors_of, learner_process, slowed
@@ -28,10 +28,10 @@ from lockstep.transport.processes import CollectorConnection, RunEnded, collecto
 from lockstep.transport.rollouts import acting_with
 
 
-def work(job: Job, context: WorkerContext, stop: StopRequest) -> Result | None:
+def work(job: Job, context: WorkerContext, status: RunStatus) -> Result | None:
     """What every process of a run does."""
     keep_freed_memory()
-    heartbeat = slowed(stop.heartbeat, job.layout.jitter)
+    heartbeat = slowed(status.heartbeat, job.layout.jitter)
     channels = context.channels if context.channels is not None and context.channels.role == "collector" else None
     role, index = ("learner", context.group.rank) if channels is None else ("collector", channels.index)
     device = job.layout.device_of(role, index)
@@ -39,11 +39,11 @@ def work(job: Job, context: WorkerContext, stop: StopRequest) -> Result | None:
     with determinism.explained(), settings:
         agent = Agent(job.experiment, device)
         if channels is None:
-            return learn(job, agent, context, stop, heartbeat)
-        return collect(job, agent, channels, stop, heartbeat)
+            return learn(job, agent, context, status, heartbeat)
+        return collect(job, agent, channels, status, heartbeat)
 
 
-def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, heartbeat: Callable[[], None]) -> Result:
+def learn(job: Job, agent: Agent, context: WorkerContext, status: RunStatus, heartbeat: Callable[[], None]) -> Result:
     """Take rollouts, learn from them, publish the next version, record the iteration and save checkpoints."""
     experiment, options, group = job.experiment, job.options, context.group
     process = learner_process(job, agent, context, heartbeat)
@@ -51,9 +51,9 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, hea
     with contextlib.ExitStack() as closing:
         closing.callback(rollouts.close)
         resumed = begin_run(job, process)
-        recording = closing.enter_context(contextlib.closing(Recording(job, process, stop.heartbeat, resumed)))
+        recording = closing.enter_context(contextlib.closing(Recording(job, process, status.heartbeat, resumed)))
         group.barrier()
-        stop.begin()
+        status.begin()
         closing.enter_context(objects_frozen())
         done, stopped = resumed.iteration, False
         for iteration in job.schedule.iterations_from(done, job.stop_after):
@@ -65,7 +65,7 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, hea
             if job.layout.learner_delay:
                 time.sleep(job.layout.learner_delay)
             learned = process.learner.learn(iteration, taken)
-            stopped, count = process.merge_statistics(taken, stop=stop.requested())
+            stopped, count = process.merge_statistics(taken, stop=status.stop_requested())
             not_finite = agent.not_finite()
             if not (not_finite and job.stops):  # or recording ends the run
                 rollouts.publish(agent.version(iteration + 1, copied=rollouts.keeps))
@@ -82,14 +82,14 @@ def learn(job: Job, agent: Agent, context: WorkerContext, stop: StopRequest, hea
         return Result(job.folder.path, state_digest(process.state()), done, recording.score(), stopped)
 
 
-def collect(job: Job, agent: Agent, channels: Channels, stop: StopRequest, heartbeat: Callable[[], None]) -> None:
+def collect(job: Job, agent: Agent, channels: Channels, status: RunStatus, heartbeat: Callable[[], None]) -> None:
     """Collect rollouts in a separate process, until the learners want no more."""
     schedule = job.schedule
     buffers = collector_buffers(agent, channels, channels.index, schedule)
     collectors = collectors_of(job, agent, buffers, channels.admission, heartbeat)
     with contextlib.closing(collectors):
         connection = CollectorConnection(agent, channels, collectors, schedule, free=job.collects_freely)
-        begin = connection.start(job.saved(), stop.begin)
+        begin = connection.start(job.saved(), status.begin)
         with objects_frozen(), contextlib.suppress(RunEnded):
             if job.collects_freely:
                 _collect_freely(connection, collectors, refresh=job.experiment.scheme.refresh == "step")

@@ -32,8 +32,8 @@ from lockstep.transport.free_running import Pace
 
 
 @dataclass(frozen=True)
-class LearnerReport:
-    """A learner's report to learner 0 about an iteration."""
+class ProcessReport:
+    """What the process of a learner reports to learner 0 about an iteration."""
 
     infos: dict[int, list[RolloutInfo]]
     """By batch slot."""
@@ -48,17 +48,17 @@ class LearnerReport:
 
 def report_of(
     process: LearnerProcess, taken: dict[int, list[CollectedRollout]], learned: LearningReport, begin: float
-) -> LearnerReport:
+) -> ProcessReport:
     """A learner's report about an iteration that began at `begin` (time.perf_counter)."""
     rollouts = process.rollouts
     times = {**rollouts.own_times(), "learning": learned.seconds, "waiting": process.group.waited + rollouts.waited}
     times["other"] = max(0.0, time.perf_counter() - begin - sum(times.values()))
     infos = {slot: [each.info for each in of_slot] for slot, of_slot in taken.items()}
     times_of_all = [times, *rollouts.collector_times()]
-    return LearnerReport(infos, learned.gradient_digests, learned.applied, times_of_all, rollouts.waited)
+    return ProcessReport(infos, learned.gradient_digests, learned.applied, times_of_all, rollouts.waited)
 
 
-def _waits(reports: list[LearnerReport], layout: Layout, shards: int) -> dict[str, float]:
+def _waits(reports: list[ProcessReport], layout: Layout, shards: int) -> dict[str, float]:
     """Seconds that the slowest learner waited for collectors, and that collectors waited on average for versions."""
     if not layout.split:
         return {}
@@ -156,7 +156,7 @@ class RunWriter:
         iteration: int,
         count: int,
         learned: LearningReport,
-        reports: list[LearnerReport],
+        reports: list[ProcessReport],
         seconds: float,
         not_finite: Sequence[str] = (),
     ) -> None:
@@ -258,7 +258,7 @@ class RunWriter:
             self._ledger.close()
 
 
-def _joined(reports: list[LearnerReport]) -> _Joined:
+def _joined(reports: list[ProcessReport]) -> _Joined:
     infos: dict[int, list[RolloutInfo]] = {}
     gradients: dict[int, str] = {}
     applied: dict[int, Applied] = {}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstep.distributed.shared_memory import Arena, PrivateArena, SharedCounts, SharedMemory
-from lockstep.training.context import StopRequest
+from lockstep.training.context import RunStatus
 
 ODD = 5
 """Bytes of a first tensor, so that the second one is not aligned by itself."""
@@ -25,25 +25,25 @@ def write(memory: SharedMemory) -> None:
     body.copy_(torch.arange(6.0).view(2, 3))
 
 
-def count(stop: StopRequest, memory: SharedMemory) -> None:
+def count(status: RunStatus, memory: SharedMemory) -> None:
     write(memory)
-    if stop.requested():
+    if status.stop_requested():
         for _ in range(3):
-            stop.heartbeat()
+            status.heartbeat()
 
 
 @pytest.mark.slow
 def test_what_one_process_writes_another_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiprocessing.heap.Arena._dir_candidates", ["/proc"])  # as where /dev/shm is read-only
     memory, counts = SharedMemory(), SharedCounts(2 + 2)
-    stop = StopRequest(counts)
-    stop.request()
-    arguments = (StopRequest(counts, rank=1), memory)
+    status = RunStatus(counts)
+    status.request_stop()
+    arguments = (RunStatus(counts, rank=1), memory)
     process: Any = multiprocessing.get_context("spawn").Process(target=count, args=arguments)
     process.start()
     process.join(120)
     assert process.exitcode == 0
-    assert stop.progress() == [0, 3] and stop.steps() == 0
+    assert status.progress() == [0, 3] and status.steps() == 0
     counts.close()
     head, body = memory.map(layout)
     assert head.tolist() == [7] * ODD and body.tolist() == [[0, 1, 2], [3, 4, 5]]

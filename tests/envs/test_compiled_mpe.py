@@ -302,6 +302,11 @@ def test_the_score_of_each_policy_is_the_sum_of_its_agents_rewards() -> None:
         each.send(np.ones(4, int))
         step = each.recv(out)
         np.testing.assert_array_equal(step.metrics, [[0, np.nan], [np.nan, 0], [1, np.nan], [np.nan, 3]])
+    env.reset(out)
+    env.send(np.ones(4, int))
+    np.testing.assert_array_equal(
+        env.recv(out).metrics, [[1, np.nan], [np.nan, 1]] * 2, "scores begin at 0 with every reset"
+    )
 
 
 def test_several_policies_learn_the_same_on_every_layout_and_when_resumed(tmp_path: Path) -> None:

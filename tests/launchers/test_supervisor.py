@@ -33,7 +33,7 @@ from lockstep.launchers.processes import Alone, _first_cause, _watch
 from lockstep.system import children, supervision
 from lockstep.system.machine import cores
 from lockstep.system.supervision import WorkerError
-from lockstep.training.context import StopRequest
+from lockstep.training.context import RunStatus
 
 ROOT = Path(__file__).parents[2]
 ENV = """
@@ -115,7 +115,7 @@ def test_a_worker_that_is_killed_before_it_has_read_what_to_do() -> None:
     ours.send("what to do")
     process.kill()
     with pytest.raises(WorkerError, match=r"Worker 0 of 1 .*SIGKILL"):
-        _watch(["Worker 0 of 1"], [process], [ours], StopRequest(), Layout(), Alone())
+        _watch(["Worker 0 of 1"], [process], [ours], RunStatus(), Layout(), Alone())
 
 
 def test_a_worker_that_hangs(env: Callable[..., str], capfd: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +180,7 @@ def test_waiting_for_others_is_no_standstill(monkeypatch: pytest.MonkeyPatch) ->
         event = SimpleNamespace(wait=wait, set=lambda: None)
         of_threads = {**vars(threading), "Event": lambda: event}
         monkeypatch.setattr(watching, "threading", SimpleNamespace(**of_threads))
-        with watching.watched(failed.append, StopRequest(), 300.0, group):
+        with watching.watched(failed.append, RunStatus(), 300.0, group):
             begun.set()
             assert over.wait(60)
 

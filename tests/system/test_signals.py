@@ -18,7 +18,7 @@ from children import Child, dispositions
 from lockstep.launchers.watching import stopping_on_signals
 from lockstep.system import children
 from lockstep.system.supervision import unattended
-from lockstep.training.context import StopRequest
+from lockstep.training.context import RunStatus
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -111,11 +111,11 @@ def send(number: int) -> None:
 def test_a_second_sigterm_ends_at_once_unless_it_is_an_echo(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stop = StopRequest()
-    stop.begin()
-    with pytest.raises(KeyboardInterrupt), stopping_on_signals(stop):
+    status = RunStatus()
+    status.begin()
+    with pytest.raises(KeyboardInterrupt), stopping_on_signals(status):
         send(signal.SIGTERM)
-        assert stop.requested()
+        assert status.stop_requested()
         for clock[0], number in ((0.5, signal.SIGTERM), (0.6, signal.SIGHUP), (9.0, signal.SIGHUP)):
             send(number)
         send(signal.SIGTERM)
@@ -124,22 +124,22 @@ def test_a_second_sigterm_ends_at_once_unless_it_is_an_echo(
 
 
 def test_a_sweep_may_pass_a_sigterm_on_late(clock: list[float]) -> None:
-    stop = StopRequest()
-    stop.begin()
-    with unattended(pytest.fail), stopping_on_signals(stop):
+    status = RunStatus()
+    status.begin()
+    with unattended(pytest.fail), stopping_on_signals(status):
         for clock[0] in (0.0, 60.0):
             send(signal.SIGTERM)
-    assert stop.requested()
+    assert status.stop_requested()
 
 
 def test_the_first_signal_ends_a_run_that_has_not_begun(capsys: pytest.CaptureFixture[str]) -> None:
-    stop = StopRequest()
-    with pytest.raises(KeyboardInterrupt), stopping_on_signals(stop):
+    status = RunStatus()
+    with pytest.raises(KeyboardInterrupt), stopping_on_signals(status):
         try:
             send(signal.SIGTERM)
         finally:
             send(signal.SIGTERM)  # an echo, which does not disturb the end
-    assert capsys.readouterr().err.count("before the first iteration") == 1 and not stop.requested()
+    assert capsys.readouterr().err.count("before the first iteration") == 1 and not status.stop_requested()
 
 
 def test_a_process_that_stands_in_native_code_is_ended_by_a_thread() -> None:

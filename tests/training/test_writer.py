@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from lockstep.config.layout import Layout
-from lockstep.training.writer import LearnerReport, _waits, report_of
+from lockstep.training.writer import ProcessReport, _waits, report_of
 
 
-def part(waited: float, *times: dict[str, float]) -> LearnerReport:
-    return LearnerReport({}, {}, {}, list(times), waited)
+def part(waited: float, *times: dict[str, float]) -> ProcessReport:
+    return ProcessReport({}, {}, {}, list(times), waited)
 
 
 def test_learners_wait_as_long_as_one_of_them_and_collectors_on_average() -> None:

@@ -26,7 +26,7 @@ from lockstep.learners.parameter_store import Changed, ParameterStore, Read
 from lockstep.learners.steps import Computed
 from lockstep.run.folder import is_run
 from lockstep.system import children
-from lockstep.training.context import StopRequest, Work, WorkerContext
+from lockstep.training.context import RunStatus, Work, WorkerContext
 from lockstep.training.job import Job, Result
 from lockstep.training.start import collector_service
 from lockstep.transport.free_running import Admission
@@ -50,7 +50,7 @@ class _Process:
     """
 
     def __init__(self, name: str, job: Job, directory: str) -> None:
-        self._name, self._job, self._stop, self._thread = name, job, StopRequest(), 0
+        self._name, self._job, self._status, self._thread = name, job, RunStatus(), 0
         if threading.current_thread() is threading.main_thread():
             children.ignore((signal.SIGINT,))
         with contextlib.suppress(OSError):  # paths in settings are relative to the folder where the run was started
@@ -77,7 +77,7 @@ class _Process:
 
     def progress(self) -> int:
         """Steps so far."""
-        return self._stop.steps()
+        return self._status.steps()
 
     def node(self) -> Node:
         """The machine that it is on."""
@@ -130,13 +130,13 @@ class RayLearner(_Process):
             inbox = self._inbox if layout.split else None
             store = self._parameters if self._rank == 0 else RemoteStore(learner_0)
             counts = RemoteCounts(learner_0)
-            return work(self._job, WorkerContext(group, inbox=inbox, store=store, counts=counts), self._stop)
+            return work(self._job, WorkerContext(group, inbox=inbox, store=store, counts=counts), self._status)
         finally:
             group.close()
 
     def stop(self) -> None:
         """End after this iteration, with a checkpoint."""
-        self._stop.request()
+        self._status.request_stop()
 
     def stored(self, method: str, *args: Any) -> Any:
         """Call a method of learner 0's parameter store."""
@@ -247,7 +247,7 @@ class RayCollector(_Process):
         self._require_gpu("collector")
         self.leave(group)
         self._generations[group] = generation
-        service = collector_service(self._job, group, self._stop.heartbeat, RemoteCounts(learner_0))
+        service = collector_service(self._job, group, self._status.heartbeat, RemoteCounts(learner_0))
         self._services[group] = service
         states, offsets = ({shard: each for some in kind for shard, each in some.items()} for kind in zip(*held))
         ready = service.start(states, offsets)

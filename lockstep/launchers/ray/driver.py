@@ -42,7 +42,7 @@ from lockstep.launchers.ray.places import places
 from lockstep.launchers.ray.requests import Actor, Collector, Delivery, NextLap, Request, Start
 from lockstep.run.checkpoint import iteration_of
 from lockstep.system.supervision import StallDetector
-from lockstep.training.context import StopRequest, Work
+from lockstep.training.context import RunStatus, Work
 from lockstep.training.job import Job, Result
 
 _POLL = 1.0
@@ -64,9 +64,9 @@ class RayDriver:
         losses: processes that were lost before.
     """
 
-    def __init__(self, ray: Any, work: Work, job: Job, stop: StopRequest, losses: int) -> None:
+    def __init__(self, ray: Any, work: Work, job: Job, status: RunStatus, losses: int) -> None:
         layout, schedule = job.layout, job.schedule
-        self._ray, self._work, self._job, self._layout, self._stop = ray, work, job, layout, stop
+        self._ray, self._work, self._job, self._layout, self._status = ray, work, job, layout, status
         self.losses = losses
         self._schedule, self._shards = schedule, job.experiment.scheme.shards
         self._free = job.collects_freely
@@ -261,7 +261,7 @@ class RayDriver:
                 self._repeat(each, alive=each.collector.process.answered > at)
         if self._broken is not None and now > self._broken[0] + _NOTICING:
             raise ProcessLost(self._broken[1])
-        if self._stop.requested() and not self._told:
+        if self._status.stop_requested() and not self._told:
             self._told = True
             for learner in self._learners:
                 self._call(learner, "stop")

@@ -22,7 +22,7 @@ from lockstep.launchers.watching import stopping_on_signals
 from lockstep.run.checkpoint import iteration_of
 from lockstep.run.files import locked
 from lockstep.system.machine import cores
-from lockstep.training.context import StopRequest, Work
+from lockstep.training.context import RunStatus, Work
 from lockstep.training.job import Job, Result
 from lockstep.training.resuming import resumable
 
@@ -39,8 +39,8 @@ def run_ray(work: Work, job: Job) -> Result:
         SettingsError: the cluster is too small.
         WorkerError: a process raised or stalled, or more were lost than the layout allows.
     """
-    stop, losses = StopRequest(), 0
-    stop.begin()  # this process cannot see when its actors begin
+    status, losses = RunStatus(), 0
+    status.begin()  # this process cannot see when its actors begin
     told = dataclasses.replace(
         job,
         folder=dataclasses.replace(job.folder, path=job.folder.path.absolute()),
@@ -48,11 +48,11 @@ def run_ray(work: Work, job: Job) -> Result:
         options=dataclasses.replace(job.options, display="none" if job.options.display == "none" else "plain"),
     )
     needed = places(job)
-    with connected(int(sum(each["CPU"] for each in needed))) as ray, stopping_on_signals(stop):
+    with connected(int(sum(each["CPU"] for each in needed))) as ray, stopping_on_signals(status):
         require_places(ray, job.layout, needed)
         while True:
             kind = GrowingDriver if job.layout.growing else RayDriver
-            driver = kind(ray, work, told, stop, losses)
+            driver = kind(ray, work, told, status, losses)
             try:
                 return dataclasses.replace(driver.run(), run=job.folder.path)
             except ProcessLost as lost:
