@@ -97,7 +97,11 @@ PROOFS = {
     ),
     "minatar-rainbow": Proof(f"{_MINATAR} --model.returns categorical {_RAINBOW} --model.stream-size 128", 1),
     "minatar-pqn": Proof("pqn-minatar --precision fp32 --total-steps 1M", 3),
-    "minatar-ppo": Proof("ppo-minatar --precision fp32 --total-steps 1M", 1),
+    "minatar-ppo": Proof(
+        "ppo-minatar --precision fp32 --algorithm.rollout 32 --algorithm.minibatches 4 --algorithm.learning-rate 1e-3 "
+        "--total-steps 1M",
+        1,
+    ),
     "memory-lstm": Proof("ppo-memory --precision fp32", 3),
     "memory-gru": Proof("ppo-memory --precision fp32 --model.core gru", 3),
     "memory-mingru": Proof("ppo-memory --precision fp32 --model.core mingru", 3),

@@ -57,7 +57,7 @@ def _minatar() -> dict[str, Proof]:
     """Ten algorithms on MinAtar's Breakout; only what is no default of a recipe or of its algorithm was chosen here."""
     many = recipes.ppo_minatar().replace(scheme=_ALONE, total_steps=1_000_000, precision="fp32")
     few = many.replace(env=replace(many.env, num_envs=16))
-    ppo = few.replace(algorithm=replace(few.algorithm, rollout=64, minibatches=8))
+    ppo = few.replace(algorithm=replace(few.algorithm, rollout=64, minibatches=8, learning_rate=1e-3))
     behind = Scheme(shards=1, lag=1)
     dqn = recipes.dqn_minatar().replace(scheme=_ALONE, total_steps=300_000, precision="fp32")
     learned = replace(dqn.algorithm, epsilon_fraction=0.2)

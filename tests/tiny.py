@@ -33,13 +33,14 @@ def cut(
     epochs: int = 2,
     env: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
+    algorithm: dict[str, Any] | None = None,
     scheme: dict[str, Any] | None = None,
     precision: str = "fp32",
 ) -> Experiment:
     """A recipe with 8 environments in 4 shards, short rollouts and three iterations."""
     full = recipe()
     env = {"num_envs": 8, **(env or {})}  # ALE takes a tenth of a second to make each, so some have fewer
-    algorithm = {"rollout": rollout, "epochs": epochs, "minibatches": 2}
+    algorithm = {"rollout": rollout, "epochs": epochs, "minibatches": 2, **(algorithm or {})}
     model = {"dense_size": 32, "core_size": 16, "hidden_sizes": (16,), **(model or {})}
     scheme = {"shards": 4, "acting_batch": 0, **(scheme or {})}
     return full.replace(
@@ -206,7 +207,7 @@ if importlib.util.find_spec("envpool"):  # which has no release for Python 3.10
     EXPERIMENTS["vizdoom"] = lambda: cut(recipes.appo_vizdoom)
 if importlib.util.find_spec("minatar"):
     EXPERIMENTS["minatar"] = lambda: replaying(recipes.dqn_minatar, replay={})
-    EXPERIMENTS["minatar-ppo"] = lambda: cut(recipes.ppo_minatar)
+    EXPERIMENTS["minatar-ppo"] = lambda: cut(recipes.ppo_minatar, algorithm={"learning_rate": 1e-3})
 EXPERIMENTS["portable-mujoco"] = lambda: cut(recipes.ppo_mujoco, rollout=16, precision="portable")
 EXPERIMENTS["portable-pendulum"] = lambda: cut(
     recipes.ppo_mujoco,
@@ -225,7 +226,7 @@ EXPERIMENTS["portable-cartpole-lags"] = lambda: cut(
 EXPERIMENTS["portable-spread-lag-1"] = lambda: cut(
     recipes.mappo_mpe, rollout=30, env={"num_envs": 12}, scheme={"lag": 1}, precision="portable"
 )
-EXPERIMENTS["portable-minatar-ppo"] = lambda: compiled(cut(recipes.ppo_minatar))
+EXPERIMENTS["portable-minatar-ppo"] = lambda: compiled(cut(recipes.ppo_minatar, algorithm={"learning_rate": 1e-3}))
 EXPERIMENTS["portable-minatar-dqn"] = lambda: compiled(replaying(recipes.dqn_minatar, replay={}))
 if importlib.util.find_spec("gymnasium_robotics"):
     EXPERIMENTS["fetch"] = lambda: single_steps(replaying(recipes.her_fetch, replay={}))
@@ -367,7 +368,8 @@ or of it and CartPole's, which have every kind of lag. Where only these parts ma
 def with_popart() -> Experiment:
     """A value for each of two games with equal spaces, whose returns are of different sizes."""
     games = "mixed/MinAtar/Breakout-v0@compiled+MinAtar/Asterix-v0@compiled*3"
-    full = cut(recipes.ppo_minatar, env={"id": games, "num_envs": 16, "options": {"task_input": "value"}})
+    env = {"id": games, "num_envs": 16, "options": {"task_input": "value"}}
+    full = cut(recipes.ppo_minatar, env=env, algorithm={"learning_rate": 1e-3})
     return full.replace(**{"model.popart.rate": 0.1, "scheme.lag": 1})
 
 

@@ -243,7 +243,7 @@ def ppo_minatar(game: str = "Breakout") -> Experiment:
     return Experiment(
         env=EnvConfig(id=f"MinAtar/{game}-v1", num_envs=64),
         model=StandardModelConfig(encoder="minatar"),
-        algorithm=PPOConfig(rollout=32, epochs=4, minibatches=4, learning_rate=1e-3, clip=0.2),
+        algorithm=PPOConfig(rollout=128, epochs=4, minibatches=16, learning_rate=2.5e-3, clip=0.2),
         scheme=Scheme(shards=4),
         total_steps=5_000_000,
         precision="portable",
