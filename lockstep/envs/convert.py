@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from lockstep.config.settings import SettingsError
 from lockstep.envs.base import Observation
-from lockstep.models.action_spaces import action_parts, composite
+from lockstep.models.action_spaces import action_parts, choices_of, composite
 from lockstep.models.observations import ACTION_MASK
 from lockstep.system.output import tell
 
@@ -278,7 +278,7 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
     if key == ACTION_MASK and isinstance(space, spaces.MultiDiscrete) and (space.nvec == 2).all():
         space = spaces.MultiBinary(space.nvec.shape)
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        sizes = np.array(choices_of(space))
         column = np.repeat(np.arange(sizes.size), sizes)
         symbol = np.concatenate([np.arange(size) for size in sizes]) + np.repeat(np.ravel(space.start), sizes)
 
