@@ -154,6 +154,8 @@ class CompiledShard(ShardEnv):
             self._joint = (space.shape[0] + config.several_policies) * (config.central_state != "none")
             shape = (sum(math.prod(entry.shape or ()) for entry in self.observation_space.values()),)
             self._players = np.resize(views.numbers, num_envs) if config.several_policies else None
+        self._shown = np.zeros(0, np.float32) if self._players is None else self._players.astype(np.float32)
+        """The entry `policy` of each row. Entries lie side by side, sorted by key: observation, policy, state."""
         self._out = np.zeros((num_envs, *shape), space.dtype)
         self._advance = _compile(self._class)
 
@@ -173,9 +175,7 @@ class CompiledShard(ShardEnv):
 
     def _arguments(self, mode: int) -> tuple[Any, ...]:
         """What _advance begins with."""
-        players = np.zeros(0, np.float32) if self._players is None else self._players.astype(np.float32)
-        # The entries of a row lie side by side, sorted by key: observation, policy, state.
-        return self._states, self._keys, mode, *self._numbers, *self._levels, players, self._joint
+        return self._states, self._keys, mode, *self._numbers, *self._levels, self._shown, self._joint
 
     def kernel(self) -> Bound | None:
         return Bound(self._advance, self._arguments(_STEP))
