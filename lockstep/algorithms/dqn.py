@@ -57,6 +57,12 @@ class DQNConfig(OffPolicyConfig):
 
     needs: ClassVar[tuple[Need, ...]] = (Need(("samples", "target_samples"), ("model.returns",), ("implicit",)),)
 
+    def compares(self, online: QModel) -> bool:
+        """Whether double Q-learning evaluates two networks. If the target network is a copy of the model after every
+        gradient step, both choose the same action, unless their noise differs."""
+        copied = self.target_period == 1 and self.target_rate == 1
+        return self.double and (online.noise_numbers > 0 or not copied)
+
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
         super().validate(envs_per_shard, recurrent=recurrent)
@@ -128,7 +134,7 @@ class DQN(OffPolicy[DQNConfigT]):
         with torch.no_grad():
             features = _features(target, batch.next_obs)
             dist_t = _numbers(target, features, target_tau)
-            if self.config.double:
+            if self.config.compares(online):
                 q_selector = online.choices(distribution_of(online, batch.next_obs), batch.next_obs)
             else:
                 described = dist_t if target_tau is None else target.head(features)

@@ -97,7 +97,7 @@ class DrQ(DQN[DrQConfig]):
         q_tm1 = _of_copies(online, obs, config.copies)  # [M, n, A]
         with torch.no_grad():
             q_t = _of_copies(target, next_obs, config.target_copies)  # [K, n, A]
-            q_selector = _of_copies(online, next_obs, config.target_copies) if config.double else q_t
+            q_selector = _of_copies(online, next_obs, config.target_copies) if config.compares(online) else q_t
             v_t = of_action(q_t, q_selector.argmax(-1)).mean(0)
             target_tm1 = (batch.reward + batch.discount * v_t).expand(config.copies, items)
         q_tm1 = of_action(q_tm1, batch.action.expand(config.copies, items))

@@ -134,7 +134,7 @@ class QLearner(ReplayLearner):
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
         super().__init__(agent, slots, tree, heartbeat, DQN_SUMS)
-        self._layers, self._double = q_layers(model, agent.flat), config.double
+        self._layers, self._double = q_layers(model, agent.flat), config.compares(model)
 
     def _call(self, items: Items, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
         vectors = self._parameters, self._target
@@ -152,7 +152,7 @@ class ReturnsLearner(ReplayLearner):
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
         super().__init__(agent, slots, tree, heartbeat, DQN_SUMS)
-        self._network, self._double = q_network(model, agent.flat), config.double
+        self._network, self._double = q_network(model, agent.flat), config.compares(model)
         self._samples = (config.samples, config.target_samples) if model.implicit else (0, 0)
         self._used = np.zeros((2, self._parameters.size), np.float32)
 

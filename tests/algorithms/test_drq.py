@@ -69,7 +69,7 @@ def slow_augment(image: np.ndarray, draws: Tensor, pad: int, intensity: float) -
 @pytest.mark.parametrize(("double", "noisy"), [(True, False), (False, True)])
 def test_the_loss_is_what_loops_give(double: bool, noisy: bool) -> None:
     generator = torch.Generator().manual_seed(3)
-    config = DrQConfig(double=double, copies=2, target_copies=3, pad=2, intensity=0.1)
+    config = DrQConfig(double=double, copies=2, target_copies=3, pad=2, intensity=0.1, target_period=2)
     model = QModelConfig(encoder="der", dueling=True, noisy=noisy)
     space = spaces.Box(0, 255, (2, SIZE, SIZE), np.uint8)
     online, target = (

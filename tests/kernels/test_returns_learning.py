@@ -17,7 +17,7 @@ from tiny import EXPERIMENTS, options
 
 from lockstep import resume, train
 from lockstep.agent import Agent
-from lockstep.algorithms.dqn import project
+from lockstep.algorithms.dqn import DQNConfig, project
 from lockstep.algorithms.kernel_table import ReturnsKernels
 from lockstep.core.transitions import Transitions
 from lockstep.experiment import Experiment
@@ -183,6 +183,21 @@ def test_no_layout_changes_drqs_digest_and_several_copies_have_no_kernels(tmp_pa
     }
     assert len(digests) == 1
     assert not Agent(drq().replace(**{"algorithm.target_copies": 2})).kernels
+
+
+@pytest.mark.parametrize("precision", ["fp32", "portable"])
+@pytest.mark.parametrize("change", [{}, {"model.noisy": True}, {"algorithm.target_rate": 0.5}])
+def test_a_target_network_that_is_a_copy_chooses_actions_itself(
+    change: dict[str, Any], precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = drq(**{"algorithm.target_period": 1, **change}).replace(precision=precision)
+    assert isinstance(experiment.algorithm, DQNConfig) and experiment.algorithm.double
+    found = train(experiment, "inline", options(tmp_path / "run")).digest
+    monkeypatch.setattr(DQNConfig, "compares", lambda self, online: True)
+    assert train(experiment, "inline", options(tmp_path / "compared")).digest == found
+    monkeypatch.setattr(DQNConfig, "compares", lambda self, online: False)
+    alike = train(experiment, "inline", options(tmp_path / "alike")).digest == found
+    assert alike == (change == {})
 
 
 def test_what_has_other_bits_is_left_to_torch() -> None:
