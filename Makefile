@@ -85,7 +85,7 @@ $(VENV)/.train: $(VENV)/.setuptools pyproject.toml
 
 $(VENV)/.test: $(VENV)/.setuptools pyproject.toml
 	@echo "Installing lockstep, its tests' environments and its tools into $(VENV)"
-	@$(PIP) --no-build-isolation --editable ".[atari,envpool,mujoco,ray,dev]"
+	@$(PIP) --no-build-isolation --editable ".[atari,envpool,mujoco,procgen,ray,dev]"
 	@touch $@
 
 clean:

@@ -19,6 +19,7 @@ from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.pictures import as_picture
+from lockstep.envs.qt import load_qt, missing_qt
 from lockstep.envs.restarting import RestartingShard
 from lockstep.envs.settings import EnvConfig
 
@@ -103,10 +104,18 @@ class EnvPoolShard(RestartingShard):
 
     @property
     def _is_atari(self) -> bool:
-        return _registry.specs[self._id][0] == "envpool.atari"
+        return self._family == "envpool.atari"
+
+    @property
+    def _family(self) -> str:
+        """The module of EnvPool that has this environment."""
+        return _registry.specs[self._id][0]
 
     def _make_spec(self) -> Any:
+        needs_qt = self._family == "envpool.procgen"
         try:
+            if needs_qt:
+                load_qt()
             known = set(envpool.make_spec(self._id).config._fields)
             for name in self._settings:
                 if name in _OURS:
@@ -126,7 +135,8 @@ class EnvPoolShard(RestartingShard):
                 )
             return envpool.make_spec(self._id, num_envs=self.num_envs, batch_size=self.num_envs, **self._settings)
         except ImportError as error:  # a system library that a family of environments needs
-            raise SettingsError(f"EnvPool cannot serve {self._id} on this machine: {error}") from error
+            why = missing_qt() if needs_qt else error
+            raise SettingsError(f"EnvPool cannot serve {self._id} on this machine. {why}") from error
         except (TypeError, ValueError) as error:
             raise SettingsError(f"EnvPool's {self._id} refuses env.options {self._settings}: {error}") from error
 
