@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 
 from lockstep.collectors.stepping import ActingShard
-from lockstep.envs.finite import FiniteCheck, all_finite, wrong_numbers
+from lockstep.envs.finite import FiniteCheck, all_finite, forbids_all, wrong_numbers
 from lockstep.models.action_spaces import choices_of
 from lockstep.models.observations import ACTION_MASK
 
@@ -97,9 +97,8 @@ class RolloutCheck:
         if ACTION_MASK not in played.obs or not len(self._choices):
             return
         steps, rows = played.valid.shape
-        mask = played.obs[ACTION_MASK][:steps].reshape(steps, rows, -1) != 0
-        some = np.logical_or.reduceat(mask, np.cumsum(self._choices) - self._choices, axis=-1).all(-1)
-        for t, row in np.argwhere(played.valid & ~some).tolist():
+        mask = played.obs[ACTION_MASK][:steps].reshape(steps, rows, -1)
+        for t, row in np.argwhere(played.valid & forbids_all(mask, self._choices)).tolist():
             for member in members:
                 if member.rows.start <= row < member.rows.stop and not 0 <= member.last <= t:
                     j = row - member.rows.start

@@ -44,6 +44,16 @@ def wrong_numbers(obs: dict[str, np.ndarray], reward: np.ndarray | None) -> Iter
                 break
 
 
+def forbids_all(mask: np.ndarray, choices: np.ndarray) -> np.ndarray:
+    """Where action masks [..., N] forbid all choices of an action, or of a part of it: bool [...].
+
+    Args:
+        choices: how many choices each part of an action has, int64. N is their sum.
+    """
+    some = np.logical_or.reduceat(mask != 0, np.cumsum(choices) - choices, axis=-1)
+    return np.asarray(~some.all(-1))
+
+
 class FiniteCheck:
     """Stops the run at a number that is not finite, or warns of it once.
 

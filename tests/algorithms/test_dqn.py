@@ -135,7 +135,7 @@ def test_acting_takes_the_mean_of_fixed_midpoints() -> None:
 @pytest.mark.parametrize("double", [True, False])
 def test_implicit_loss_is_what_loops_give(double: bool) -> None:
     torch.manual_seed(4)
-    algorithm = DQN(DQNConfig(double=double, samples=3, target_samples=4))
+    algorithm = DQN(DQNConfig(double=double, target_period=2, samples=3, target_samples=4))
     online, target = implicit(1), implicit(2)
     numbers = algorithm.noise_numbers(online, ITEMS)
     assert numbers == ITEMS * (3 + 4)
@@ -263,7 +263,7 @@ def test_losses_of_all_returns_are_what_loops_give(returns: Any, double: bool) -
         for s in (1, 2)
     )
     batch = transitions()
-    out = DQN(DQNConfig(double=double)).loss(Networks(online, target), batch, {})
+    out = DQN(DQNConfig(double=double, target_period=2)).loss(Networks(online, target), batch, {})
     now, then = distribution_of(online, batch.obs)[0].detach(), distribution_of(target, batch.next_obs)[0].detach()
     choosing = distribution_of(online, batch.next_obs)[0].detach() if double else then
     total, priorities = 0.0, []

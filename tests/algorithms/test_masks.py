@@ -155,7 +155,7 @@ def test_targets_choose_among_allowed_actions(returns: Any, double: bool) -> Non
     config = QModelConfig(encoder="mlp", hidden_sizes=(8,), returns=returns, numbers=3)
     online, target = (built(config, seed) for seed in (1, 2))
     batch = transitions()
-    found = DQNConfig(double=double).build().loss(Networks(online, target), batch, {})
+    found = DQNConfig(double=double, target_period=2).build().loss(Networks(online, target), batch, {})
     chosen_by, start, state = online if double else target, torch.ones(1, 3, dtype=torch.bool), torch.zeros(3, 0)
     values = target.expected(target.describe(batch.next_obs, start, state)[0])[0].detach()
     choice = chosen_by.expected(chosen_by.describe(batch.next_obs, start, state)[0])[0].detach()

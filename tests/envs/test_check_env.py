@@ -128,6 +128,25 @@ class InfiniteReward(Walk):
         return observation, np.inf if self.t == 10 else reward, *rest
 
 
+class Masked(Walk):
+    """Allows no action where it ends, as is allowed, and in its step 7 if it is stuck there."""
+
+    observation_space = spaces.Dict(x=spaces.Box(-9, 9, (3,), np.float32), action_mask=spaces.MultiBinary(3))
+    stuck = False
+
+    def observation(self) -> Any:
+        some = self.t < 30 and not (self.stuck and self.t == 7)
+        return {"x": super().observation(), "action_mask": np.array([0, some, 0], np.int8)}
+
+    def step(self, action: Any) -> Any:
+        assert action == 1 or self.stuck
+        return super().step(action)
+
+
+class Stuck(Masked):
+    stuck = True
+
+
 class DiesElsewhere(Walk):
     def noise(self) -> float:
         if multiprocessing.parent_process() is not None and self.t > 5:
@@ -153,6 +172,14 @@ def test_an_environment_that_keeps_everything() -> None:
     assert says(found.message, "80 steps of 3 environments")
     assert [line.split()[0] for line in lines] == ["environment", *found.facts, *["holds"] * len(WAYS)]
     assert found.facts["action"] == "Discrete(3)" and found.facts["observation"].startswith("float32 [3], ")
+
+
+def test_a_mask_must_allow_an_action_unless_the_episode_ends() -> None:
+    assert check(Masked).ok
+    with pytest.raises(
+        SettingsError, match=r"action_mask of environment \d of .*Stuck allowed no action after step \d+,"
+    ):
+        check(Stuck)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
 from lockstep.envs.base import ShardEnv, allocate_observation
 from lockstep.envs.factory import make
+from lockstep.envs.finite import FiniteCheck, forbids_all
 from lockstep.envs.settings import EnvConfig
-from lockstep.models.action_spaces import make_distribution
+from lockstep.models.action_spaces import choices_of, make_distribution
 from lockstep.models.observations import ACTION_MASK, ObservationLayout
 from lockstep.system import children
 from lockstep.system.supervision import WorkerError
@@ -100,6 +101,8 @@ class Game:
         out = map_structure(torch.Tensor.numpy, allocate_observation(env.observation_space, (count,)))
         entries: dict[str, np.ndarray] = out if isinstance(out, dict) else {"": out}
         chosen = _random_actions(env, self.seed, self.rows, entries) if actions is None else iter(actions)
+        choices = np.array(choices_of(env.action_space), np.int64)
+        mask = entries.get(ACTION_MASK) if original and len(choices) else None
         try:
             if state is None:
                 env.reset(out)
@@ -110,6 +113,7 @@ class Game:
             for t in range(steps + 1):
                 if t:
                     sent.append(next(chosen))
+                    stuck = None if mask is None else forbids_all(mask.reshape(count, -1), choices)
                     if other is not None:
                         other.send(sent[-1])
                         other.recv(map_structure(np.empty_like, out))
@@ -119,6 +123,9 @@ class Game:
                     seconds += time.perf_counter() - began
                     for part, found in zip(trace[1:], result[: len(trace) - 1], strict=True):  # all but metrics
                         part[t] = found
+                    if stuck is not None and (stuck & ~result.first).any():
+                        j = int((stuck & ~result.first).argmax())
+                        FiniteCheck(self.config.id).report_mask(self.rows[j], when(t - 1))
                     if env.reseed_due():
                         env.reseed(out)
                         restarts.append(t)
