@@ -88,7 +88,7 @@ class PoliciesLearner(RolloutLearner):
                     every = None if self._moments is None else self._moments[step].tolist()
                     moments = every and every[2 * number : 2 * number + 2]
                     policy.gradients(self._parameters[span], rollouts, mine[None], moments, hyper, False, found)
-                row[span], sums = found[0, :-metrics], found[0, -metrics:]
-                row[size] += sums[0]
-                begin = size + 1 + number * metrics
-                row[begin : begin + metrics] = np.roll(sums, -1)  # the number of samples is the last
+                row[span], samples = found[0, :-metrics], found[0, -metrics]
+                row[size] += samples
+                of_policy = row[size + 1 + number * metrics :][:metrics]
+                of_policy[:-1], of_policy[-1] = found[0, 1 - metrics :], samples
