@@ -1,4 +1,4 @@
-"""What models and environments hand over for a rollout in one compiled call. Nothing here imports Numba.
+"""The functions that models and environments provide for compiled rollouts. This module does not import Numba.
 
 Shape legend: B environments of a shard, N noise numbers, W parameters of a distribution, E extra
 features and K numbers of the state of cores.

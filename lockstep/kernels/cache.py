@@ -1,4 +1,4 @@
-"""Compiled functions that are kept on disk for as long as no source that they were made from changes."""
+"""A cache of compiled functions on disk. An entry is valid until one of the sources that it was made from changes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Convolutions over images most of whose cells are 0, such as MinAtar's: only the other cells are multiplied.
+"""Convolutions over sparse images, such as MinAtar's: only the cells that are not 0 are multiplied.
 
-The bits are those of lockstep.kernels.convolution. A product with 0 changes a sum of float32 only if the sum is -0, or
-if the other factor is not finite. A sum is never -0 if it does not begin with -0 and no product is rounded to 0, and no
-product is if cells are whole numbers. Every sum still adds its terms in the same order, since cells are visited in the
-order of the image.
+The bits are those of lockstep.kernels.convolution. Omitting a product with 0 changes a sum of float32 only if the sum
+is -0 or the other factor is not finite. A sum that does not begin with -0 becomes -0 only if a product is rounded to 0,
+which does not happen if cells are whole numbers. Cells are visited in the order of the image, so every sum adds its
+terms in the same order.
 
-Places of a kernel lie in a grid with a margin, so that every kernel that covers a cell has a place in it. Those that
-leave the image count for nothing.
+The places of a kernel are stored in a grid with a margin, so that every kernel that covers a cell has a place in the
+grid. Places in the margin, whose kernels leave the image, are ignored.
 
 Shape legend: C channels, H and W sides of an image, k cells of a kernel's side, V columns, G = (H+k-1)(W+k-1) places of
 the grid.

@@ -1,7 +1,7 @@
-"""Networks of layers, forwards and backwards, in float32 arithmetic that is the same on every CPU.
+"""Networks of layers in float32, forwards and backwards, with identical bits on every CPU.
 
-Every sum is written in one order: a layer's output begins with its bias and adds the inputs one by one; a gradient adds
-the samples one by one. Layers are dense, or convolve images.
+Every sum has a fixed order: a layer's output begins with its bias and adds the inputs one by one, and a gradient adds
+the samples one by one. Layers are dense or convolutional.
 
 Shape legend: P parameters, L layers, n samples, S equal slices of them, K inputs and M outputs of a layer.
 """

@@ -1,7 +1,6 @@
-"""Instructions of the CPU for Numba kernels: each is a single operation that IEEE 754 fixes, or moves bits.
+"""CPU instructions for Numba kernels. Each is a single operation that IEEE 754 fixes, or moves bits.
 
-Nothing permits the compiler to reorder or to contract. Where kernels multiply and add with a single rounding, they say
-so by `fma`.
+The compiler may neither reorder nor contract them. Kernels that multiply and add with a single rounding call `fma`.
 """
 
 from __future__ import annotations

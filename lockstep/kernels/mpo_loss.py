@@ -1,4 +1,4 @@
-"""The losses of MPO but for the critics' (lockstep.algorithms.mpo), for one slice of a minibatch, with the bits of
+"""The losses of MPO (lockstep.algorithms.mpo) except the critics', for one slice of a minibatch, with the bits of
 torch's replaced operations.
 
 Shape legend: n items, K sampled actions of an item, A numbers of an action.

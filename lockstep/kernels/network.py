@@ -1,6 +1,6 @@
 """A policy and a value, evaluated and differentiated in portable arithmetic.
 
-They are a table of layers (lockstep.kernels.dense) whose last two are the heads: of the policy, and of the value.
+Both are in one table of layers (lockstep.kernels.dense), which ends with the heads of the policy and of the value.
 
 Shape legend: P parameters, L layers, n samples, S slices of them, D numbers of an observation, M outputs of the
 policy's head, W parameters of the distribution.

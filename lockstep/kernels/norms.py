@@ -1,7 +1,7 @@
-"""Normalized layers (Ba et al. 2016, arXiv:1607.06450) in float32 arithmetic that is the same on every CPU, with the
-bits of torch's replaced operations (lockstep.portable.sums.layer_norm).
+"""Layer normalization (Ba et al. 2016, arXiv:1607.06450) in float32, with identical bits on every CPU: those of torch's
+replaced operations (lockstep.portable.sums.layer_norm).
 
-Numbers that are normalized together lie together: those of a sample, or the channels at a place of an image. Their sums
+Numbers that are normalized together are adjacent: those of a sample, or the channels at a place of an image. Their sums
 have 8 parts (lockstep.kernels.sums). Rows of 16 numbers, such as the channels of MinAtar's network, stay in the CPU's
 vector registers.
 

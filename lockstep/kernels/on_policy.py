@@ -1,7 +1,7 @@
 """Gradients of on-policy losses in portable arithmetic, with the bits of torch's replaced operations.
 
-A loss (lockstep.kernels.losses) says how log-probabilities and values enter it. The rest is here: what policies and
-values are, and how gradients flow back.
+A loss (lockstep.kernels.losses) is a function of log-probabilities and values. This module evaluates policies and
+values for it, and computes the gradients of their parameters.
 
 Shape legend: P parameters, S shards of this process, T steps, R rows of observations: T, or T+1 if a loss needs the
 value after the last step. C columns of a rollout, n of them in a slice, D numbers of an observation, E extra features,

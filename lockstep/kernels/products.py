@@ -1,7 +1,7 @@
 """Products of matrices in float32, with identical bits on every CPU.
 
-Every number of a product adds its terms one by one, the first one first. Each is multiplied and added with a single
-rounding (`fma`). Only sums of different numbers advance together, those of a tile (lockstep.kernels.tiles).
+Every number of a product adds its terms one by one, in order. Each term is multiplied and added with a single rounding
+(`fma`). Only the sums of different numbers are computed at the same time, in tiles (lockstep.kernels.tiles).
 
 Matrices are given by the address of their first number and by strides in numbers, so that a transposed matrix needs no
 copy and every layout shares one compiled function.

@@ -1,4 +1,4 @@
-"""What kernels learn from that replay.
+"""The replayed items that kernels learn from.
 
 Shape legend: S slices, N items of all slices, D numbers of an observation, A of an action.
 """

@@ -1,4 +1,4 @@
-"""Acting with several policies: the network of a row is that of the policy that plays it.
+"""Acting with several policies: each row is evaluated by the network of the policy that plays it.
 
 Shape legend: B rows, D numbers of an observation in the common form, d of one policy's, W parameters of a distribution,
 E extra features and K numbers of the state of cores. P is the number of policies.

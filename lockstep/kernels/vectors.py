@@ -1,4 +1,4 @@
-"""Vectors of 16 numbers: what reads, moves and adds them, written for LLVM directly.
+"""Operations on vectors of 16 numbers, written for LLVM directly: they read, move and add them.
 
 A vector is given by the address of its first number.
 """

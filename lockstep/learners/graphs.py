@@ -1,6 +1,6 @@
-"""Gradients of slices as CUDA graphs. One launch cuts every slot's slice out of memory that it reads, and runs its loss
-and its backward pass. That memory holds a slot's rollout (GraphedSlices) or, for algorithms that replay, its items of
-several gradient steps (GraphedReplay).
+"""Gradients of slices as CUDA graphs. One launch cuts every slot's slice out of fixed memory, and computes its loss and
+its gradient. This memory holds a slot's rollout (GraphedSlices) or, for algorithms that replay, its items of several
+gradient steps (GraphedReplay).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Learners that replay, in portable arithmetic: one kernel computes the gradients of all slots' slices.
+"""Learners of off-policy algorithms in portable arithmetic: one kernel computes the gradients of all slots' slices.
 
 Shape legend: P parameters, S slots, N items of all slots, Z numbers of noise.
 """

@@ -1,7 +1,7 @@
-"""The parameters of asynchronous learners that share no memory: learner 0's process keeps them for all.
+"""The parameters of asynchronous learners that share no memory: learner 0's process keeps them for all learners.
 
-A learner reads the newest parameters, and sends gradients, which the store applies to the parameters of that moment.
-The rule of scheme.max_gradient_lag is that of shared memory, and one call waits until it allows to go on.
+A learner reads the newest parameters and sends its gradient, which the store applies to the newest parameters. Calls
+wait as long as scheme.max_gradient_lag requires, by the same rule as in shared memory.
 """
 
 from __future__ import annotations

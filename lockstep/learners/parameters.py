@@ -1,5 +1,5 @@
-"""Where asynchronous learners keep the newest parameters: one learner's own, or memory that the learners of one machine
-share. On several machines, a process keeps them (lockstep.learners.parameter_store).
+"""The newest parameters of asynchronous learners. A single learner keeps them in its own memory, and several learners
+of one machine in memory that they share. On several machines, a process keeps them (lockstep.learners.parameter_store).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several policies in portable arithmetic: each learns by the kernels of one policy, from the columns of its agents.
+"""Several policies in portable arithmetic: each learns from the columns of its agents, with the kernels of one policy.
 
 Shape legend: C columns of a rollout, M metrics of a policy, the last of which is the number of its samples
 (lockstep.algorithms.several).

@@ -1,4 +1,4 @@
-"""What learners say of an iteration's gradient steps."""
+"""Records of the gradient steps of an iteration."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What follows a global gradient as CUDA graphs: its division, clipping, the optimizer, and the target network. Each
-launches dozens of kernels, which are small if the networks are."""
+"""CUDA graphs for what follows a global gradient: division, clipping, the optimizer, and the target network. Each of
+these launches dozens of kernels, which are short if the networks are small."""
 
 from __future__ import annotations
 
