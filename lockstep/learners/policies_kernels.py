@@ -26,7 +26,8 @@ from lockstep.models.policy import StandardModel
 
 
 class _Policy(NamedTuple):
-    """One of the policies: its model, what reads rollouts for it and computes its gradients, and its parameters."""
+    """One of the policies: its model, the objects that read its rollouts and compute its gradients, and its
+    parameters."""
 
     model: StandardModel
     reader: Reader
