@@ -21,7 +21,7 @@ from lockstep.kernels.instructions import bitcast, scalar
 from lockstep.kernels.vectors import WIDTH, add_scaled, address, any_nonzero, load, move, rectify
 
 _SPARSE = 3
-"""How many cells there are for each that is not 0, at least, so that visiting these takes less time."""
+"""The least number of cells for each that is not 0 with which visiting only these takes less time."""
 _LARGEST, _NEGATIVE_ZERO = np.float32(np.finfo(np.float32).max), np.int32(-(2**31))
 _ALL_BUT_SIGN = np.int32(2**31 - 1)
 MANY, FRACTIONS = -1, -2
@@ -83,8 +83,8 @@ def cell_places(channels: int, height: int, width: int, kernel: int) -> tuple[np
 def _visit(
     x: np.float32, kernel: int, v: int, b: int, b_row: int, b_next: int, to: int, to_row: int, to_next: int
 ) -> None:
-    """Add x times V numbers at each of the kernel's cells to as many elsewhere. Of both, the address, and the strides
-    between lines and between cells in numbers are given."""
+    """For each cell of a kernel, add x times V numbers to V others. b and to are the addresses of both for the first
+    cell, b_row to to_next their strides between lines and between cells, in numbers."""
     for line in range(kernel):
         for cell in range(kernel):
             for j in range(0, v, WIDTH):
@@ -103,8 +103,8 @@ def visit_cells(
     grid: np.ndarray,
     back: bool,
 ) -> None:
-    """Add each cell's products to the numbers of all places whose kernels cover it. Going back, add those of the cell
-    and the gradients by these numbers to the gradients by weights instead.
+    """Add each cell's products with the weights to the numbers of all places whose kernels cover it. In the backward
+    pass, add its products with the gradients by these numbers to the gradients by weights instead.
 
     Args:
         image: its address.
@@ -112,7 +112,8 @@ def visit_cells(
         places: what cell_places returned.
         across: places of the grid side by side.
         weights: float32 [Ckk, V], or the gradients by them.
-        grid: float32 [G, V]: the numbers of all places, or the gradients by them. Going back, the margin must be 0.
+        grid: float32 [G, V]: the numbers of all places, or the gradients by them. In the backward pass, the margin must
+            be 0.
     """
     v = weights.shape[1]
     first, place = places

@@ -24,7 +24,7 @@ _ZERO, _TWO = map(np.float32, (0, 2))
 
 @compiled
 def _judge(table: np.ndarray, scratch: np.ndarray, log_p: np.ndarray, p: np.ndarray) -> None:
-    """Write log-probabilities and probabilities [N, A] of what a policy has emitted."""
+    """Write the log-probabilities and probabilities [N, A] of a policy's outputs."""
     log_softmax(activations(scratch, table, len(p), len(table) - 1), log_p)
     exponentials(log_p, p)
 

@@ -49,8 +49,8 @@ def a2c_loss(
     by_value: np.ndarray,
     terms: np.ndarray,
 ) -> None:
-    """That of lockstep.algorithms.a2c. numbers: advantages and value targets. hyper: value_coef, and what is subtracted
-    from advantages and what the rest is divided by: 0 and 1 leave them as they are."""
+    """That of lockstep.algorithms.a2c. numbers: advantages and value targets. hyper: value_coef, and the mean and
+    deviation that standardize advantages; 0 and 1 leave them unchanged."""
     advantages, targets, valid = numbers[0], numbers[1], flags[0]
     value_coef, mean, deviation = hyper
     steps, columns = log_prob.shape

@@ -147,7 +147,7 @@ def _hold(
     by_kl: np.ndarray,
     by_variables: np.ndarray,
 ) -> None:
-    """Add what a trust region costs to held [n], and write its gradients.
+    """Add the loss of a trust region to held [n], and write its gradients.
 
     Args:
         variables: behind the multipliers, float32 [A].
@@ -206,7 +206,7 @@ def learn_policy(
     by_variables: Variables,
     terms: np.ndarray,
 ) -> None:
-    """Write the gradients of a slice's losses but the critics', and each item's part in their metrics.
+    """Write the gradients of a slice's losses except the critics', and each item's part in their metrics.
 
     Args:
         action, values: those sampled, float32 [K, n, A] and [K, n].

@@ -23,7 +23,7 @@ from lockstep.kernels.vectors import EDGE, address, load, plus, store, turn
 from lockstep.kernels.vectors import WIDTH as VECTOR
 
 _TOGETHER = 256
-"""How many places gradients take at once, so that what belongs to them stays in the cache."""
+"""How many places gradients take at once, so that their numbers stay in the cache."""
 
 
 @compiled
