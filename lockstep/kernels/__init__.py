@@ -1,1 +1,1 @@
-"""Numba kernels whose results have identical bits on every CPU (extra `compiled`)."""
+"""Numba kernels whose results have identical bits on every CPU."""

@@ -1,4 +1,4 @@
-"""What models and environments hand over for a rollout in one compiled call. Nothing here imports Numba.
+"""The functions that models and environments provide for compiled rollouts. This module does not import Numba.
 
 Shape legend: B environments of a shard, N noise numbers, W parameters of a distribution, E extra
 features and K numbers of the state of cores.
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Bound(NamedTuple):
-    """A compiled function, and the arguments that it begins with."""
+    """A compiled function and its first arguments."""
 
     function: Any
     arguments: tuple[Any, ...]
@@ -44,7 +44,7 @@ class PolicyKernels(NamedTuple):
     actions: ActionKernels
 
     def arguments(self, noise: Any, obs: Any, fields: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What both a step and a whole rollout read and write, in the order of lockstep.kernels.rollout.
+        """The arrays that a step and a whole rollout read and write, in the order of lockstep.kernels.rollout.
 
         Args:
             noise: float32 [T, A, N].

@@ -1,4 +1,4 @@
-"""Compiled functions that are kept on disk for as long as no source that they were made from changes."""
+"""A cache of compiled functions on disk. An entry is valid until one of the sources that it was made from changes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Notice(event.Listener):
 
 
 notice = _Notice()
-"""Set its attribute `silent` in all processes of a run but one."""
+"""All processes of a run except one set its attribute `silent`."""
 event.register("numba:compile", notice)
 
 
@@ -148,7 +148,7 @@ def _compiled_once(function: Any, before: list[Callable[[], None]]) -> Any:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """A context that one process at a time is in, if its file system has locks. They end with their process."""
+    """A context that one process at a time can enter, if the file system has locks. A lock ends with its process."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,12 @@
-"""Convolutions over images most of whose cells are 0, such as MinAtar's: only the other cells are multiplied.
+"""Convolutions over sparse images, such as MinAtar's: only the cells that are not 0 are multiplied.
 
-The bits are those of lockstep.kernels.convolution. A product with 0 changes a sum of float32 only if the sum is -0, or
-if the other factor is not finite. A sum is never -0 if it does not begin with -0 and no product is rounded to 0, and no
-product is if cells are whole numbers. Every sum still adds its terms in the same order, since cells are visited in the
-order of the image.
+The bits are those of lockstep.kernels.convolution. Omitting a product with 0 changes a sum of float32 only if the sum
+is -0 or the other factor is not finite. A sum that does not begin with -0 becomes -0 only if a product is rounded to 0,
+which does not happen if cells are whole numbers. Cells are visited in the order of the image, so every sum adds its
+terms in the same order.
 
-Places of a kernel lie in a grid with a margin, so that every kernel that covers a cell has a place in it. Those that
-leave the image count for nothing.
+The places of a kernel are stored in a grid with a margin, so that every kernel that covers a cell has a place in the
+grid. Places in the margin, whose kernels leave the image, are ignored.
 
 Shape legend: C channels, H and W sides of an image, k cells of a kernel's side, V columns, G = (H+k-1)(W+k-1) places of
 the grid.
@@ -21,7 +21,7 @@ from lockstep.kernels.instructions import bitcast, scalar
 from lockstep.kernels.vectors import WIDTH, add_scaled, address, any_nonzero, load, move, rectify
 
 _SPARSE = 3
-"""How many cells there are for each that is not 0, at least, so that visiting these takes less time."""
+"""The least number of cells for each that is not 0 with which visiting only these takes less time."""
 _LARGEST, _NEGATIVE_ZERO = np.float32(np.finfo(np.float32).max), np.int32(-(2**31))
 _ALL_BUT_SIGN = np.int32(2**31 - 1)
 MANY, FRACTIONS = -1, -2
@@ -83,8 +83,8 @@ def cell_places(channels: int, height: int, width: int, kernel: int) -> tuple[np
 def _visit(
     x: np.float32, kernel: int, v: int, b: int, b_row: int, b_next: int, to: int, to_row: int, to_next: int
 ) -> None:
-    """Add x times V numbers at each of the kernel's cells to as many elsewhere. Of both, the address, and the strides
-    between lines and between cells in numbers are given."""
+    """For each cell of a kernel, add x times V numbers to V others. b and to are the addresses of both for the first
+    cell, b_row to to_next their strides between lines and between cells, in numbers."""
     for line in range(kernel):
         for cell in range(kernel):
             for j in range(0, v, WIDTH):
@@ -103,8 +103,8 @@ def visit_cells(
     grid: np.ndarray,
     back: bool,
 ) -> None:
-    """Add each cell's products to the numbers of all places whose kernels cover it. Going back, add those of the cell
-    and the gradients by these numbers to the gradients by weights instead.
+    """Add each cell's products with the weights to the numbers of all places whose kernels cover it. In the backward
+    pass, add its products with the gradients by these numbers to the gradients by weights instead.
 
     Args:
         image: its address.
@@ -112,7 +112,8 @@ def visit_cells(
         places: what cell_places returned.
         across: places of the grid side by side.
         weights: float32 [Ckk, V], or the gradients by them.
-        grid: float32 [G, V]: the numbers of all places, or the gradients by them. Going back, the margin must be 0.
+        grid: float32 [G, V]: the numbers of all places, or the gradients by them. In the backward pass, the margin must
+            be 0.
     """
     v = weights.shape[1]
     first, place = places

@@ -1,7 +1,8 @@
-"""A convolution over small images in float32 arithmetic that is the same on every CPU: products of places of the image.
+"""Convolutions over small images in float32, as products of matrices with identical bits on every CPU.
 
-Kernels move by one cell, without padding. Channels of outputs lie together, as lockstep.models.encoders.ConvNet
-flattens them. No patch is copied: lists say where the numbers of a product lie in the image.
+The stride is one cell, and there is no padding. In outputs, the channels of a place are adjacent, as
+lockstep.models.encoders.ConvNet flattens them. Patches are not copied: lists give the positions of a product's numbers
+in the image.
 
 Shape legend: n samples, C channels, H and W sides of an image, Q = (H-k+1)(W-k+1) places of a kernel of k x k cells,
 K = Ckk numbers of a patch, in the order of torch's weights (C, k, k), M channels of outputs. V is M rounded up to whole

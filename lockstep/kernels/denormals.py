@@ -1,9 +1,9 @@
 """Operations on float32 that may be denormal (below 2**-126), at full speed and with the same bits.
 
 Many CPUs take a hundred times as long for an instruction that reads or writes a denormal number. Moments of gradients
-are full of them: where a unit of ReLU is dead, they shrink by a factor at each step, and stay for good at the few last
-denormal numbers, which the factor rounds to themselves. These functions compute with the number's multiple of 2**-149
-instead, which is whole.
+often contain them. If a unit of ReLU is dead, its moments shrink by a factor at each step, until the product with the
+factor is rounded to the same denormal number. These functions express a number as a multiple of 2**-149, and compute
+with this whole number instead.
 """
 
 from __future__ import annotations

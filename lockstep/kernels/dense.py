@@ -1,7 +1,7 @@
-"""Networks of layers, forwards and backwards, in float32 arithmetic that is the same on every CPU.
+"""Networks of layers in float32, forwards and backwards, with identical bits on every CPU.
 
-Every sum is written in one order: a layer's output begins with its bias and adds the inputs one by one; a gradient adds
-the samples one by one. Layers are dense, or convolve images.
+Every sum has a fixed order: a layer's output begins with its bias and adds the inputs one by one, and a gradient adds
+the samples one by one. Layers are dense or convolutional.
 
 Shape legend: P parameters, L layers, n samples, S equal slices of them, K inputs and M outputs of a layer.
 """
@@ -38,15 +38,15 @@ COLUMNS = 14
 NO_IMAGE = (0, 0, 0, 0, 0, 0, 0)
 """The last columns of a dense layer."""
 NORM = 2
-"""How the weights of a layer lie that normalizes."""
+"""The mark of a layer that normalizes, in place of the order of its weights."""
 NONE, TANH, RELU, ELU = range(4)
 """Activations."""
 
 
 @compiled
 def weights(parameters: np.ndarray, layers: np.ndarray, layer: int) -> tuple[int, int, int]:
-    """A layer's weights as a matrix [K, M]: its address among parameters or what has their places [P], the stride
-    between inputs, and that between outputs."""
+    """A layer's weights as a matrix [K, M]: its address among parameters, or in an array [P] of the same order, the
+    stride between inputs, and that between outputs."""
     begin, turned = layers[layer, WEIGHT], layers[layer, TURNED]
     between = layers[layer, OUTPUTS] if turned else layers[layer, INPUTS]
     return address(parameters) + 4 * begin, (between if turned else 1), (1 if turned else between)
@@ -80,7 +80,7 @@ def sizes(layers: np.ndarray, layer: int) -> tuple[int, int]:
 
 @compiled
 def _eps(layers: np.ndarray, layer: int) -> np.float32:
-    """What a layer that normalizes adds to variances."""
+    """The number that a layer that normalizes adds to variances."""
     return np.float32(1) / np.float32(layers[layer, INVERSE_EPS])
 
 
@@ -181,7 +181,7 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
 
 @apart(int64[:, :], float32[:], float32[:, :])
 def evaluate(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Evaluate all layers for x, in new memory: what activations reads outputs from. Arguments as for forward."""
+    """Evaluate all layers for x, in new memory, from which `activations` reads outputs. Arguments as for forward."""
     scratch = np.empty(len(x) * _outputs_before(layers, len(layers)), np.float32)
     forward(parameters, layers, x, scratch, 0)
     return scratch

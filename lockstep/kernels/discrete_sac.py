@@ -1,7 +1,7 @@
 """Gradients of SAC with discrete actions in portable arithmetic, with the bits of torch's replaced operations.
 
-Policy and critics are tables of layers, as in lockstep.kernels.actor_critic. A critic values all actions at once, so
-that expectations over them take the place of samples.
+Policy and critics are tables of layers, as in lockstep.kernels.actor_critic. A critic estimates the values of all
+actions, so losses take expectations over actions instead of samples.
 
 Shape legend: P parameters, L layers of a network, C critics, S slices, N items of all slices, one slice after the
 other, n of them in each, D numbers of an observation, A actions.
@@ -24,7 +24,7 @@ _ZERO, _TWO = map(np.float32, (0, 2))
 
 @compiled
 def _judge(table: np.ndarray, scratch: np.ndarray, log_p: np.ndarray, p: np.ndarray) -> None:
-    """Write log-probabilities and probabilities [N, A] of what a policy has emitted."""
+    """Write the log-probabilities and probabilities [N, A] of a policy's outputs."""
     log_softmax(activations(scratch, table, len(p), len(table) - 1), log_p)
     exponentials(log_p, p)
 

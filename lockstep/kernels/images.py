@@ -1,4 +1,4 @@
-"""Augmented images: those of lockstep.algorithms.drq, in one pass.
+"""The augmentation of images in lockstep.algorithms.drq, in one pass.
 
 Shape legend: n images of C channels, H rows and W columns.
 """

@@ -1,7 +1,6 @@
-"""Instructions of the CPU for Numba kernels: each is a single operation that IEEE 754 fixes, or moves bits.
+"""CPU instructions for Numba kernels. Each is a single operation that IEEE 754 fixes, or moves bits.
 
-Nothing permits the compiler to reorder or to contract. Where kernels multiply and add with a single rounding, they say
-so by `fma`.
+The compiler may neither reorder nor contract them. Kernels that multiply and add with a single rounding call `fma`.
 """
 
 from __future__ import annotations
@@ -71,12 +70,13 @@ def fused(context: Any, builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def fused_by_float64(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """The same for float32 by other instructions, for CPUs on which the C library would have to do it, one by one.
+    """The same for float32 by other instructions, for CPUs without this one, on which the C library would compute
+    numbers one by one.
 
-    A product is exact in float64. The sum with c is rounded to the float64 beside it whose last bit is 1, if it is none
-    itself. That rounding keeps on which side of every float32, and of the middle between two, the exact sum lies. So
-    the second one, to float32, gives what a single rounding would (Boldo and Melquiond 2008,
-    https://doi.org/10.1109/TC.2007.70819).
+    A product is exact in float64. The sum with c is rounded to odd: if it is not a float64 itself, it becomes the
+    neighboring float64 whose last bit is 1. The result lies on the same side of every float32, and of the middle
+    between any two, as the exact sum. So rounding it to float32 gives the result of a single rounding (Boldo and
+    Melquiond 2008, https://doi.org/10.1109/TC.2007.70819).
     """
 
     kind = a.type

@@ -7,9 +7,9 @@ Each takes, of one shard's slice:
     numbers, flags: what the algorithm learns from, float32 [K, T, n] and bool [F, T, n]; the last flags are `valid`.
     hyper: float32 [H]
     by_log_prob, by_value: the gradients of the loss, float32 [T, n]; they are written, 0 where samples are not valid.
-    terms: float32 [1 + M, T, n], where it writes each sample's part in each metric: behind the count and in the order
-        of the algorithm's metric_names, but not those of the entropy. The first two are given as they are before the
-        minus and the half in front of their sums.
+    terms: each sample's part of each metric, float32 [1 + M, T, n], written behind the count in the order of the
+        algorithm's metric_names, without those of the entropy. The first two do not contain the factors -1 and 1/2 of
+        their sums.
 
 Shape legend: T steps, n columns, M metrics.
 """
@@ -49,8 +49,8 @@ def a2c_loss(
     by_value: np.ndarray,
     terms: np.ndarray,
 ) -> None:
-    """That of lockstep.algorithms.a2c. numbers: advantages and value targets. hyper: value_coef, and what is subtracted
-    from advantages and what the rest is divided by: 0 and 1 leave them as they are."""
+    """That of lockstep.algorithms.a2c. numbers: advantages and value targets. hyper: value_coef, and the mean and
+    deviation that standardize advantages; 0 and 1 leave them unchanged."""
     advantages, targets, valid = numbers[0], numbers[1], flags[0]
     value_coef, mean, deviation = hyper
     steps, columns = log_prob.shape

@@ -1,8 +1,8 @@
 """Mathematical functions of single numbers, for Numba kernels, with identical bits on every CPU.
 
 IEEE 754 fixes the result of every operation in this file, and the code fixes their order. No function calls the C
-library, whose results differ between versions and CPUs, and nothing permits the compiler to reorder or contract. There
-are no branches, so a loop over contiguous arrays is vectorized, whatever the width of the CPU's vectors.
+library, whose results differ between versions and CPUs, and the compiler may neither reorder nor contract operations.
+There are no branches, so the compiler vectorizes a loop over contiguous arrays for any width of the CPU's vectors.
 
 Errors are in ulp (units in the last place of the exact result, in the type of the result) and were measured. IEEE 754
 leaves the sign and payload of NaN open, so only these bits may differ.

@@ -24,7 +24,8 @@ from lockstep.kernels.sums import add_up, first_sums, row_sums
 _LOG_STD_LOW, _LOG_STD_HIGH = np.float32(-20), np.float32(2)
 _ZERO, _ONE, _TWO = map(np.float32, (0, 1, 2))
 _ROWS = 256
-"""Sampled actions that are valued together, if that many belong to whole minibatches: their layers fit in the cache."""
+"""Sampled actions that the critics evaluate together, if whole minibatches have that many: their layers fit in the
+cache."""
 
 
 @compiled

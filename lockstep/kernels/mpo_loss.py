@@ -1,4 +1,4 @@
-"""The losses of MPO but for the critics' (lockstep.algorithms.mpo), for one slice of a minibatch, with the bits of
+"""The losses of MPO (lockstep.algorithms.mpo) except the critics', for one slice of a minibatch, with the bits of
 torch's replaced operations.
 
 Shape legend: n items, K sampled actions of an item, A numbers of an action.
@@ -147,7 +147,7 @@ def _hold(
     by_kl: np.ndarray,
     by_variables: np.ndarray,
 ) -> None:
-    """Add what a trust region costs to held [n], and write its gradients.
+    """Add the loss of a trust region to held [n], and write its gradients.
 
     Args:
         variables: behind the multipliers, float32 [A].
@@ -206,7 +206,7 @@ def learn_policy(
     by_variables: Variables,
     terms: np.ndarray,
 ) -> None:
-    """Write the gradients of a slice's losses but the critics', and each item's part in their metrics.
+    """Write the gradients of a slice's losses except the critics', and each item's part in their metrics.
 
     Args:
         action, values: those sampled, float32 [K, n, A] and [K, n].

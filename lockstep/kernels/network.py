@@ -1,6 +1,6 @@
 """A policy and a value, evaluated and differentiated in portable arithmetic.
 
-They are a table of layers (lockstep.kernels.dense) whose last two are the heads: of the policy, and of the value.
+Both are in one table of layers (lockstep.kernels.dense), which ends with the heads of the policy and of the value.
 
 Shape legend: P parameters, L layers, n samples, S slices of them, D numbers of an observation, M outputs of the
 policy's head, W parameters of the distribution.
@@ -44,8 +44,8 @@ def normalize(x: np.ndarray, mean: np.ndarray, std: np.ndarray, clip: np.float32
 def outputs(
     layers: np.ndarray, free_std: int, log_stds: int, parameters: np.ndarray, n: int, scratch: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The policy's parameters [n, W] and values [n], given what layers emitted for n samples. Other arguments are those
-    of evaluate."""
+    """The policy's parameters [n, W] and values [n], given the outputs of the layers for n samples. Other arguments are
+    those of evaluate."""
     last = len(layers) - 1
     head = activations(scratch, layers, n, last - 1)
     emitted = head.shape[1]
@@ -87,7 +87,7 @@ def evaluate(
 @compiled
 def biases_last(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A table, parameters and observations with which the dense layers of x add their bias after the inputs instead of
-    before them. That is torch's order for observations that lie between others in memory.
+    before them. This is torch's order for observations that are not adjacent in memory.
 
     The bias is the weight of one more input, which is always 1: its product is exact, so the sum is rounded as ever.
     """

@@ -1,7 +1,7 @@
-"""Normalized layers (Ba et al. 2016, arXiv:1607.06450) in float32 arithmetic that is the same on every CPU, with the
-bits of torch's replaced operations (lockstep.portable.sums.layer_norm).
+"""Layer normalization (Ba et al. 2016, arXiv:1607.06450) in float32, with identical bits on every CPU: those of torch's
+replaced operations (lockstep.portable.sums.layer_norm).
 
-Numbers that are normalized together lie together: those of a sample, or the channels at a place of an image. Their sums
+Numbers that are normalized together are adjacent: those of a sample, or the channels at a place of an image. Their sums
 have 8 parts (lockstep.kernels.sums). Rows of 16 numbers, such as the channels of MinAtar's network, stay in the CPU's
 vector registers.
 
@@ -67,7 +67,7 @@ def _mean(builder: Any, x: Any) -> Any:
 
 
 def _far_of(builder: Any, x: Any, eps: Any) -> tuple[Any, Any]:
-    """How far 16 numbers are from their mean, and 1 / their deviation."""
+    """The differences of 16 numbers from their mean, and 1 / their deviation."""
     far = builder.fsub(x, _mean(builder, x))
     variance = builder.extract_element(_mean(builder, builder.fmul(far, far)), _INDEX(0))
     root = builder.module.declare_intrinsic("llvm.sqrt", [_FLOAT])
@@ -129,7 +129,7 @@ def _sum(x, count):
 
 @scalar
 def _far(x, count, eps, far, squares):
-    """Write how far the numbers of a row are from their mean, and return 1 / their deviation."""
+    """Write the differences of a row's numbers from their mean, and return 1 / their deviation."""
     middle = _sum(x, count) / np.float32(count)
     for i in range(count):
         far[i] = x[i] - middle
@@ -170,8 +170,8 @@ def normalize_rows(
 
     Args:
         x, y: float32 [R, K].
-        eps: what is added to variances.
-        scale, shift: what normalized numbers are multiplied by, and what is added then, float32 [K].
+        eps: is added to variances.
+        scale, shift: factors of the normalized numbers, and numbers that are added then, float32 [K].
         rectify: write 0 for negative results.
     """
     count = x.shape[1]

@@ -1,7 +1,7 @@
 """Gradients of on-policy losses in portable arithmetic, with the bits of torch's replaced operations.
 
-A loss (lockstep.kernels.losses) says how log-probabilities and values enter it. The rest is here: what policies and
-values are, and how gradients flow back.
+A loss (lockstep.kernels.losses) is a function of log-probabilities and values. This module evaluates policies and
+values for it, and computes the gradients of their parameters.
 
 Shape legend: P parameters, S shards of this process, T steps, R rows of observations: T, or T+1 if a loss needs the
 value after the last step. C columns of a rollout, n of them in a slice, D numbers of an observation, E extra features,
@@ -34,7 +34,7 @@ _ONE, _HALF, _TWO, _ZERO = map(np.float32, (1, 0.5, 2, 0))
 _TOGETHER = 65_536
 """Activations of slices that pass through the network together, so that they stay in the cache. It changes no bit."""
 _ROWS = 16
-"""How many sequences advance together at least, since each step reads all of a core's weights."""
+"""The least number of sequences that advance together, since each step reads all of a core's weights."""
 
 
 class Rollouts(NamedTuple):
@@ -48,12 +48,12 @@ class Rollouts(NamedTuple):
     choices: np.ndarray
     """Discrete actions: int64 [S, T, C]."""
     numbers: np.ndarray
-    """What the loss learns from: float32 [S, K, T, C]."""
+    """The numbers that the loss reads: float32 [S, K, T, C]."""
     flags: np.ndarray
-    """The same, the last of which says what is valid: bool [S, F, T, C]."""
+    """The flags that the loss reads; the last says which samples are valid: bool [S, F, T, C]."""
     strided: np.ndarray
-    """bool [S]: whose vectors lie between those of other shards, which decides how torch adds up the first layer (see
-    lockstep.kernels.network.biases_last)."""
+    """bool [S]: shards whose vectors lie between those of other shards in memory. It decides how torch adds up the
+    first layer (see lockstep.kernels.network.biases_last)."""
     extras: np.ndarray
     """The previous actions and rewards as a core sees them: float32 [S, R, C, E]."""
     starts: np.ndarray
@@ -117,8 +117,8 @@ def _by_point(
     by_entropy: np.ndarray,
     of_policy: np.ndarray,
 ) -> None:
-    """The same by means and log standard deviations [N, W] of a Gaussian. Those in unbounded are as the head emitted
-    them."""
+    """The same by means and log standard deviations [N, W] of a Gaussian. unbounded has the head's outputs before
+    bounds are applied."""
     size = action.shape[1]
     for i in range(len(policy)):
         for d in range(size):
@@ -132,7 +132,7 @@ def _by_point(
 
 @compiled
 def _observations(observations: np.ndarray, first: int, last: int, index: np.ndarray) -> np.ndarray:
-    """Those of the slices of some shards, row by row: float32 [shards * R * n, D]."""
+    """The observations of the slices of some shards, row by row: float32 [shards * R * n, D]."""
     (_, rows, _, features), each = observations.shape, index.shape[1]
     x = np.empty(((last - first) * rows * each, features), np.float32)
     place = 0

@@ -14,7 +14,7 @@ from lockstep.kernels.math import sqrt
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _LANES = 64
-"""Parts of a sum: so many that LLVM computes with vectors."""
+"""Parts of a sum: enough for LLVM to compute with vectors."""
 _TOGETHER = 1024
 """Numbers that are scaled before they are squared, so that they are still in the cache then: a multiple of _LANES."""
 
@@ -141,8 +141,8 @@ def radam(
     beta2: float,
     eps: float,
 ) -> float:
-    """One step of rectified Adam (Liu et al. 2020, https://arxiv.org/abs/1908.03265, algorithm 2). While the variance
-    of the second moment is unknown, which is in the first steps, it moves by the mean gradient alone. As in torch, this
+    """One step of rectified Adam (Liu et al. 2020, https://arxiv.org/abs/1908.03265, algorithm 2). In the first steps,
+    the variance of the second moment is unknown, and parameters move by the mean gradient alone. As in torch, this
     lasts as long as ρ is at most 5. Other arguments and the result are those of adam."""
     found = clip(gradient, _ONE, _ONE, largest)
     decayed = power(beta2, steps)

@@ -1,15 +1,14 @@
-"""Convolutions whose kernels move by several cells, or over what another layer computed, in float32 arithmetic that is
-the same on every CPU.
+"""Convolutions with strides, or over the outputs of another layer, in float32 with identical bits on every CPU.
 
-Patches may overlap, and none is copied: lists say where the numbers of a product lie in images. In a layer's outputs,
-the channels of a place lie together.
+Patches may overlap and are not copied: lists give the positions of a product's numbers in images. In a layer's outputs,
+the channels of a place are adjacent.
 
 Shape legend: n samples, C channels, H and W sides of an image, Q places of a kernel of k x k cells, K = Ckk numbers of
 a patch, in the order of torch's weights (C, k, k), M channels of outputs, which fill tiles.
 
-A shape, int64 [7], is k, the cells by which a kernel moves, C, H, W, the side of a block, and what divides weights and
-the gradients by them, as in PixelConv2d of lockstep.models.layers. If a block has several cells, sums take the numbers
-of a patch in the order of fold_kernel there. Both are 1 for images that another layer computed.
+A shape, int64 [7], is k, the stride, C, H, W, the side of a block, and the divisor of weights and of their gradients,
+as in PixelConv2d of lockstep.models.layers. If a block has several cells, sums take the numbers of a patch in the order
+of fold_kernel there. For images that another layer computed, the last two are 1.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from lockstep.kernels.vectors import EDGE, address, load, plus, store, turn
 from lockstep.kernels.vectors import WIDTH as VECTOR
 
 _TOGETHER = 256
-"""How many places gradients take at once, so that what belongs to them stays in the cache."""
+"""How many places gradients take at once, so that their numbers stay in the cache."""
 
 
 @compiled

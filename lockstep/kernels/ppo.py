@@ -29,9 +29,9 @@ _TOGETHER = 65_536
 """Activations of samples that pass through the network together, so that they stay in the cache. It changes no bit:
 sums add sample by sample."""
 _LEAST = 128
-"""Samples at least, since each product reads all of a layer's weights."""
+"""The least number of these samples, since each product reads all of a layer's weights."""
 _WHOLE = 64
-"""They are a multiple of this, which fills tiles, and divides most minibatches without a small rest."""
+"""Their number is a multiple of this, which fills tiles and rarely leaves a small rest of a minibatch."""
 SUMS = 9
 """Numbers that a slice adds up besides its gradient: lockstep.algorithms.ppo.PPO.metric_names, after the count."""
 
@@ -225,7 +225,7 @@ def ppo_gradients(
             int64 [S, N], of which one is not used; log-probabilities, values, advantages and value targets, each
             float32 [S, N]; which are valid, bool [S, N].
         index: int64 [S, n]: the items of each slice.
-        advantage_mean, advantage_std: what advantages are standardized with; 0 and 1 leave them as they are.
+        advantage_mean, advantage_std: standardize advantages; 0 and 1 leave them unchanged.
         hyper: clip, value_clip, value_coef and entropy_coef, as for _add_loss.
         joined: write the tree's sum over all shards to out[0]. The rest is overwritten.
         out: float32 [S, P + 1 + SUMS]: each shard's gradient, the number of its valid samples, its sums of metrics.

@@ -1,7 +1,7 @@
 """Products of matrices in float32, with identical bits on every CPU.
 
-Every number of a product adds its terms one by one, the first one first. Each is multiplied and added with a single
-rounding (`fma`). Only sums of different numbers advance together, those of a tile (lockstep.kernels.tiles).
+Every number of a product adds its terms one by one, in order. Each term is multiplied and added with a single rounding
+(`fma`). Only the sums of different numbers are computed at the same time, in tiles (lockstep.kernels.tiles).
 
 Matrices are given by the address of their first number and by strides in numbers, so that a transposed matrix needs no
 copy and every layout shares one compiled function.
@@ -19,11 +19,12 @@ from lockstep.kernels.tiles import slim_tile, tallest_tile, tile, tile_columns, 
 from lockstep.kernels.vectors import EDGE, WIDTH, address, fetch, load, move, plus, store, turn
 
 _COPIED = 4096
-"""Numbers of the right-hand matrix from which it is copied, so that what a tile reads lies together in the cache."""
+"""The most numbers of a right-hand matrix that is read in place. Larger ones are copied, so that the numbers that a
+tile reads are adjacent in the cache."""
 _FEW = 64
-"""Rows for which copying the right-hand matrix takes longer than reading it more than once."""
+"""The most rows of a product that reads the right-hand matrix several times, because copying it takes longer."""
 _BLOCK = 32
-"""Terms of a product for which the right-hand matrix is read as it lies, one row of tiles after the other."""
+"""The most terms of a product that reads the right-hand matrix in place, one row of tiles after the other."""
 _LINE = 4 * WIDTH
 """Bytes of a line of the cache."""
 _ZERO = np.float32(0)
@@ -159,7 +160,7 @@ def _columns(
 
 @compiled
 def _turn(x: int, x_row: int, n: int, m: int, out: int, out_row: int) -> None:
-    """Copy x [n, m] to out [m, n], whose columns lie together, as those of x do."""
+    """Copy x [n, m] to out [m, n]. In both, the numbers of a row are adjacent."""
     for i in range(n):
         for j in range(m):
             store(out + 4 * (j * out_row + i), load(x + 4 * (i * x_row + j)))
@@ -214,8 +215,8 @@ def product(
         a, b, start, c: addresses of float32 matrices. start may be c, or lie elsewhere.
         a_row, a_term: the strides of a.
         b_term, b_column: the strides of b.
-        start_row, c_row: the strides between rows of start and c, whose columns lie together. A start_row of 0 begins
-            every row with the same numbers, such as biases.
+        start_row, c_row: the strides between rows of start and c; the numbers of a row are adjacent. A start_row of 0
+            begins every row with the same numbers, such as biases.
         rectify: write 0 for negative results, if k is not 0.
     """
     if k == 0:

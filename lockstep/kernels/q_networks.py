@@ -39,7 +39,7 @@ class QNetwork(NamedTuple):
     embedding: np.ndarray
     """The table of the layer that embeds an implicit quantile's fraction. It has no rows for other returns."""
     multiples: np.ndarray
-    """What a fraction is multiplied by, before the cosines that this layer takes: float32 [E]."""
+    """Factors of a fraction before the cosines that this layer takes: float32 [E]."""
     atoms: np.ndarray
     """float32 [K]; [0] unless returns are categorical."""
     fractions: np.ndarray
@@ -48,23 +48,23 @@ class QNetwork(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What a network has computed of n samples, for differentiate. Outputs of layers are as
+    """The results of a network for n samples, which differentiate needs. Outputs of layers are as
     lockstep.kernels.dense.evaluate returns them."""
 
     numbers: np.ndarray
-    """What describes every action's return, [n, A, K]."""
+    """The numbers that describe every action's return, [n, A, K]."""
     encoder: np.ndarray
     """The outputs of the encoder's layers."""
     cosines: np.ndarray
-    """Those of fractions, float32 [R, E]; no rows unless quantiles are implicit."""
+    """The cosines of fractions, float32 [R, E]; no rows unless quantiles are implicit."""
     embedding: np.ndarray
-    """The outputs of the layer that takes them."""
+    """The outputs of the layer that takes the cosines."""
     inputs: np.ndarray
     """What the streams take, float32 [R, F]."""
     advantage: np.ndarray
     """The outputs of the layers of the stream of advantages."""
     value: np.ndarray
-    """The same of the state's value."""
+    """The outputs of the layers of the stream of the state's value."""
 
 
 @compiled

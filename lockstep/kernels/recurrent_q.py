@@ -26,12 +26,12 @@ from lockstep.kernels.recurrent import KEPT, core_back, core_forward, core_panel
 
 
 class Unrolled(NamedTuple):
-    """What a network has computed of some steps."""
+    """The results of a network for some steps."""
 
     of_encoder: np.ndarray
     """What lockstep.kernels.dense.evaluate returned."""
     inputs: np.ndarray
-    """What the core takes: float32 [N, F]."""
+    """The core's inputs: float32 [N, F]."""
     gates: np.ndarray
     """float32 [N, G * H]"""
     kept: np.ndarray

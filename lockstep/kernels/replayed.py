@@ -1,4 +1,4 @@
-"""What kernels learn from that replay.
+"""The replayed items that kernels learn from.
 
 Shape legend: S slices, N items of all slices, D numbers of an observation, A of an action.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 class Items(NamedTuple):
     """Replayed items, one slice after the other. Kernels take them as a plain tuple, whose type Numba finds faster than
-    that of a named one. Until then they may have another first axis, that of gradient steps."""
+    that of a named one. Before, arrays may have another first axis, that of gradient steps."""
 
     obs: np.ndarray
     """As layers see it, float32 [N, D]."""
@@ -24,6 +24,6 @@ class Items(NamedTuple):
     next_obs: np.ndarray
     """float32 [N, D]."""
     weight: np.ndarray
-    """Of its loss."""
+    """The weight of each item's loss."""
     noise: np.ndarray
     """Uniform numbers of every slice, one slice after the other: float32 [Z], in the order that the kernel names."""

@@ -46,7 +46,7 @@ def _of_actions(numbers: np.ndarray, action: np.ndarray) -> np.ndarray:
 def _following(
     network: QNetwork, online: np.ndarray, frozen: np.ndarray, double: bool, next_obs: np.ndarray, tau: np.ndarray
 ) -> np.ndarray:
-    """What the target network says about the best next actions' returns, [n, J].
+    """The target network's numbers for the returns of the best next actions, [n, J].
 
     Args:
         online, frozen: float32 [P], what disturb returned of the model and of the target network.

@@ -18,7 +18,7 @@ from lockstep.kernels.cache import compiled
 
 @compiled
 def _seen(mean: np.ndarray, std: np.ndarray, clip: np.float32, brightest: np.float32, obs: np.ndarray) -> np.ndarray:
-    """What a network sees of raw observations [B, ...]: float32 [B, D]. Arguments are those of evaluate_raw."""
+    """Raw observations [B, ...] as a network sees them: float32 [B, D]. Arguments are those of evaluate_raw."""
     count = len(obs)
     raw = obs.reshape((count, -1))
     size = obs.size // max(count, 1)
@@ -51,7 +51,7 @@ def evaluate_raw(
     Args:
         layers, free_std, log_stds, parameters: see lockstep.kernels.network.evaluate.
         mean, std, clip: see lockstep.kernels.network.normalize. With a clip of 0, observations are not normalized.
-        brightest: divides observations: 1, or what pixels of images are scaled by.
+        brightest: divides observations: 1, or the brightest value of pixels.
         obs: [B, ...], of D numbers each.
         extra, start, state: for evaluate_raw_with_memory.
 
@@ -139,7 +139,7 @@ def _play(
     """Play T steps of the environments in rows first to first + B.
 
     Args:
-        model, world: what `evaluate` and `advance` begin with.
+        model, world: the first arguments of `evaluate` and of `advance`.
         first: the shard's first row.
         bootstrap: whether the last observation is evaluated, too.
         bound: of rewards, as the model sees them.

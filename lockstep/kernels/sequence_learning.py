@@ -66,7 +66,8 @@ def unscale(y: np.float32, epsilon: float) -> np.float32:
 
 @compiled
 def _over_steps(x: np.ndarray, out: np.ndarray) -> None:
-    """Write the sum of each sequence's numbers: float32 [M, n] -> [n]. Those of a single sequence lie together."""
+    """Write the sum of each sequence's numbers: float32 [M, n] -> [n]. The numbers of a single sequence are
+    adjacent."""
     steps, sequences = x.shape
     if sequences == 1:
         row_sums(x.reshape((1, steps)), out)
@@ -137,7 +138,7 @@ def sequence_gradients(
         network, core: where the model's parts lie.
         burn_in: L.
         epsilon, share: ε of the rescaling, and η of priorities.
-        items: what is learned from.
+        items: the minibatch.
         used: float32 [2, P], overwritten.
         priority: float32 [S * n], written.
         parameters, target, double, joined, out: as for lockstep.kernels.q_learning.dqn_gradients.

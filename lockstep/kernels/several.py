@@ -1,4 +1,4 @@
-"""Acting with several policies: the network of a row is that of the policy that plays it.
+"""Acting with several policies: each row is evaluated by the network of the policy that plays it.
 
 Shape legend: B rows, D numbers of an observation in the common form, d of one policy's, W parameters of a distribution,
 E extra features and K numbers of the state of cores. P is the number of policies.
@@ -23,12 +23,12 @@ def _evaluate(models, columns, extras, player, width, forbidden, obs, extra, sta
     """Evaluate each row by the network of its policy.
 
     Args:
-        models: of each policy, what `evaluate` begins with.
+        models: of each policy, the first arguments of `evaluate`.
         columns: of each policy, int64 [d]: which numbers of an observation it sees.
-        extras: int64 [P]: the extra features of each policy. It has fewer if it has fewer actions.
-        player: which number of an observation is that of the policy.
+        extras: int64 [P]: how many extra features each policy has. Policies with fewer actions have fewer.
+        player: the place of the number of the policy in an observation.
         width: W.
-        forbidden: what the parameters of actions are that a policy does not have.
+        forbidden: the parameter of actions that a policy does not have.
         obs: float32 [B, D].
         extra, start, state: see lockstep.kernels.rollout.evaluate_raw_with_memory.
 

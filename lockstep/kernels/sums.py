@@ -1,7 +1,7 @@
-"""Sums of shards: the tree of lockstep.distributed.tree inside one process, and what gradients carry. And sums of
-numbers that lie together, as torch's replaced operations (lockstep.portable.sums) add them up.
+"""Sums over the shards of one process, in the order of the tree (lockstep.distributed.tree), and sums of adjacent
+numbers, in the order of torch's replaced operations (lockstep.portable.sums).
 
-Such a sum has 8 parts: number i belongs to part i mod 8, and the parts are added in order.
+A sum of adjacent numbers has 8 parts: number i belongs to part i mod 8, and the parts are added in order.
 
 Shape legend: S shards, P numbers of each.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 
 PARTS = 8
-"""Of a sum of numbers that lie together. A sum of at most so many has the order of a plain loop."""
+"""Parts of a sum of adjacent numbers. A sum of at most so many numbers has the order of a plain loop."""
 _ZERO = np.float32(0)
 _TOGETHER = 1024
 """Numbers of each shard that are added up together, so that they stay in the cache."""

@@ -1,7 +1,7 @@
 """Tiles: the inner loop of products of matrices, written for LLVM directly.
 
-A tile of rows and columns of a product stays in the CPU's vector registers while it goes through all terms. Its size
-depends on how many registers there are, which changes no bit. Matrices are given by the address of their first number
+A tile is a block of rows and columns of a product. It stays in the CPU's vector registers until all terms are added.
+Its size depends on the number of registers and changes no bit. Matrices are given by the address of their first number
 and by strides in numbers.
 """
 

@@ -23,8 +23,8 @@ _TOGETHER = 128
 
 @compiled
 def _learn(value: np.ndarray, target: np.ndarray, valid: np.ndarray, by_value: np.ndarray, terms: np.ndarray) -> None:
-    """Write the gradient of the loss by values [n], and each sample's part in the count and the metrics, float32
-    [1 + PQN_SUMS, n]: those of the loss as they are before they are halved."""
+    """Write the gradient of the loss by values [n], and each sample's part in the count and the metrics, float32 [1 +
+    PQN_SUMS, n]. Those of the loss are not halved yet."""
     for i in range(len(value)):
         error, gap = value[i] - target[i], target[i] - value[i]
         by_value[i] = (_HALF if valid[i] else _ZERO) * (_TWO * error)

@@ -1,4 +1,4 @@
-"""Vectors of 16 numbers: what reads, moves and adds them, written for LLVM directly.
+"""Operations on vectors of 16 numbers, written for LLVM directly: they read, move and add them.
 
 A vector is given by the address of its first number.
 """
@@ -15,16 +15,16 @@ from lockstep.kernels.cache import compiled
 from lockstep.kernels.instructions import fused, instruction
 
 WIDTH = 16
-"""Numbers of a vector. LLVM cuts it into what the CPU has."""
+"""Numbers of a vector. LLVM divides it into vectors of the CPU's size."""
 BYTES = 4
-"""Of a number."""
+"""Bytes of a number."""
 FLOAT, INT, _INDEX = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _BYTE = ir.IntType(8).as_pointer()
 _ROW = ir.VectorType(FLOAT, WIDTH)
 
 
 def beyond(builder: Any, address: Any, numbers: Any) -> Any:
-    """The address of what lies so many numbers behind another address."""
+    """The address so many numbers behind another address."""
     return builder.add(address, builder.mul(numbers, INT(BYTES)))
 
 
@@ -177,7 +177,7 @@ def rectify(typingctx: Any, b: Any, out: Any) -> Any:
 
 @instruction
 def fetch(typingctx: Any, address: Any) -> Any:
-    """Begin to move what lies at an address into the cache. It may lie outside of memory."""
+    """Begin to move the numbers at an address into the cache. The address may be outside of memory."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_BYTE, _INDEX, _INDEX, _INDEX])

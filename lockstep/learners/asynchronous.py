@@ -1,14 +1,14 @@
 """Asynchronous gradients: every batch slot's slice of a minibatch gives a separate update, applied when it is ready.
 
-The newest parameters, with the optimizer's state and the target network, lie in memory that all learners share
+The newest parameters, with the optimizer's state and the target network, are in memory that all learners share
 (lockstep.learners.parameters) or, on several machines, in learner 0's process (lockstep.learners.parameter_store). A
-learner reads them, computes the gradient of one of its slots' slices, and has it applied to the parameters of that
-moment. It waits for other learners only at the end of the iteration, when all gradients have been applied.
+learner reads them and computes the gradient for the slice of one of its slots, which is then applied to the newest
+parameters. It waits for other learners only at the end of the iteration, until all gradients have been applied.
 
 A gradient that was computed with the parameters after b updates, and is applied after u, is u - b updates behind. This
 may be at most scheme.max_gradient_lag. So every gradient in flight has a deadline, and a gradient may only be applied,
 or begun, if all others can still meet theirs (earliest deadline first, as in lockstep.transport.free_running). The
-gradient with the earliest deadline always may.
+gradient with the earliest deadline may always be applied.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Gradients of slices as CUDA graphs. One launch cuts every slot's slice out of memory that it reads, and runs its loss
-and its backward pass. That memory holds a slot's rollout (GraphedSlices) or, for algorithms that replay, its items of
-several gradient steps (GraphedReplay).
+"""Gradients of slices as CUDA graphs. One launch cuts every slot's slice out of fixed memory, and computes its loss and
+its gradient. This memory holds a slot's rollout (GraphedSlices) or, for algorithms that replay, its items of several
+gradient steps (GraphedReplay).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from lockstep.system.graphs import Branches, Capture
 Found = tuple[Tensor, Tensor | None]
 """The gradient of a slice, with the numbers that are reduced with it, and the items' priorities."""
 Differentiate = Callable[[int, Any, dict[str, Any]], Found]
-"""Computes it of a slot's slice from a batch and hyperparameters by name. It must run the same kernels for every
-slice."""
+"""Computes the gradient of a slot's slice from a batch and from hyperparameters by name. It must run the same kernels
+for every slice."""
 
 
 class HyperTensors:
@@ -39,7 +39,7 @@ class HyperTensors:
         """float64 [H], always at the same place"""
 
     def of(self, hyper: dict[str, float]) -> dict[str, Any]:
-        """Each by its name. Tensors of earlier calls have the new numbers, too."""
+        """The hyperparameters by name. Tensors that earlier calls returned change to the new numbers, too."""
         numbers = list(hyper.values())
         if numbers != self._given:
             # Fresh pinned memory each time, since a copy may still read what was there before.
@@ -63,10 +63,10 @@ class GradientGraphs(ABC):
     ) -> None:
         self._source, self._differentiate, self._capture, self._branches = batches, differentiate, capture, branches
         self._graphs: dict[Any, _Graph] = {}
-        """By slots, and what else their kernels depend on."""
+        """By slots and everything else that their kernels depend on."""
 
     def begin(self) -> None:  # noqa: B027
-        """Begin an iteration, whose rollouts no graph has yet."""
+        """Begin an iteration. No graph has its rollouts yet."""
 
     @abstractmethod
     def gradients(self, slots: tuple[int, ...], step: int, hyper: dict[str, Any], update: int) -> list[Found] | None:
@@ -205,7 +205,7 @@ class _Held(ABC):
         self.slices = slices
         self._index = torch.zeros(1, dtype=torch.int64, device=device)
         self._next = 0
-        """The value of index when the queued graphs have run; -1 if it is not known."""
+        """The value of the counter after the queued graphs have run; -1 if unknown."""
 
     def seek(self, index: int) -> None:
         """Make this slice the next."""
@@ -216,10 +216,10 @@ class _Held(ABC):
 
     @abstractmethod
     def slice(self) -> Any:
-        """The next gradient step's, in a graph."""
+        """The slice of the next gradient step, in a graph."""
 
     def _advance(self) -> None:
-        """Go on to the next slice, in a graph."""
+        """Advance to the next slice, in a graph."""
         self._next = -1  # since capturing may run it
         if self.slices > 1:
             self._index.add_(1).remainder_(self.slices)
@@ -238,7 +238,7 @@ class _Rollout(_Held):
         return _shapes(_leaves(self._minibatches)) == _shapes(_leaves(minibatches))
 
     def load(self, minibatches: Minibatches) -> None:
-        """Take an iteration's rollout."""
+        """Copy an iteration's rollout into this memory."""
         for to, x in zip(_leaves(self._minibatches), _leaves(minibatches), strict=True):
             to.copy_(x, non_blocking=True)
 
@@ -269,7 +269,7 @@ class _Items(_Held):
         self._present: Prefetched | None = None
 
     def load(self, items: Prefetched) -> None:
-        """Take what was read."""
+        """Copy prefetched items into this memory."""
         if items is not self._present:
             assert items.memory is not None
             self._memory.copy_(items.memory)

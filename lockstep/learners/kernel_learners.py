@@ -1,4 +1,4 @@
-"""Which learner computes gradients with which kernels."""
+"""The table of learners that compute gradients with kernels."""
 
 from __future__ import annotations
 

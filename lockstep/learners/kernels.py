@@ -19,8 +19,8 @@ from lockstep.learners.optimizer import PortableOptimizer
 
 
 class KernelLearner(Learner):
-    """A learner that writes the gradients of all its slots into one array, where a kernel adds them up. Everything
-    around a gradient is Learner's."""
+    """A learner that writes the gradients of all its slots into one array, where a kernel adds them up. Learner does
+    everything else."""
 
     def __init__(
         self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
@@ -32,12 +32,13 @@ class KernelLearner(Learner):
         self._subtree = plain and complete(slots)
         """Whether a kernel may add up the gradients of all slots."""
         self._reuses = plain and not self._lag
-        """Whether nothing keeps a gradient until the next one: another reduction may, and delayed gradients do."""
+        """Whether a gradient's memory is free when the next one is computed. Another reduction may keep the gradient,
+        and delayed gradients are kept."""
         algorithm, optimizer = self._algorithm, self.optimizer
         assert isinstance(optimizer, PortableOptimizer)
         self.optimizer: PortableOptimizer = optimizer
         self._fuses = not (algorithm.reads_steps or algorithm.counted or self._lag)
-        """Whether a gradient is the sum over all slots, or that divided by one number, and is applied before the next
+        """Whether a gradient is the sum over all slots, perhaps divided by one number, and is applied before the next
         one is computed."""
 
     def _push(self, step: int, hyper: dict[str, float], digests: dict[int, str]) -> None:
@@ -76,8 +77,8 @@ class KernelLearner(Learner):
         return norm
 
     def repeated(self, step: int, hyper: dict[str, float], out: np.ndarray) -> Callable[[], None]:
-        """A call that computes the gradient of a step of the iteration from the same items every time, as compute does
-        for all slots together, where it can: for measurements."""
+        """For measurements: a call that computes the gradient of one step of the iteration, as compute does, from the
+        same items every time, for all slots together if possible."""
         return lambda: self.compute(step, hyper, out, joined=self._subtree)
 
     @abstractmethod

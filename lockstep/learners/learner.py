@@ -33,8 +33,8 @@ class Learner:
     """Computes the gradients of a block of batch slots and applies the global gradients. Slot s holds shard s's
     rollout, unless timing decides.
 
-    All values are sums over the global minibatch, which the tree adds up, and are divided afterwards. So they cannot
-    depend on which process holds a slot.
+    All values are sums over the global minibatch. The tree adds them up, and they are divided afterwards. So they do
+    not depend on which process holds a slot.
 
     Args:
         capture: makes CUDA graphs of losses and their backward passes, if they have fixed shapes.
@@ -52,7 +52,7 @@ class Learner:
         self._agent, self._algorithm, self._flat = agent, agent.algorithm, agent.flat
         self._slots, self._tree, self._heartbeat = slots, tree, heartbeat
         self._size, self._counts = agent.flat.vector.numel(), 1 + len(agent.algorithm.metric_names)
-        """How many numbers a gradient has, and how many the counts and sums of metrics behind it."""
+        """How many numbers a gradient has, and how many counts and sums of metrics follow it."""
         self.batches: Batches = batches_for(agent, slots, tree)
         self.reduction = agent.experiment.scheme.reduction(tree, self._size)
         self.optimizer = optimizer_for(agent.experiment, agent.flat)
@@ -67,9 +67,9 @@ class Learner:
         """Likewise."""
         self._hyper = HyperTensors(agent.device)
         self._adapted: dict[str, float] = {}
-        """By name: hyperparameters as Algorithm.adapt left them."""
+        """By name: the hyperparameters that Algorithm.adapt has changed."""
         self._known_to_fit = False
-        """Whether the first loss has been checked. Later ones are like it."""
+        """Whether the first loss has been checked. Later ones need no check."""
         self._writes_buffers = False
         """Whether losses write buffers of the networks, which all slots share."""
         self._normalizers: Normalizers | None = None
@@ -151,13 +151,14 @@ class Learner:
             self._heartbeat()
 
     def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
-        """Each slot with the gradient of its slice, followed by counts and metric sums, which is given away."""
+        """Each slot with the gradient of its slice, followed by counts and metric sums. The receiver owns the
+        tensor."""
         for slots in self._slot_groups():
             yield from zip(slots, self._gradients(slots, step, hyper), strict=True)
 
     def _slot_groups(self) -> list[tuple[int, ...]]:
-        """The slots whose gradients are computed together. A graph normalizes observations of all with one version's
-        statistics."""
+        """The slots whose gradients are computed together. A graph normalizes the observations of all its slots with
+        one version's statistics."""
         alone = [(slot,) for slot in self._slots]
         if self._gradient_graphs is None:
             return alone
@@ -177,7 +178,7 @@ class Learner:
         return [gradient for gradient, _ in found]
 
     def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
-        """The same of one slot, without a graph."""
+        """The gradient of one slot's slice, without a graph."""
         batch, normalizers = self.batches.slice(slot, step)
         self._normalize(normalizers)
         on_gpu = self._agent.device.type != "cpu"
@@ -221,7 +222,7 @@ class Learner:
 
     def _split(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Split the sum over slices into the mean gradient, and the number of valid samples followed by the sum of
-        every metric. Nothing waits for a GPU."""
+        every metric. Does not wait for a GPU."""
         algorithm = self._algorithm
         gradient, tail = total[: self._size], total[self._size :]
         for prefix, name in algorithm.counted:
@@ -238,8 +239,8 @@ class Learner:
         return gradient, tail[: self._counts]
 
     def _divisor(self, tail: Any) -> Any:
-        """What the sum over slices is divided by, for its mean. With prioritized replay, the largest importance
-        weight is a factor of it, and divides the sums of losses here.
+        """The divisor that turns the sum over slices into a mean. With prioritized replay, it contains the largest
+        importance weight as a factor, and this method divides the sums of losses by this weight.
 
         Args:
             tail: the numbers behind the gradient, as a tensor or an array. On a GPU, so is the divisor.
@@ -255,7 +256,7 @@ class Learner:
         return divisor
 
     def _number(self, x: Any) -> Any:
-        """A number of Python's. On a GPU, for which nothing should wait, it stays a tensor."""
+        """The value as a Python number. On a GPU it stays a tensor, so that nothing waits for the GPU."""
         return float(x) if self._agent.device.type == "cpu" else x
 
     def _at_least_one(self, x: Any) -> Any:
@@ -340,7 +341,7 @@ class Learner:
         return graphs_of(self.batches, period, self._differentiate, capture, branches)
 
     def _capture_updates(self, capture: Capture) -> UpdateGraphs | None:
-        """Graphs of updates, unless something between a gradient and its update is the host's."""
+        """Graphs of updates, unless the host does something between a gradient and its update."""
         algorithm = self._algorithm
         follows = self._agent.target is None or (
             isinstance(algorithm, OffPolicy) and type(algorithm).follow is OffPolicy.follow

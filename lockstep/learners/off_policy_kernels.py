@@ -1,4 +1,4 @@
-"""Learners that replay, in portable arithmetic: one kernel computes the gradients of all slots' slices.
+"""Learners of off-policy algorithms in portable arithmetic: one kernel computes the gradients of all slots' slices.
 
 Shape legend: P parameters, S slots, N items of all slots, Z numbers of noise.
 """
@@ -51,7 +51,7 @@ def _by_step(parts: Sequence[np.ndarray], steps: int) -> np.ndarray:
 
 
 class ReplayLearner(KernelLearner):
-    """Learns from replayed transitions, or from what a subclass reads.
+    """Learns from replayed transitions, or from other items that a subclass reads.
 
     Args:
         sums: how many metrics the kernel adds up.
@@ -67,7 +67,7 @@ class ReplayLearner(KernelLearner):
         assert isinstance(agent.algorithm, OffPolicy)
         self._following = agent.algorithm.following
         self._seen: tuple[Prefetched, Items] | None = None
-        """What was read last, of all slots, and of the first."""
+        """The items that were read last: of all slots, and of the first slot."""
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         """As Learner.learn. Torch's operations around the kernels are exact, so they need not be replaced."""
@@ -116,7 +116,7 @@ class ReplayLearner(KernelLearner):
         return Items(obs, action, reward, discount, next_obs, np.ascontiguousarray(batch.weight), noise)
 
     def _observations(self, batch: Transitions) -> list[np.ndarray]:
-        """What layers see of what was observed, and of what was observed next: float32 [N, D]."""
+        """Observations and next observations as layers see them: float32 [N, D] each."""
         return [observed(self._encoder, x, whole=self._whole) for x in (batch.obs, batch.next_obs)]
 
     @abstractmethod
@@ -142,7 +142,7 @@ class QLearner(ReplayLearner):
 
 
 class ReturnsLearner(ReplayLearner):
-    """The same with noisy layers, dueling streams or distributions of returns."""
+    """Learns action values by DQN with noisy layers, dueling streams or distributions of returns."""
 
     _whole = True
 

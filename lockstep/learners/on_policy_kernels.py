@@ -59,7 +59,7 @@ class Reader:
         self._numbers, self._flags = kernels.numbers, kernels.flags
         environments = agent.experiment.envs_per_shard
         self.sequences = config.sequences or agent.experiment.model.recurrent
-        """Whether columns are environments; otherwise they are single samples."""
+        """Whether a column is an environment. Otherwise it is a single sample."""
         steps, columns = (config.rollout, environments) if self.sequences else (1, config.rollout * environments)
         rows, shape = steps + algorithm.bootstrap_inputs, model.distribution.action_shape
         extra = model.extra_features if isinstance(model, StandardModel) else 0
@@ -79,7 +79,7 @@ class Reader:
         """Write a slot's rollout into its items.
 
         Args:
-            copied: whether torch learns from copies of its columns, which lie together.
+            copied: whether torch learns from copies of its columns, which are adjacent.
         """
         to, encoder, model = Rollouts(*(x[place, ...] for x in self.rollouts)), self._encoder, self._model
         to.observations[...] = observed(encoder, whole.obs, whole=True).reshape(to.observations.shape)
@@ -137,7 +137,7 @@ class RolloutLearner(KernelLearner):
 
 
 class OneModelLearner(RolloutLearner):
-    """The same with one model."""
+    """Learns one model by a loss that has kernels."""
 
     def __init__(
         self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None

@@ -22,7 +22,7 @@ MOMENTS = {
     "radam": ("exp_avg", "exp_avg_sq"),
     "rmsprop": ("square_avg",),
 }
-"""What optimizers remember of gradients."""
+"""The statistics of gradients that optimizers keep."""
 
 
 def inverse(divisor: float) -> float | None:
@@ -44,15 +44,14 @@ class Optimizer:
         self._decays = flat.of_networks() if self._config.name == "adamw" and self._config.weight_decay else None
         """bool [N]: which parameters decay."""
         self.moments = {name: torch.zeros_like(self._vector) for name in MOMENTS[self._config.name]}
-        """fp32 [N] each: what is remembered of gradients."""
+        """fp32 [N] each: the statistics of gradients."""
         self.counts: dict[str, Tensor] = {}
         """Steps of each group that has moved."""
 
     @torch.no_grad()
     def step(self, gradient: Tensor, groups: tuple[ParameterGroup, ...]) -> float | Tensor:
-        """Go down the global gradient, each group's clipped to the largest norm; returns the norm before
-        clipping, on a GPU as a tensor there. Parameters that are in no group stay where they are, and so does what is
-        remembered of them."""
+        """Update the parameters by the global gradient, each group's part clipped to the largest norm. Returns the norm
+        before clipping, on a GPU as a tensor. Parameters in no group stay unchanged, and so do their statistics."""
         for group in groups:
             if isinstance(group, PlainGroup):
                 span = self._flat.span(group.prefix)
@@ -86,8 +85,8 @@ class Optimizer:
     def _descend(
         self, vector: Tensor, gradient: Tensor, moments: list[Tensor], count: Tensor, rate: float
     ) -> float | Tensor:
-        """Scale a gradient down to the largest norm, move parameters and what is remembered of their gradients, all in
-        place, and count the step. Returns the norm before."""
+        """Clip a gradient to the largest norm, update parameters and statistics, all in place, and count the step.
+        Returns the norm before clipping."""
         config, norm = self._config, self._clip(gradient)
         if config.name == "radam":
             first, second = moments
@@ -141,7 +140,7 @@ class Optimizer:
         return norm
 
     def _clip(self, gradient: Tensor) -> float | Tensor:
-        """Scale a gradient down to the largest norm, in place. Returns the norm before."""
+        """Clip a gradient to the largest norm, in place. Returns the norm before clipping."""
         if gradient.device.type != "cpu":  # without waiting for the device
             norm = gradient.norm()
             gradient.mul_((self._max_norm / (norm + 1e-6)).clamp_(max=1.0))
@@ -153,7 +152,7 @@ class Optimizer:
 
     @property
     def counts_on_device(self) -> bool:
-        """Whether nothing in a step depends on numbers of the host but the rates, so that a graph can repeat it."""
+        """Whether a step depends on no numbers of the host except the rates, so that a graph can repeat it."""
         return self._config.name != "rmsprop"
 
     def state(self) -> dict[str, Tensor]:
@@ -168,7 +167,7 @@ class Optimizer:
                 moment.copy_(tensors[name])
 
     def count(self, steps: dict[str, float]) -> None:
-        """Set how many steps each group has taken; groups that are not among them stay."""
+        """Set how many steps the named groups have taken."""
         for name, number in steps.items():
             self.counts.setdefault(name, self._counter()).fill_(number)
 
@@ -195,12 +194,12 @@ class PortableOptimizer(Optimizer):
         return self._config.name == "adam" and not any(isinstance(group, PlainGroup) for group in groups)
 
     def step_of_sum(self, gradient: np.ndarray, groups: tuple[ParameterGroup, ...], divisor: float = 1.0) -> float:
-        """Move groups by Adam with one call of a kernel. Few operations surround it: between gradients, the caches hold
-        no code, and an operation of torch takes ten times as long as in a loop.
+        """Move groups by Adam with one call of a kernel. Few operations surround it: between gradients, the caches do
+        not contain torch's code, and an operation of torch takes ten times as long as in a loop.
 
         Args:
-            gradient: float32 [P] or more; what moves is overwritten.
-            divisor: what it is divided by first.
+            gradient: float32 [P] or more. The part that belongs to the groups is overwritten.
+            divisor: divides the gradient first.
 
         Returns:
             The norm of the quotient, before it was clipped.

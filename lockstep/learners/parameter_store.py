@@ -1,7 +1,7 @@
-"""The parameters of asynchronous learners that share no memory: learner 0's process keeps them for all.
+"""The parameters of asynchronous learners that share no memory: learner 0's process keeps them for all learners.
 
-A learner reads the newest parameters, and sends gradients, which the store applies to the parameters of that moment.
-The rule of scheme.max_gradient_lag is that of shared memory, and one call waits until it allows to go on.
+A learner reads the newest parameters and sends its gradient, which the store applies to the newest parameters. Calls
+wait as long as scheme.max_gradient_lag requires, by the same rule as in shared memory.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ has them."""
 
 
 class Changed(NamedTuple):
-    """What an update of the store's parameters was."""
+    """An update of the store's parameters."""
 
     place: int
     """Updates of the iteration before it."""
     behind: int
-    """How many of all came since its parameters were read."""
+    """Updates between reading its parameters and applying it."""
     norm: float
-    """Of its gradient."""
+    """The norm of its gradient."""
     seconds: float
-    """That it took, without waiting for others."""
+    """Seconds that it took, without waiting for others."""
 
 
 class Store(Protocol):
@@ -78,14 +78,14 @@ class ParameterStore:
         self._begun = False
 
     def join(self, agent: Agent, optimizer: Optimizer) -> None:
-        """Make a place for the parameters. What the optimizer remembers of gradients also belongs to learner 0's
-        optimizer, which is this one, so that it writes it into checkpoints."""
+        """Allocate memory for the parameters. The store's optimizer shares its state with learner 0's, which
+        checkpoints contain."""
         self._agent = Agent(agent.experiment, like=agent)
         self._optimizer = optimizer_for(agent.experiment, self._agent.flat)
         self._optimizer.moments, self._optimizer.counts = optimizer.moments, optimizer.counts
 
     def begin(self, agent: Agent) -> None:
-        """Copy the parameters of learner 0, which all learners have. From now on they can be read and changed."""
+        """Copy the parameters of learner 0, which all learners have. From now on, learners can read and change them."""
         with self._changed:
             for mine, given in zip(self._agent.vectors, agent.vectors, strict=True):
                 mine.copy_(given)

@@ -1,5 +1,5 @@
-"""Where asynchronous learners keep the newest parameters: one learner's own, or memory that the learners of one machine
-share. On several machines, a process keeps them (lockstep.learners.parameter_store).
+"""The newest parameters of asynchronous learners. A single learner keeps them in its own memory, and several learners
+of one machine in memory that they share. On several machines, a process keeps them (lockstep.learners.parameter_store).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ known before."""
 
 
 def in_time(count: int, bases: Iterable[int], bound: int) -> bool:
-    """Whether all gradients in flight can be applied within the bound after `count` updates. They can if they can in
-    the order of their bases.
+    """Whether all gradients in flight can be applied within the bound after `count` updates. It is enough to try them
+    in the order of their bases.
 
     Args:
         count: updates so far.
@@ -78,7 +78,8 @@ class Parameters(Protocol):
 
 
 class OwnParameters:
-    """The parameters of a single learner. It keeps those of the last `keep` updates, so that it can repeat a record."""
+    """The parameters of a single learner. The object keeps those of the last `keep` updates, so that a record can be
+    repeated."""
 
     def __init__(self, agent: Agent, optimizer: Optimizer, keep: int) -> None:
         self._agent, self._optimizer, self._count, self._behind = agent, optimizer, 0, 0

@@ -1,4 +1,4 @@
-"""Several policies in portable arithmetic: each learns by the kernels of one policy, from the columns of its agents.
+"""Several policies in portable arithmetic: each learns from the columns of its agents, with the kernels of one policy.
 
 Shape legend: C columns of a rollout, M metrics of a policy, the last of which is the number of its samples
 (lockstep.algorithms.several).
@@ -26,7 +26,8 @@ from lockstep.models.policy import StandardModel
 
 
 class _Policy(NamedTuple):
-    """One of the policies: its model, what reads rollouts for it and computes its gradients, and its parameters."""
+    """One of the policies: its model, the objects that read its rollouts and compute its gradients, and its
+    parameters."""
 
     model: StandardModel
     reader: Reader

@@ -1,4 +1,4 @@
-"""What learners say of an iteration's gradient steps."""
+"""Records of the gradient steps of an iteration."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Computed(NamedTuple):
     step: int
     """The number of its step, as Algorithm.groups counts."""
     groups: tuple[ParameterGroup, ...]
-    """What it moves, and how far, as decided when it was computed."""
+    """The parameters that it changes, and the rates, as decided when it was computed."""
 
 
 @dataclass
 class Steps:
-    """An iteration's gradient steps, as they are added up."""
+    """Sums over the gradient steps of an iteration so far."""
 
     sums: Tensor
     """float64: the number of valid samples, then the sum of every metric."""
@@ -49,7 +49,8 @@ class Steps:
 
 @dataclass(frozen=True)
 class LearningReport:
-    """The outcome of one iteration's gradient steps: equal in every process, except for digests and what it applied."""
+    """The outcome of one iteration's gradient steps. It is equal in every process, except for digests and the gradients
+    that the process applied."""
 
     metrics: dict[str, float]
     updates: int

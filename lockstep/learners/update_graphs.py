@@ -1,5 +1,5 @@
-"""What follows a global gradient as CUDA graphs: its division, clipping, the optimizer, and the target network. Each
-launches dozens of kernels, which are small if the networks are."""
+"""CUDA graphs for what follows a global gradient: division, clipping, the optimizer, and the target network. Each of
+these launches dozens of kernels, which are short if the networks are small."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lockstep.system.graphs import Capture, Repeat, captured
 Outcome = tuple[Tensor, Any]
 """Counts and sums of metrics, and the norm of the gradient."""
 _MOST = 8
-"""Graphs at a time: of the kinds of updates that a policy's and a target network's periods make. An iteration with more
-kinds has none."""
+"""The most graphs at a time. The periods of a policy and of a target network lead to several kinds of updates, and each
+kind has a graph. An iteration with more kinds has no graphs."""
 _REMEMBERED = 1000
 """Kinds of updates."""
 
@@ -27,7 +27,7 @@ class UpdateGraphs:
     Args:
         capture: makes the graphs.
         changed: the tensors that updates change.
-        restored: called when these were given back what they had before a capture.
+        restored: called after a capture, when these tensors have their earlier values again.
     """
 
     def __init__(self, capture: Capture, changed: Callable[[], Sequence[Tensor]], restored: Callable[[], None]) -> None:
