@@ -90,6 +90,8 @@ def test_an_observation_reaches_the_optimizer_in_few_moves(
     agent = Agent(experiment)
     assert agent.observation_space.shape is not None
     (features,) = agent.observation_space.shape
+    # What kernels are compiled with must not count, and the compiler does not run twice.
+    train(experiment, Layout.parse("inline"), options(tmp_path / "compiled"))
     way = Way(features, agent.flat.vector.numel())
     sys.setprofile(way)
     try:
