@@ -90,7 +90,7 @@ def test_an_observation_reaches_the_optimizer_in_few_moves(
     agent = Agent(experiment)
     assert agent.observation_space.shape is not None
     (features,) = agent.observation_space.shape
-    # What kernels are compiled with must not count, and the compiler does not run twice.
+    # Compile the kernels first, so that calls of the compiler do not count.
     train(experiment, Layout.parse("inline"), options(tmp_path / "compiled"))
     way = Way(features, agent.flat.vector.numel())
     sys.setprofile(way)
