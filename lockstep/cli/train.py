@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 import tyro
 
+from lockstep import envs
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json, unknown, with_preset, with_values
 from lockstep.cli.help import asks, columns, width_of_terminal
@@ -157,7 +158,8 @@ def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[
 
 
 def _of_run(name: str) -> Experiment:
-    """A run's settings.
+    """A run's settings. Metrics that its environments report without being asked are left out, because flags may change
+    which these are.
 
     Raises:
         SettingsError: it is not a run, or its settings need files that the current folder does not have.
@@ -167,6 +169,8 @@ def _of_run(name: str) -> Experiment:
     files = [file for file in files_named(to_json(experiment)) if not os.path.isabs(file)]
     if files and home and os.path.realpath(home) != os.path.realpath(os.curdir):
         raise SettingsError(f"The settings of {name} name {files[0]}, which is relative to {home}: start there.")
+    if experiment.env.metrics:
+        experiment = experiment.replace(**{"env.metrics": envs.asked_metrics(experiment.env)})
     return experiment
 
 

@@ -5,6 +5,7 @@ from lockstep.envs.base import Adapter, Observation, ShardEnv, StepResult, alloc
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.factory import (
     adapter_of,
+    asked_metrics,
     atari_game,
     check_matches,
     first_seeds,
@@ -25,6 +26,7 @@ __all__ = [
     "StepResult",
     "adapter_of",
     "allocate_observation",
+    "asked_metrics",
     "atari_game",
     "check_matches",
     "first_seeds",

@@ -8,7 +8,7 @@ from lockstep.envs.base import Adapter, ShardEnv
 from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.construct import PREFIX, is_callable
 from lockstep.envs.episodes import Seeds
-from lockstep.envs.multiagent.policies import score_names
+from lockstep.envs.multiagent.policies import metrics_by_policy
 from lockstep.envs.settings import EnvConfig
 
 _BUILT_IN = {
@@ -57,7 +57,7 @@ class Compiled(Adapter):
 
     def own_metrics(self, config: EnvConfig) -> Names:
         cls = class_of(config.id)
-        return score_names(config, list(cls.agents)) if cls is not None else ()
+        return metrics_by_policy(config, list(cls.agents)) if cls is not None else ()
 
     def group_size(self, config: EnvConfig) -> int:
         cls = class_of(config.id)

@@ -20,7 +20,7 @@ from lockstep.envs.base import Observation, ShardEnv, StepResult
 from lockstep.envs.compiled import CompiledEnv
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import Seeds
-from lockstep.envs.multiagent.policies import Views, scores_of
+from lockstep.envs.multiagent.policies import Views, by_policy
 from lockstep.envs.settings import EnvConfig
 from lockstep.kernels.bound import Bound
 from lockstep.kernels.cache import compiled, part
@@ -184,7 +184,7 @@ class CompiledShard(ShardEnv):
         if self._players is None:
             return played
         scores = np.stack([self._add(*step) for step in zip(played.reward, played.first, strict=True)])
-        return played._replace(metrics=scores_of(self._players, scores))
+        return played._replace(metrics=by_policy(self._players, scores))
 
     def _add(self, reward: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Add the rewards of a step [B] to the scores of episodes, and return these."""
@@ -224,7 +224,7 @@ class CompiledShard(ShardEnv):
         step = self._play(_STEP, out)
         if self._players is None:
             return step
-        return step._replace(metrics=scores_of(self._players, self._add(step.reward, step.first)))
+        return step._replace(metrics=by_policy(self._players, self._add(step.reward, step.first)))
 
     def state_dict(self) -> dict[str, np.ndarray]:
         state = {"states": self._states.view(np.uint8).reshape(len(self._states), -1).copy()}

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from lockstep.config.extras import install_command
-from lockstep.config.settings import SettingsError
+from lockstep.config.settings import Names, SettingsError
 from lockstep.envs.adapters import ADAPTERS, AUTO, entry_of, not_installed, recorded_name
 from lockstep.envs.atari import atari_name
 from lockstep.envs.base import Adapter, ShardEnv, load_adapter
@@ -170,14 +170,25 @@ def resolve(config: EnvConfig) -> EnvConfig:
         if refusal is not None:
             refusals.append(refusal)
             continue
-        own = adapter.own_metrics(dataclasses.replace(config, id=env_id))
-        if config.metrics not in ((), own) and not adapter.reports(env_id):
+        found = dataclasses.replace(config, id=env_id, adapter=recorded_name(name))
+        asked = _asked(found, adapter)
+        if asked and not adapter.reports(env_id):
             # Another adapter plays other episodes, and a metric must not change what is learned.
-            raise _reports_nothing(config, name, env_id)
+            raise _reports_nothing(asked, name, env_id)
         clip = config.reward_clip or (config.protocol != "none" and not config.raw_rewards)
-        metrics = own or config.metrics
-        return dataclasses.replace(config, id=env_id, adapter=recorded_name(name), reward_clip=clip, metrics=metrics)
+        return dataclasses.replace(found, reward_clip=clip, metrics=(*adapter.own_metrics(found), *asked))
     raise refusals[0] if refusals else _not_served(config)
+
+
+def asked_metrics(config: EnvConfig) -> Names:
+    """Those of env.metrics that these environments report because a user asks. Raises SettingsError as resolve."""
+    config = resolve(config)
+    return _asked(config, load_adapter(config.adapter))
+
+
+def _asked(config: EnvConfig, adapter: Adapter) -> Names:
+    own = adapter.own_metrics(config)
+    return tuple(text for text in config.metrics if text not in own)
 
 
 def adapter_of(config: EnvConfig) -> Adapter:
@@ -245,13 +256,15 @@ def _refusal(config: EnvConfig, env_id: str, name: str, adapter: Adapter) -> Set
     return None
 
 
-def _reports_nothing(config: EnvConfig, name: str, env_id: str) -> SettingsError:
+def _reports_nothing(asked: Names, name: str, env_id: str) -> SettingsError:
     """The error for metrics of an adapter that returns no info."""
     others = [other for other in _serving(env_id) if load_adapter(other).reports(env_id)]
     instead = f"Use --env.adapter {' or '.join(others)} (its results differ), or leave" if others else "Leave"
+    if load_adapter(name).central_states(env_id):
+        instead = f"Use an environment whose id begins with {PREFIX} and whose agents have infos, or leave"
     return SettingsError(
-        f"env.metrics={','.join(config.metrics)}: env.adapter={name} does not pass on what env.id={config.id} reports "
-        f"in its info. {instead} out --env.metrics."
+        f"env.metrics={','.join(asked)}: env.adapter={name} does not pass on what env.id={env_id} reports in its info. "
+        f"{instead} out --env.metrics."
     )
 
 

@@ -19,7 +19,7 @@ from lockstep.envs.doom.matches import canonical_id
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.gymnasium_shard import GymShard
 from lockstep.envs.multiagent.pettingzoo import MatchShard, agents_of, names_of
-from lockstep.envs.multiagent.policies import score_names
+from lockstep.envs.multiagent.policies import metrics_by_policy
 from lockstep.envs.settings import EnvConfig
 from lockstep.envs.torch_env import TorchEnv
 from lockstep.system.output import reserve_streams
@@ -67,10 +67,11 @@ class Gymnasium(Adapter):
         return True
 
     def reports(self, env_id: str) -> bool:
-        return not env_id.startswith(PREFIX)
+        del env_id
+        return True
 
     def own_metrics(self, config: EnvConfig) -> Names:
-        return score_names(config, names_of(config)) if config.several_policies else ()
+        return metrics_by_policy(config, names_of(config)) if config.several_policies else ()
 
     def changes_options(self, env_id: str) -> bool:
         return not env_id.startswith(PREFIX)

@@ -194,15 +194,15 @@ class GymShard(ShardEnv):
                 self._play_one(j, None if step.first[j] else step)
         self._steps = np.where(step.first, 0, self._steps + 1)
         self._writer.write_list(self._obs, out, self._where)
-        cut = (self._episode == 0) & (self._steps == self._first_length) & (self._steps > 0)
-        cut |= self._steps == self._longest
+        shortened = (self._episode == 0) & (self._steps == self._first_length) & (self._steps > 0)
+        cut = shortened | (self._steps == self._longest)
         terminated = step.terminated | (cut & self._gone)
         step = step._replace(terminated=terminated, truncated=(step.truncated | cut) & ~terminated)
         self._ended = step.terminated | step.truncated
         if self._numbers is None:
             return step
         self._numbers.add()
-        return step._replace(metrics=self._numbers.values(self._ended))
+        return step._replace(metrics=self._numbers.values(self._ended, shortened))
 
     def _tell_where(self, j: int, *, first: bool) -> None:
         """Print what an environment was doing when it raised an error."""

@@ -103,7 +103,7 @@ class EpisodeNumbers:
         self._others: dict[str, None] = {}
         """Keys of numbers that infos had meanwhile, in the order of their appearance."""
 
-    def begin(self, rows: int | np.ndarray) -> None:
+    def begin(self, rows: int | slice | np.ndarray) -> None:
         """Forget the numbers of these environments: their episodes begin now."""
         self._noted[rows] = self._so_far[rows] = np.nan
         self._counts[rows] = 0
@@ -130,12 +130,14 @@ class EpisodeNumbers:
         self._counts += ~np.isnan(self._noted)
         self._noted[:] = np.nan
 
-    def values(self, ended: np.ndarray) -> np.ndarray:
+    def values(self, ended: np.ndarray, shortened: np.ndarray | None = None) -> np.ndarray:
         """What episodes that are over have made of their numbers, float64 [B, M]; NaN where there was none. If no
         environment has had a key by the end of an episode, a warning names the keys that there are.
 
         Args:
             ended: bool [B]: which of the episodes are over. The other rows mean nothing.
+            shortened: bool [B]: which of them env.decorrelate has cut. They may lack what the last step reports, so
+            they cause no warning.
         """
         if not ended.any():
             return self._nothing
@@ -143,7 +145,7 @@ class EpisodeNumbers:
         for m, each in enumerate(self._asked):
             if each.over == "mean":
                 found[:, m] /= np.maximum(self._counts[:, m], 1)
-        if self._unseen:
+        if self._unseen and (shortened is None or (ended & ~shortened).any()):
             self._warn()
         return found
 

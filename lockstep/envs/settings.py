@@ -95,7 +95,8 @@ class EnvConfig:
     returns that depend on other agents."""
     metrics: Names = ()
     """Numbers in the environment's info that become metrics (env/…), as in success,height:mean: an episode's last
-    number, or with :mean, :sum, :max or :min, that of all its steps. They do not change what is learned."""
+    number, or with :mean, :sum, :max or :min, that of all its steps. Each agent of a match has its own info. They do
+    not change what is learned."""
 
     later: ClassVar[frozenset[str]] = frozenset(
         {"curriculum", "num_levels", "start_level", "opponents", "metrics", "policies", "central_state"}

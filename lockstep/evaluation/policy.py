@@ -126,9 +126,9 @@ def load_policy(run: Path | str, checkpoint: str | int | None = None, *, precisi
 
 def _played(env: EnvConfig, settings: EvaluationSettings) -> EnvConfig:
     """The environments of an evaluation, given those of training."""
-    # Other opponents may leave other policies, whose scores are metrics.
-    metrics, opponents = (env.metrics, env.opponents) if not settings.opponents else ((), settings.opponents)
-    env = envs.resolve(dataclasses.replace(env, metrics=settings.metrics or metrics, opponents=opponents))
+    # Other opponents may leave other policies, which have metrics of their own.
+    metrics, opponents = settings.metrics or envs.asked_metrics(env), settings.opponents or env.opponents
+    env = envs.resolve(dataclasses.replace(env, metrics=metrics, opponents=opponents))
     if settings.levels == "test" or (settings.levels is None and env.num_levels):
         env = env.held_out()
     num_envs, longest = envs.whole_matches(env, settings.num_envs or 1), settings.max_steps or sys.maxsize

@@ -205,7 +205,7 @@ def test_neither_player_acts_before_the_other() -> None:
         env.close()
 
 
-def test_the_player_with_more_frags_wins() -> None:
+def test_the_player_with_more_frags_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     env = duel(minutes=0.01)
     try:
         for frags, expected in (((2, -1), [1, -1]), ((0, 3), [-1, 1]), ((1, 1), [0, 0])):
@@ -217,6 +217,12 @@ def test_the_player_with_more_frags_wins() -> None:
         steps = [env.step(still) for _ in range(10)]
         assert [step[2]["player_0"] for step in steps] == [False] * 9 + [True] and env.agents == []
         assert [step[1] for step in steps] == [{"player_0": 0.0, "player_1": 0.0}] * 10
+        numbers = {"frags": 0.0, "deaths": 0.0, "damage": 0.0}
+        assert [step[4]["player_1"] for step in steps] == [numbers] * 9 + [{**numbers, "won": 0.5}]
+        env.reset(seed=1)
+        monkeypatch.setattr(env, "_result", lambda: [-1.0, 1.0])
+        infos = [env.step(still)[4] for _ in range(10)][-1]
+        assert [infos[name]["won"] for name in ("player_0", "player_1")] == [0.0, 1.0]
     finally:
         env.close()
 

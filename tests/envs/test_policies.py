@@ -160,7 +160,6 @@ def set_on_objects(agent: str) -> str:
         ({"env.id": "CartPole-v1", "env.policies": "shared"}, r"env\.central_state=.*CartPole-v1 has one"),
         ({"env.id": FOUR}, r"joins the observations of all agents, but player_0"),
         ({"env.id": FOUR, "env.central_state": "state"}, r"state\(\) and its state_space.*central-state observations"),
-        ({"env.metrics": ("distance",)}, r"env\.metrics=distance"),
         ({"algorithm.target_kl": 0.1}, r"algorithm\.target_kl=0\.1 .*env\.policies"),
         ({"algorithm.desired_kl": 0.1}, r"algorithm\.desired_kl=0\.1 .*env\.policies"),
         ({"algorithm.rnd.coef": 0.5}, r"algorithm\.rnd\.coef=0\.5 .*env\.policies"),

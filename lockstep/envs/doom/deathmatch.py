@@ -75,12 +75,7 @@ class Deathmatch(gymnasium.Env[Any, np.ndarray]):
         now = self._player.now
         frags = [now[name] for name in _FRAGS[: int(now["PLAYER_COUNT"])]]
         place = 1 + sum(other > now["FRAGCOUNT"] for other in frags)
-        return {
-            "frags": now["FRAGCOUNT"],
-            "deaths": now["DEATHCOUNT"],
-            "damage": now["DAMAGECOUNT"],
-            "place": float(place),
-        }
+        return {**self._player.numbers(), "place": float(place)}
 
     def render(self) -> np.ndarray:
         """uint8 [120, 160, 3]: what the player sees."""

@@ -22,8 +22,10 @@ class Duel(ParallelEnv[str, Any, np.ndarray]):
     """A match of two, as in the Sample Factory paper (Petrenko et al. 2020, arXiv:2006.11751).
 
     The reward is 1 for the player with more frags at the end of the match, -1 for the other, and 0 for both at a draw;
-    or with shaping=True the shaped reward of every step. The match is over after `minutes`. Each match has new engines
-    that start with its seed, so it follows from the seed and the actions, which take effect one tic late.
+    or with shaping=True the shaped reward of every step. The match is over after `minutes`. The info of a step has each
+    player's numbers `frags`, `deaths` and `damage` so far, and that of the last step `won`: 1 for a win, 0 for a loss
+    and 0.5 for a draw. Each match has new engines that start with its seed, so it follows from the seed and the
+    actions, which take effect one tic late.
 
     Args:
         options: of lockstep.envs.doom.player.Rules and lockstep.envs.doom.shaping.Weights.
@@ -81,11 +83,14 @@ class Duel(ParallelEnv[str, Any, np.ndarray]):
         shaped = [player.see(*engine.look()) for player, engine in zip(self._players, self._engines, strict=True)]
         self._steps += 1
         over = self._steps >= self._rules.steps
-        rewards = shaped if self._rules.shaping else self._result() if over else [0.0, 0.0]
         names, observations = self.agents, self._observations()
+        infos = {name: player.numbers() for name, player in zip(names, self._players, strict=True)}
+        result = [0.0, 0.0]
         if over:
-            self.agents = []
-        infos = {name: {"frags": player.now["FRAGCOUNT"]} for name, player in zip(names, self._players, strict=True)}
+            result, self.agents = self._result(), []
+            for name, reward in zip(names, result, strict=True):
+                infos[name]["won"] = (1 + reward) / 2
+        rewards = shaped if self._rules.shaping else result
         ends = dict.fromkeys(names, over)
         return observations, dict(zip(names, rewards, strict=True)), ends, dict.fromkeys(names, False), infos
 

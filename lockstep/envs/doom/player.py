@@ -158,6 +158,10 @@ class Player:
     def _see(self, picture: np.ndarray, numbers: np.ndarray) -> None:
         self.picture, self.now = picture, dict(zip(self.variables, numbers.tolist(), strict=True))
 
+    def numbers(self) -> dict[str, float]:
+        """What the player has done in the match so far, for the info of a step."""
+        return {"frags": self.now["FRAGCOUNT"], "deaths": self.now["DEATHCOUNT"], "damage": self.now["DAMAGECOUNT"]}
+
     def pressed(self, choices: np.ndarray) -> list[float]:
         """How far an action presses each button."""
         return self._actions.buttons(np.asarray(choices)[None])[0].tolist()

@@ -6,6 +6,7 @@ Shape legend: N agents of a match, B environments of a shard, B / N matches.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from lockstep.envs.convert import single_action
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.gymnasium_shard import GymShard, emulated
 from lockstep.envs.multiagent.opponents import AgentSpaces, Opponents
-from lockstep.envs.multiagent.policies import Views, learners_of, scores_of, sides_of
+from lockstep.envs.multiagent.policies import Views, by_policy, learners_of, metrics_by_policy, sides_of
 from lockstep.envs.settings import EnvConfig
 from lockstep.models.action_spaces import choices_of
 from lockstep.models.observations import ACTION_MASK
@@ -75,6 +76,9 @@ class Match:
     With opponents, the policy plays one agent, or several policies play those of no opponent. If agents take turns, a
     step lasts until it is a policy's turn again. The match is over when all agents of policies are out.
 
+    If agents move at once, each has an info of every step until it is out. If they take turns, it has that of the
+    environment's last(): when it is its turn again after its own action, and when it is out.
+
     Args:
         env: a ParallelEnv, or an AECEnv whose actions are discrete.
         config: its settings.
@@ -112,6 +116,11 @@ class Match:
         self._reward: dict[Any, float] = {}
         self._out: dict[Any, bool] = {}
         """Agents that are out, and whether they terminated."""
+        self._reads_infos = bool(config.metrics)
+        self._infos: dict[Any, Any] = {}
+        """Infos of the last step, of those of the policy's agents that have one."""
+        self._acted: set[Any] = set()
+        """Of agents that take turns: those that have acted."""
         self._fresh = True
         """Whether the policy has not acted yet."""
 
@@ -128,6 +137,7 @@ class Match:
         answer = self.env.reset(seed=seed)
         self._fresh, self.over = True, False
         self._reward, self._out = dict.fromkeys(self._own, 0.0), {}
+        self._infos, self._acted = {}, set()
         self._told = {} if self._turns else dict(answer[0])
         if self._opponents is not None:
             self._opponents.begin(self._sides or {"": self._others}, draw)
@@ -136,7 +146,7 @@ class Match:
     def step(self, actions: list[Any]) -> None:
         """Play the actions of the policy's agents."""
         if not self._fresh:
-            self._reward = dict.fromkeys(self._own, 0.0)
+            self._reward, self._infos = dict.fromkeys(self._own, 0.0), {}
         self._fresh = False
         if self.over:  # opponents ended the match before the policy could act
             return
@@ -144,13 +154,17 @@ class Match:
         actions = actions if self.views is None else self.views.actions(actions)
         by_agent = dict(zip(self._own, actions, strict=True))
         if self._turns:
-            self._move(by_agent[self.env.agent_selection])
+            mover = self.env.agent_selection
+            self._acted.add(mover)
+            self._move(by_agent[mover])
             self._answer()
+            if not self.over and self.env.agent_selection in self._acted:
+                self._inform(self.env.agent_selection, self._infos_of_turns())
         else:
             by_agent |= self._asked([name for name in self._others if name in self.env.agents])
-            obs, rewards, *ends, _ = self.env.step({name: by_agent[name] for name in self.env.agents})
+            obs, *results = self.env.step({name: by_agent[name] for name in self.env.agents})
             self._told |= {name: seen for name, seen in obs.items() if name not in self._out}
-            self._count(rewards, *ends)
+            self._count(*results)
 
     def observations(self) -> list[Any]:
         """Observations of the policy's agents."""
@@ -161,6 +175,10 @@ class Match:
     def rewards(self) -> list[float]:
         """Rewards of the policy's agents in the last step."""
         return [self._reward[name] for name in self._own]
+
+    def infos(self) -> list[Any]:
+        """The info of each of the policy's agents in the last step; None for agents that have none."""
+        return [self._infos.get(name) for name in self._own]
 
     def terminated(self) -> np.ndarray:
         """bool: which of the policy's agents have terminated."""
@@ -182,22 +200,35 @@ class Match:
         """Play the action of the agent to move."""
         env = self.env
         env.step(action)
-        self._count(env.rewards, env.terminations, env.truncations)
+        self._count(env.rewards, env.terminations, env.truncations, self._infos_of_turns())
         while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
             self._told[env.agent_selection] = self._shown(env.observe(env.agent_selection), acting=False)
             env.step(None)  # removes the agent
         self.over |= not env.agents
 
-    def _count(self, rewards: dict[Any, Any], terminations: dict[Any, bool], truncations: dict[Any, bool]) -> None:
-        for name in self._own:
-            if name not in self._out:
-                reward = rewards.get(name, 0.0)
-                self._reward[name] += float(reward) if isinstance(reward, NUMBERS) else number(reward)
+    def _infos_of_turns(self) -> Any:
+        """What the environment holds for last(). lockstep does not need it, so environments may lack it."""
+        return getattr(self.env, "infos", None)
+
+    def _inform(self, name: Any, infos: Any) -> None:
+        if self._reads_infos and isinstance(infos, Mapping):
+            self._infos[name] = infos.get(name)
+
+    def _count(
+        self, rewards: dict[Any, Any], terminations: dict[Any, bool], truncations: dict[Any, bool], infos: Any
+    ) -> None:
+        playing = [name for name in self._own if name not in self._out]
+        for name in playing:
+            reward = rewards.get(name, 0.0)
+            self._reward[name] += float(reward) if isinstance(reward, NUMBERS) else number(reward)
         for name in self._names:
             if name not in self._out:
                 terminated = _flag("terminations", terminations, name)
                 if terminated or _flag("truncations", truncations, name):
                     self._out[name] = terminated
+        for name in playing:
+            if not self._turns or name in self._out:
+                self._inform(name, infos)
         self.over = all(name in self._out for name in self._own) or not self.env.agents
 
     def _seen(self, names: list[Any]) -> dict[Any, Any]:
@@ -306,20 +337,24 @@ class MatchShard(GymShard):
     together. With opponents of a single policy, environment j is one agent of match j, and another one in every
     episode.
 
-    With several policies, the score of each policy's episodes is a metric of it: see
-    lockstep.envs.multiagent.policies.score_names."""
+    Metrics are those of each environment's own agent. With several policies, each policy has its score and its part of
+    the metrics, too: see lockstep.envs.multiagent.policies.metrics_by_policy."""
 
     def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool = False) -> None:
-        super().__init__(dataclasses.replace(config, metrics=()), seeds=seeds, num_envs=num_envs, render=render)
+        own = metrics_by_policy(config, names_of(config))
+        asked = tuple(text for text in config.metrics if text not in own)
+        super().__init__(dataclasses.replace(config, metrics=asked), seeds=seeds, num_envs=num_envs, render=render)
+        self._columns = [(*own, *asked).index(text) for text in config.metrics]
+        """Where each metric is among those of policies and those of all agents."""
         self._players: np.ndarray | None = None
-        """int64 [B]: the number of the policy that plays each agent, if scores are reported."""
+        """int64 [B]: the number of the policy that plays each agent, if metrics of policies are reported."""
         self._score = np.zeros(num_envs)
         """float64 [B]: the reward so far of the present episodes."""
         views = self._matches[0].views
         if views is not None:
             assert isinstance(self.observation_space, spaces.Dict)
             self.observation_space = views.converted(self.observation_space)
-            self._players = np.resize(views.numbers, num_envs) if config.metrics else None
+            self._players = np.resize(views.numbers, num_envs) if own and config.metrics else None
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         self._agents = agents_of(config)
@@ -337,6 +372,8 @@ class MatchShard(GymShard):
         self._obs[j : j + self._agents] = match.observations()
         self._gone[j : j + self._agents] = False
         self._score[j : j + self._agents] = 0
+        if self._numbers is not None:
+            self._numbers.begin(slice(j, j + self._agents))
 
     def _step_one(self, j: int, action: tuple[np.ndarray, ...], step: StepResult) -> None:
         rows = range(j, j + self._agents)
@@ -346,6 +383,9 @@ class MatchShard(GymShard):
         step.reward[j : rows.stop] = match.rewards()
         self._score[j : rows.stop] += step.reward[j : rows.stop]
         self._gone[j : rows.stop] = match.terminated()
+        if self._numbers is not None:
+            for row, info in zip(rows, match.infos(), strict=True):
+                self._numbers.note(row, info)
         if match.over:
             step.terminated[j : rows.stop] = self._gone[j : rows.stop]
             step.truncated[j : rows.stop] = ~self._gone[j : rows.stop]
@@ -354,4 +394,7 @@ class MatchShard(GymShard):
         step = super().recv(out)
         if self._players is None:
             return step
-        return step._replace(metrics=scores_of(self._players, self._score))
+        asked = np.empty((self.num_envs, 0)) if step.metrics is None else step.metrics
+        own = by_policy(self._players, np.column_stack((self._score, asked)).T)
+        each = np.concatenate((*own, asked), axis=1)
+        return step._replace(metrics=each[:, self._columns])

@@ -13,8 +13,9 @@ import numpy as np
 from gymnasium import spaces
 from torch import nn
 
-from lockstep.config.settings import SettingsError
+from lockstep.config.settings import Names, SettingsError
 from lockstep.config.user_code import load_object
+from lockstep.envs.info import labels
 from lockstep.envs.settings import SEPARATE, SHARED, EnvConfig
 from lockstep.models.policies import POLICY, Part, PoliciesSpace
 
@@ -22,6 +23,8 @@ STATE = "state"
 """The entry of an observation that holds what critics see of the whole match."""
 OBSERVATION = "observation"
 """The entry that holds an agent's own observation, if that has no entries."""
+SCORE = "score"
+"""What names of metrics with the scores of policies begin with."""
 Spaces = Mapping[Any, spaces.Space[Any]]
 """By agent."""
 
@@ -96,23 +99,42 @@ def learners_of(config: EnvConfig, agents: list[Any]) -> list[Any]:
     return [agent for agent in agents if agent not in played]
 
 
-def score_names(config: EnvConfig, agents: list[Any]) -> tuple[str, ...]:
-    """The metrics with the scores of each policy, by the policy's number; none if there is one policy."""
+def metrics_by_policy(config: EnvConfig, agents: list[Any]) -> Names:
+    """The metrics that each policy has, by the policy's number: its score, and its part of each number that env.metrics
+    asks for, as in score_red, score_blue, won_red, won_blue. None if there is one policy.
+
+    Args:
+        config: its metrics may contain these names.
+
+    Raises:
+        SettingsError: two would have the same name.
+    """
     if not config.several_policies:
         return ()
     policies = policies_of(config, agents)
-    return tuple(f"score_{name}" for name in dict.fromkeys(policies[agent] for agent in learners_of(config, agents)))
+    learning = dict.fromkeys(policies[agent] for agent in learners_of(config, agents))
+    known = {f"{name}_{policy}" for name in (SCORE, *labels(config.metrics)) for policy in learning}
+    asked = tuple(text for text in config.metrics if text not in known)
+    found = [f"{name}_{policy}" for name in (SCORE, *labels(asked)) for policy in learning]
+    for name in found:
+        if found.count(name) > 1:
+            raise SettingsError(
+                f"env.metrics={','.join(asked)}: with env.policies={config.policies}, two metrics would have the name "
+                f"{name}, because {SCORE}_NAME is the score of the policy NAME and KEY_NAME its part of KEY. Rename "
+                "the number in a wrapper, or leave it out."
+            )
+    return tuple(found)
 
 
-def scores_of(players: np.ndarray, score: np.ndarray) -> np.ndarray:
-    """The metrics that score_names names, float64 [..., B, policies]; NaN for the agents of other policies.
+def by_policy(players: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Numbers of agents by the policies that play them, float64 [..., B, policies]; NaN for agents of other policies.
 
     Args:
         players: int64 [B]: the number of the policy that plays each agent.
-        score: float64 [..., B]: the reward so far of each agent's episode.
+        numbers: float64 [..., B], such as the reward so far of each agent's episode.
     """
     own = np.arange(players.max() + 1) == players[:, None]
-    return np.where(own, score[..., None], np.nan)
+    return np.where(own, numbers[..., None], np.nan)
 
 
 class Views:
