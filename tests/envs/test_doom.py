@@ -125,12 +125,12 @@ def test_an_engine_that_is_killed_is_an_error(match: Callable[..., Deathmatch]) 
 
 
 def test_an_engine_that_hangs_is_ended(match: Callable[..., Deathmatch], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "PATIENCE", 1)
     env = match(bots=1)
     env.reset(seed=1)
     assert env._engine is not None
     assert env._engine.pid
     os.kill(env._engine.pid, signal.SIGSTOP)
+    monkeypatch.setattr(engines, "PATIENCE", 1)
     with pytest.raises(EngineError, match="did not answer for 1 seconds"):
         env.step(np.zeros(7, int))
 

@@ -315,9 +315,9 @@ def test_eval_reports_them_against_opponents(inline: lockstep.Result, capsys: py
     assert {name: found[name]["values"] for name in found} == {
         name: [runner[name] for runner in runners] for name in ("won", "pace_mean", "pace_sum")
     }
-    main(["eval", str(inline.run), "--episodes", "6", "--metrics", "pace:max,absent"])
+    main(["eval", str(inline.run), "--episodes", "6", "--metrics", "pace:max,lacking"])
     printed = capsys.readouterr()
-    assert "pace_max" in printed.out and says(printed.err, "absent", "pace, won")
+    assert "pace_max" in printed.out and says(printed.err, "lacking", "pace, won")
 
 
 def test_several_policies_may_be_evaluated_with_other_sides(tmp_path: Path) -> None:
