@@ -18,6 +18,7 @@ from lockstep.config.options import EvaluationSettings
 from lockstep.config.settings import SettingsError
 from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.policy import Policy
+from lockstep.evaluation.progress import EpisodeProgress
 from lockstep.evaluation.scores import Evaluation, described, evaluate_policy, evaluate_run, prepared, training_of
 from lockstep.evaluation.statistics import Interval, estimate, mean, readable
 from lockstep.run.checkpoint import iteration_of, list_checkpoints, open_checkpoint
@@ -146,7 +147,7 @@ def _attempts(run: Path | str, settings: EvaluationSettings, levels: range, chec
     env = replace(env, opponents=settings.opponents or env.opponents, start_level=levels[0], num_levels=len(levels))
     env.validate()
     agents = envs.whole_matches(replace(env, metrics=()), 1)
-    played = []
+    played, progress = [], EpisodeProgress(len(levels) * attempts * agents)
     with torch_configured(experiment.torch_threads):
         for level in levels:
             played.append(
@@ -156,9 +157,11 @@ def _attempts(run: Path | str, settings: EvaluationSettings, levels: range, chec
                     replace(settings, levels="train", attempts=1, episodes=attempts * agents),
                     seed_purpose=f"test-level-{level}",  # so that levels have separate action noise
                     threads=cores(),
+                    progress=progress,
                     stop=stop,
                 )
             )
+            progress.part(attempts * agents)
 
     def by_attempt(name: str) -> tuple[tuple[float, ...], ...]:
         found = np.array([getattr(each, name) for each in played]).reshape(len(levels), attempts, agents)

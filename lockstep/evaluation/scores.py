@@ -20,6 +20,7 @@ from lockstep.envs.mixed import describe, shares
 from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.opponents import resolved
 from lockstep.evaluation.policy import Player, Policy, acting_of, load_policy
+from lockstep.evaluation.progress import EpisodeProgress
 from lockstep.evaluation.statistics import Interval, bootstrap_interval, readable
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
@@ -184,7 +185,13 @@ def evaluate_run(run: Path | str, settings: EvaluationSettings, checkpoint: str 
     policy, settings, stop = prepared(run, settings, checkpoint)
     with torch_configured(policy.experiment.torch_threads):
         result = evaluate_policy(
-            policy.model, policy.experiment, settings, seed_purpose="test", threads=cores(), stop=stop
+            policy.model,
+            policy.experiment,
+            settings,
+            seed_purpose="test",
+            threads=cores(),
+            progress=EpisodeProgress(settings.episodes),
+            stop=stop,
         )
     return replace(result, protocol=f"{result.protocol}, {training_of(policy)}")
 
@@ -219,6 +226,7 @@ def evaluate_policy(
     threads: int = 1,
     normalizers: Normalizers | None = None,
     heartbeat: Callable[[], None] = lambda: None,
+    progress: Callable[[int], None] = lambda ended: None,
     stop: bool = True,
 ) -> Evaluation:
     """Play whole episodes with a model in its current state, without touching the ongoing training.
@@ -232,6 +240,7 @@ def evaluate_policy(
         threads: to step the environments; does not change results.
         normalizers: the statistics for the policy; None keeps its own.
         heartbeat: called at every step, to report progress to the supervisor.
+        progress: called at every step with the number of episodes that have ended, to report progress to the user.
         stop: whether non-finite numbers from environments are an error; otherwise they cause one warning.
 
     Raises:
@@ -260,13 +269,14 @@ def evaluate_policy(
     names = labels(config.metrics)
     reported = np.full((episodes, len(names)), np.nan)
     episode = np.concatenate(adapter.group_rows(config, count)).argsort()  # a group's numbers follow each other
-    cut = 0
+    cut = done = 0
     try:
         if max_steps is not None and not player.env.limits_episodes:
             raise _has_own_limit(config, max_steps)
         while (episode < episodes).any():
             step = player.step()
             heartbeat()
+            progress(done)
             counted = (episode < episodes) & ~step.first
             scores[episode[counted]] += step.reward[counted]
             lengths[episode[counted]] += 1
@@ -274,6 +284,7 @@ def evaluate_policy(
             ended = step.terminated | step.truncated
             if step.metrics is not None:
                 reported[episode[counted & ended]] = step.metrics[counted & ended]
+            done += int(np.sum(counted & ended))
             episode[ended] += count
     finally:
         player.close()

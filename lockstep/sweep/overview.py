@@ -55,7 +55,11 @@ class Row:
     def left(self) -> str:
         if self.pending:
             return "pending"
-        return duration(max(0, self.total - self.samples) / self.rate) if self.rate else "starting"
+        if not self.rate:
+            return "starting"
+        if self.samples >= self.total:
+            return "finishing"  # such as its last evaluation
+        return duration((self.total - self.samples) / self.rate)
 
 
 @dataclass(frozen=True)

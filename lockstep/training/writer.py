@@ -14,6 +14,7 @@ from lockstep.collectors.collectors import RolloutInfo
 from lockstep.config.layout import Layout
 from lockstep.core.digests import fast_digest
 from lockstep.envs.curriculum import unpack
+from lockstep.evaluation.progress import EpisodeProgress
 from lockstep.evaluation.scores import evaluate_policy
 from lockstep.experiment import Experiment
 from lockstep.learners.process import LearnerProcess
@@ -226,6 +227,7 @@ class RunWriter:
                 options.evaluation,
                 normalizers=agent.normalizers,
                 heartbeat=self._heartbeat,
+                progress=EpisodeProgress(options.evaluation.episodes, self._recorder.message),
                 stop=self._stops,
             )
             self._recorder.evaluation(iterations, evaluation)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.rng import derive_seed
 from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.policy import Player
+from lockstep.evaluation.progress import EpisodeProgress
 from lockstep.evaluation.scores import Evaluation, evaluate_policy
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
@@ -117,6 +119,26 @@ def test_episodes_are_assigned_beforehand_and_scores_are_raw(scripted: Experimen
     seeds = [derive_seed(5, "env-eval", e % num_envs, e // num_envs) for e in range(23)]
     assert got.lengths == tuple(1 + seed % 9 for seed in seeds)
     assert got.scores == tuple(2.5 * length for length in got.lengths)
+
+
+def test_progress_counts_the_episodes_that_have_ended(scripted: Experiment) -> None:
+    ended: list[int] = []
+    got = evaluate_policy(build(scripted), scripted, EvaluationSettings(episodes=3, num_envs=1), progress=ended.append)
+    # The count is from before each step. The step after an episode's end resets the environment.
+    first, second, third = got.lengths
+    assert ended == [0] * first + [1] * (1 + second) + [2] * (1 + third)
+
+
+def test_progress_is_shown_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((100.0, 129.9, 130.0, 130.0, 131.0, 165.0, 165.0, 200.0, 200.0))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    lines: list[str] = []
+    progress = EpisodeProgress(20, lines.append)
+    for ended in (3, 4, 5, 6):
+        progress(ended)
+    progress.part(8)
+    progress(1)
+    assert lines == [f"evaluation: {count} of 20 episodes have ended" for count in (4, 6, 9)]
 
 
 def test_decorrelation_does_not_cut_episodes(scripted: Experiment) -> None:

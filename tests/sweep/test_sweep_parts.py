@@ -598,6 +598,7 @@ PICTURE = Picture(
         Row("pong-s1", "core 0", 500, 1000, 12.5, 100.0),
         Row("pong-s2", "cores 1-2", 0, 1000, None, 0.0),
         Row("pong-s3", "Ray, 2 CPUs", 0, 1000, None, 0.0, pending=True),
+        Row("pong-s4", "core 3", 1000, 1000, 19.0, 100.0),
     ],
     61.0,
 )
@@ -618,6 +619,7 @@ def test_the_table_shows_what_runs(width: int) -> None:
         "cores 1-2",
         "starting",
         "pending",
+        "finishing",
         "01:01",
     ):
         assert part in text
@@ -655,7 +657,7 @@ def test_a_table_that_is_too_long_still_shows_the_counts(name: str) -> None:
 def test_the_plain_line_shows_the_same() -> None:
     assert plain_line(PICTURE) == (
         "3 done · 1 failed · 3 running · 10 waiting | pong-s1 50% score 12.5 left 00:05 | "
-        "pong-s2 0% score – left starting | pong-s3 0% score – left pending"
+        "pong-s2 0% score – left starting | pong-s3 0% score – left pending | pong-s4 100% score 19 left finishing"
     )
 
 
@@ -825,7 +827,7 @@ def test_a_line_of_an_evaluation_says_nothing_of_speed(tmp_path: Path) -> None:
 
 def test_a_whole_last_iteration_is_no_more_than_all() -> None:
     row = Row("a", "core 0", 1100, 1000, None, 100.0)
-    assert (row.share, row.left) == (1.0, "00:00")
+    assert (row.share, row.left) == (1.0, "finishing")
 
 
 def test_what_runs_is_printed_every_half_minute(

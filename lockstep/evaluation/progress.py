@@ -1,0 +1,35 @@
+"""How far an evaluation is, for users who wait for it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from lockstep.system.output import tell
+
+INTERVAL = 30.0
+"""Seconds between lines."""
+
+
+class EpisodeProgress:
+    """Says every half minute how many episodes of an evaluation have ended.
+
+    Args:
+        episodes: of the whole evaluation.
+        say: shows a line; by default on standard error.
+    """
+
+    def __init__(self, episodes: int, say: Callable[[str], object] = lambda text: tell(text, sys.stderr)) -> None:
+        self._episodes, self._say, self._before = episodes, say, 0
+        self._next = time.monotonic() + INTERVAL
+
+    def __call__(self, ended: int) -> None:
+        """ended: of the present part of the evaluation, which is all of it unless `part` was called."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + INTERVAL
+            self._say(f"evaluation: {self._before + ended} of {self._episodes} episodes have ended")
+
+    def part(self, episodes: int) -> None:
+        """Begin the next part, after a part with this many episodes."""
+        self._before += episodes
