@@ -154,7 +154,8 @@ def _draw_profiles(found: Standing, out: Path) -> None:
     shared = [row for row in found.rows if row.task in found.shared and row.normalized]
     if len(shared) < 2:
         return
-    methods = {label: [row.normalized[label] for row in shared] for label in shared[0].normalized}
+    compared = [label for label in shared[0].normalized if all(label in row.normalized for row in shared)]
+    methods = {label: [row.normalized[label] for row in shared] for label in compared}
     for label in published(found.suite):
         scales = [scale_of(row.task, "score/mean") for row in shared]
         methods[label] = [
@@ -169,7 +170,7 @@ def _draw_profiles(found: Standing, out: Path) -> None:
         complete = {label: scores for label, scores in methods.items() if len(scores) == len(shared)}
         lines = itertools.product(("-", "--", ":"), COLORS)
         for (style, color), (label, scores) in zip(lines, complete.items(), strict=False):
-            ours = label in shared[0].normalized
+            ours = label in compared
             share = (np.asarray(scores)[:, None] > thresholds).mean(axis=0)
             axes.step(
                 thresholds, share, where="post", color=color, ls=style, linewidth=2.4 if ours else 1.2, label=label

@@ -175,7 +175,8 @@ class Standing:
     suite: str
     rows: tuple[Row, ...]
     shared: tuple[str, ...]
-    """The tasks of which every method has runs: aggregates are over these."""
+    """The tasks that aggregates are over: all, without the methods that lack some; or, if no method has runs of all of
+    them, those of which every method has runs."""
     aggregates: dict[str, dict[str, Estimate]]
     """Of normalized scores, by method and name; of published scores, those that means of tasks decide, and with all
     tasks those that were published. Empty if fewer than two tasks have a scale."""
@@ -212,12 +213,14 @@ def standing(name: str, groups: Sequence[Method], metric: str) -> Standing:
             scales[task] = scale
         normalized = {label: float(scale.of(np.array(each.value))) for label, each in ours.items()} if scale else {}
         rows.append(Row(task, ours, normalized, {m: each[task] for m, each in theirs.items() if task in each}))
-    shared = tuple(row.task for row in rows if len(row.scores) == len(on))
+    complete = [label for label, found in on.items() if len(found) == len(suite.tasks)]
+    compared = complete or list(on)
+    shared = tuple(row.task for row in rows if all(label in row.scores for label in compared))
     scaled = [task for task in shared if task in scales]
     aggregates: dict[str, dict[str, Estimate]] = {}
     if len(scaled) > 1:
-        for label, found in on.items():
-            sample = [scales[task].of(found[task]) for task in scaled]
+        for label in compared:
+            sample = [scales[task].of(on[label][task]) for task in scaled]
             aggregates[label] = {kind: estimate(statistic, sample) for kind, statistic in AGGREGATES.items()}
         for method, scores in theirs.items():
             if all(task in scores for task in scaled):
@@ -247,7 +250,9 @@ def _notes(
     for label, found in on.items():
         missing = [task for task in map(key, suite.tasks) if task not in found]
         if missing:
-            notes.append(f"{label} has no run of {len(missing)} tasks: {some(missing)}.")
+            whole = any(len(other) == len(suite.tasks) for other in on.values())
+            left_out = " Aggregates leave it out, because another method has runs of all tasks." if whole else ""
+            notes.append(f"{label} has no run of {len(missing)} tasks: {some(missing)}.{left_out}")
     for name, value in suite.rules.items():
         if others := [run.name for run in runs if run.settings.get(name) != value]:
             notes.append(f"The suite has {name}={value}, but not these runs: {some(others)}.")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_runs import write_run
+from sentences import says
 
 from lockstep.cli.main import main
 from lockstep.config.settings import SettingsError
@@ -76,12 +77,13 @@ def test_runs_with_the_published_means_and_deviations_reach_the_published_aggreg
     assert iqm.interval[0] < float(statistics.iqm(scores)) < iqm.interval[1]
 
 
-def write_runs(folder: Path, scores: dict[str, tuple[float, ...]]) -> list[Path]:
+def write_runs(folder: Path, scores: dict[str, tuple[float, ...]], algorithm: str = "PPO") -> list[Path]:
     """Runs of 100k steps with these final evaluations, by game."""
     found = []
     for game, each in scores.items():
         for seed, score in enumerate(each, 1):
-            path = write_run(folder / f"{game}-{seed}", task=game, seed=seed, metrics={"eval/score": score})
+            path = folder / f"{game}-{seed}"
+            write_run(path, task=game, seed=seed, algorithm=algorithm, metrics={"eval/score": score})
             settings = json.loads((path / "experiment.json").read_text())
             settings["env"]["protocol"], settings["total_steps"] = "classic", 100_000
             (path / "experiment.json").write_text(json.dumps(settings))
@@ -128,6 +130,19 @@ def test_all_games_stand_beside_published_aggregates(tmp_path: Path) -> None:
         "mean": 1.0,
         "optimality gap": 0.0,
     }
+
+
+def test_a_method_that_lacks_tasks_does_not_shrink_the_aggregates_of_one_that_has_all(tmp_path: Path) -> None:
+    scores = {game: (human,) for game, (_, human) in atari.RANDOM_AND_HUMAN.items() if SUITES["atari100k"].has(game)}
+    runs = write_runs(tmp_path / "all", scores)
+    runs += write_runs(tmp_path / "some", {"Pong": (-20.7,), "Boxing": (0.1,)}, algorithm="A2C")
+    standing = report(runs, tmp_path / "page.html", suite="atari100k").standing
+    assert standing is not None and len(standing.shared) == 26
+    assert sorted(len(row.scores) for row in standing.rows) == [1] * 24 + [2] * 2
+    (whole,) = standing.rows[0].scores
+    some = next(label for row in standing.rows for label in row.scores if label != whole)
+    assert standing.aggregates[whole]["mean"].value == 1.0 and some not in standing.aggregates
+    assert any(says(note, some, "24 tasks", "Aggregates leave it out") for note in standing.notes)
 
 
 def test_other_rules_and_tasks_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
