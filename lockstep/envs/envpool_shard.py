@@ -23,6 +23,8 @@ from lockstep.envs.qt import load_qt, missing_qt
 from lockstep.envs.restarting import RestartingShard
 from lockstep.envs.settings import EnvConfig
 
+ATARI, PROCGEN = "envpool.atari", "envpool.procgen"
+
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "none": {},
     "machado": {
@@ -60,6 +62,11 @@ def settings_of(config: EnvConfig) -> dict[str, Any]:
     if config.protocol != "none":
         settings.setdefault("max_episode_steps", max(1, _LONGEST // settings.get("frame_skip", 4)))
     return settings
+
+
+def family(env_id: str) -> str:
+    """The module of EnvPool that an id belongs to, such as ATARI; "" for other ids."""
+    return _registry.specs[env_id][0] if env_id in _registry.specs else ""
 
 
 class EnvPoolShard(RestartingShard):
@@ -104,15 +111,10 @@ class EnvPoolShard(RestartingShard):
 
     @property
     def _is_atari(self) -> bool:
-        return self._family == "envpool.atari"
-
-    @property
-    def _family(self) -> str:
-        """The module of EnvPool that has this environment."""
-        return _registry.specs[self._id][0]
+        return family(self._id) == ATARI
 
     def _make_spec(self) -> Any:
-        needs_qt = self._family == "envpool.procgen"
+        needs_qt = family(self._id) == PROCGEN
         try:
             if needs_qt:
                 load_qt()
@@ -135,8 +137,8 @@ class EnvPoolShard(RestartingShard):
                 )
             return envpool.make_spec(self._id, num_envs=self.num_envs, batch_size=self.num_envs, **self._settings)
         except ImportError as error:  # a system library that a family of environments needs
-            why = missing_qt() if needs_qt else error
-            raise SettingsError(f"EnvPool cannot serve {self._id} on this machine. {why}") from error
+            hint = f" {missing_qt()}" if needs_qt else ""
+            raise SettingsError(f"EnvPool cannot serve {self._id} on this machine: {error}{hint}") from error
         except (TypeError, ValueError) as error:
             raise SettingsError(f"EnvPool's {self._id} refuses env.options {self._settings}: {error}") from error
 
