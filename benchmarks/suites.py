@@ -154,7 +154,7 @@ def _draw_profiles(found: Standing, out: Path) -> None:
     shared = [row for row in found.rows if row.task in found.shared and row.normalized]
     if len(shared) < 2:
         return
-    compared = [label for label in shared[0].normalized if all(label in row.normalized for row in shared)]
+    compared = [label for label in shared[0].normalized if label in found.aggregates]
     methods = {label: [row.normalized[label] for row in shared] for label in compared}
     for label in published(found.suite):
         scales = [scale_of(row.task, "score/mean") for row in shared]

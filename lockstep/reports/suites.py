@@ -230,7 +230,7 @@ def standing(name: str, groups: Sequence[Method], metric: str) -> Standing:
             for method, known in suite.aggregates.items():
                 aggregates[method] = dict(zip(AGGREGATES, known, strict=True))
     runs = [run for group in groups for run in group.runs if suite.has(run.task)]
-    return Standing(name, tuple(rows), shared, aggregates, tuple(_notes(suite, on, runs, groups)))
+    return Standing(name, tuple(rows), shared, aggregates, tuple(_notes(suite, on, compared, runs, groups)))
 
 
 def _by_task(suite: Suite, group: Method, metric: str) -> dict[str, np.ndarray]:
@@ -243,16 +243,21 @@ def _by_task(suite: Suite, group: Method, metric: str) -> dict[str, np.ndarray]:
 
 
 def _notes(
-    suite: Suite, on: dict[str, dict[str, np.ndarray]], runs: Sequence[Run], groups: Sequence[Method]
+    suite: Suite,
+    on: dict[str, dict[str, np.ndarray]],
+    compared: Sequence[str],
+    runs: Sequence[Run],
+    groups: Sequence[Method],
 ) -> list[str]:
-    """What a reader must know before comparing."""
+    """What a reader must know before comparing. compared: the methods that have aggregates."""
     notes = []
     for label, found in on.items():
         missing = [task for task in map(key, suite.tasks) if task not in found]
         if missing:
-            whole = any(len(other) == len(suite.tasks) for other in on.values())
-            left_out = " Aggregates leave it out, because another method has runs of all tasks." if whole else ""
-            notes.append(f"{label} has no run of {len(missing)} tasks: {some(missing)}.{left_out}")
+            left_out = " Aggregates leave it out, because another method has runs of all tasks."
+            notes.append(
+                f"{label} has no run of {len(missing)} tasks: {some(missing)}.{left_out * (label not in compared)}"
+            )
     for name, value in suite.rules.items():
         if others := [run.name for run in runs if run.settings.get(name) != value]:
             notes.append(f"The suite has {name}={value}, but not these runs: {some(others)}.")

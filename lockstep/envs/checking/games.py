@@ -123,9 +123,8 @@ class Game:
                     seconds += time.perf_counter() - began
                     for part, found in zip(trace[1:], result[: len(trace) - 1], strict=True):  # all but metrics
                         part[t] = found
-                    if stuck is not None and (stuck & ~result.first).any():
-                        j = int((stuck & ~result.first).argmax())
-                        FiniteCheck(self.config.id).report_mask(self.rows[j], when(t - 1))
+                    if stuck is not None and (stuck := stuck & ~result.first).any():
+                        FiniteCheck(self.config.id).report_mask(self.rows[int(stuck.argmax())], when(t - 1))
                     if env.reseed_due():
                         env.reseed(out)
                         restarts.append(t)
