@@ -126,7 +126,7 @@ def load_policy(run: Path | str, checkpoint: str | int | None = None, *, precisi
 
 def _played(env: EnvConfig, settings: EvaluationSettings) -> EnvConfig:
     """The environments of an evaluation, given those of training."""
-    # Other opponents may leave other policies, which have metrics of their own.
+    # Some metrics belong to a policy. With other opponents, other policies play, so resolve finds theirs anew.
     metrics, opponents = settings.metrics or envs.asked_metrics(env), settings.opponents or env.opponents
     env = envs.resolve(dataclasses.replace(env, metrics=metrics, opponents=opponents))
     if settings.levels == "test" or (settings.levels is None and env.num_levels):
