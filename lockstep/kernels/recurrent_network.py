@@ -51,8 +51,8 @@ def _add_extra(layers: np.ndarray, row: int, parameters: np.ndarray, extra: np.n
     the order of one product of all features."""
     (n, more), wide, inputs = extra.shape, projected.shape[1], layers[row, INPUTS]
     if more:
-        weight, to = address(parameters) + 4 * (layers[row, WEIGHT] + inputs - more), address(projected)
-        product(1, address(extra), more, 1, weight, 1, inputs, to, wide, to, wide, n, more, wide, False)
+        weight, to = address(parameters) + 4 * (layers[row, WEIGHT] + inputs - more), (address(projected), wide)
+        product(1, (address(extra), more, 1), (weight, 1, inputs), to, to, (n, more, wide), False)
 
 
 @compiled
