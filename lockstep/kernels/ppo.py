@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import OUTPUTS
 from lockstep.kernels.math import exp
-from lockstep.kernels.network import differentiate, evaluate, lead_back
+from lockstep.kernels.network import Network, differentiate, evaluate, lead_back
 from lockstep.kernels.policies import (
     CATEGORICAL,
     entropy_categorical,
@@ -142,26 +142,22 @@ def _add_loss(
 
 @compiled
 def _add_gradient(
-    layers: np.ndarray,
+    network: Network,
     kind: int,
-    free_std: int,
-    log_stds: int,
-    parameters: np.ndarray,
     items: tuple[np.ndarray, ...],
     first: int,
     index: np.ndarray,
-    advantage_mean: np.float32,
-    advantage_std: np.float32,
+    scale: tuple[np.float32, np.float32],
     hyper: tuple[np.float32, np.float32, np.float32, np.float32],
-    gradient: np.ndarray,
     fresh: bool,
     joined: bool,
+    gradient: np.ndarray,
     sums: np.ndarray,
 ) -> None:
     """Add the gradients [C, P or more] and the sums [C, 1 + SUMS] of some items of the slices of C shards, from a first
     one on: index [C, n]. See lockstep.kernels.network.differentiate."""
     observations, actions, choices, old_log_probs, old_values, advantages, targets, valids = items
-    shards, each = index.shape
+    (shards, each), (advantage_mean, advantage_std) = index.shape, scale
     n = shards * each
     x = np.empty((n, observations.shape[2]), np.float32)
     action, choice = np.empty((n, actions.shape[2]), np.float32), np.empty(n, np.int64)
@@ -178,7 +174,7 @@ def _add_gradient(
             advantage[i] = (advantages[shard, item] - advantage_mean) / advantage_std
             target[i] = targets[shard, item]
             valid[i] = valids[shard, item]
-    policy, value, memory = evaluate(layers, free_std, log_stds, parameters, x)
+    policy, value, memory = evaluate(network, x)
     of_policy, of_value = np.empty_like(policy), np.empty_like(value)
     for c in range(shards):
         begin, end = c * each, (c + 1) * each
@@ -198,20 +194,16 @@ def _add_gradient(
             of_value[begin:end],
             sums[c],
         )
-    differentiate(layers, free_std, log_stds, parameters, x, memory, of_policy, of_value, gradient, fresh, joined)
+    differentiate(network, x, memory, of_policy, of_value, gradient, fresh, joined)
 
 
 @compiled
 def ppo_gradients(
-    layers: np.ndarray,
+    network: Network,
     kind: int,
-    free_std: int,
-    log_stds: int,
-    parameters: np.ndarray,
     items: tuple[np.ndarray, ...],
     index: np.ndarray,
-    advantage_mean: np.float32,
-    advantage_std: np.float32,
+    scale: tuple[np.float32, np.float32],
     hyper: tuple[np.float32, np.float32, np.float32, np.float32],
     joined: bool,
     out: np.ndarray,
@@ -219,19 +211,18 @@ def ppo_gradients(
     """The gradients of all shards' slices of a minibatch.
 
     Args:
-        layers, kind, free_std, log_stds: see lockstep.kernels.network.evaluate and lockstep.kernels.policies.
-        parameters: float32 [P].
+        kind: of the distribution: see lockstep.kernels.policies.
         items: of all shards' rollouts: normalized observations float32 [S, N, D]; actions float32 [S, N, A] and
             int64 [S, N], of which one is not used; log-probabilities, values, advantages and value targets, each
             float32 [S, N]; which are valid, bool [S, N].
         index: int64 [S, n]: the items of each slice.
-        advantage_mean, advantage_std: standardize advantages; 0 and 1 leave them unchanged.
+        scale: the mean and deviation that standardize advantages; 0 and 1 leave them unchanged.
         hyper: clip, value_clip, value_coef and entropy_coef, as for _add_loss.
         joined: write the tree's sum over all shards to out[0]. The rest is overwritten.
         out: float32 [S, P + 1 + SUMS]: each shard's gradient, the number of its valid samples, its sums of metrics.
             What belongs to no layer and no free deviation stays as it is.
     """
-    shards, each = index.shape
+    (shards, each), (layers, free_std, log_stds, parameters) = index.shape, network
     size, sums = len(parameters), np.zeros((shards, 1 + SUMS))
     fit = _TOGETHER // layers[:, OUTPUTS].sum()
     together = max(_LEAST, (fit + _WHOLE - 1) // _WHOLE * _WHOLE)  # one slice's items, or several slices
@@ -242,23 +233,9 @@ def ppo_gradients(
     for first in range(0, shards, several):
         last = min(first + several, shards)
         for begin in range(0, each, together):
-            _add_gradient(
-                layers,
-                kind,
-                free_std,
-                log_stds,
-                parameters,
-                items,
-                first,
-                index[first:last, begin : begin + together],
-                advantage_mean,
-                advantage_std,
-                hyper,
-                out[first:last],
-                begin == 0,
-                at_once,
-                sums[first:last],
-            )
+            part = index[first:last, begin : begin + together]
+            to, fresh = (out[first:last], sums[first:last]), begin == 0
+            _add_gradient(network, kind, items, first, part, scale, hyper, fresh, at_once, *to)
     for shard in range(shards):
         lead_back(free_std, log_stds, parameters, out[shard])
         for j in range(1 + SUMS):
