@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 _COUNTERS = Path("/dev/shm")
 """Where torch counts the readers of what a process shares, in files with the process's number in their names."""
@@ -67,7 +67,7 @@ def report_transfer(what: str, problem: str | None) -> None:
         if problem is None
         else f"through the CPU's memory, since CUDA IPC failed: {problem}"
     )
-    tell(f"{what} {route}", sys.stderr)
+    print_line(f"{what} {route}", sys.stderr)
 
 
 class Outbox:

@@ -28,7 +28,7 @@ from lockstep.models.normalize import Normalizers
 from lockstep.run.folder import RunFolder
 from lockstep.system.machine import cores
 from lockstep.system.numerics import torch_configured
-from lockstep.system.output import tell
+from lockstep.system.output import print_warning
 
 MAX_ENVS = 16
 MAX_STEPS = 27_000
@@ -204,7 +204,7 @@ def prepared(
     settings.validate()
     policy = load_policy(run, checkpoint)
     if not all(parameter.isfinite().all() for parameter in policy.model.parameters()):
-        tell(f"warning: {run} had diverged by then: its model has parameters that are not numbers.", sys.stderr)
+        print_warning(f"{run} had diverged by then: its model has parameters that are not numbers.")
     settings = replace(settings, opponents=resolved(policy.experiment.env, settings.opponents))
     return policy, settings, RunFolder.open(run).options().on_nonfinite == "stop"
 
