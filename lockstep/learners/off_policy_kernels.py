@@ -32,7 +32,7 @@ from lockstep.kernels.optimizers import follow
 from lockstep.kernels.q_learning import dqn_gradients
 from lockstep.kernels.replayed import Items
 from lockstep.kernels.returns_learning import returns_gradients
-from lockstep.learners.kernels import KernelLearner
+from lockstep.learners.kernel_learner import KernelLearner
 from lockstep.learners.steps import LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import DiagonalGaussian

@@ -25,7 +25,7 @@ from lockstep.buffers.on_policy import FreshBatches, Minibatches
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.on_policy import Rollouts, gradients_of
 from lockstep.kernels.value_learning import value_gradients
-from lockstep.learners.kernels import KernelLearner
+from lockstep.learners.kernel_learner import KernelLearner
 from lockstep.models.arithmetic import portable_operations
 from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, NetworkTable
 from lockstep.models.layer_tables import encoder_of, observed, q_network

@@ -11,7 +11,7 @@ from lockstep.algorithms.ppo import PPOConfig
 from lockstep.buffers.ppo_batches import PPOBatches
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.ppo import ppo_gradients
-from lockstep.learners.kernels import KernelLearner
+from lockstep.learners.kernel_learner import KernelLearner
 from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, NetworkTable
 from lockstep.models.policy import StandardModel
 

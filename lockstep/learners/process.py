@@ -166,7 +166,7 @@ def learner_of(
     """The learner of an agent whose gradients are not asynchronous."""
     if agent.kernels is None:
         return Learner(agent, slots, tree, heartbeat=heartbeat, capture=capture)
-    from lockstep.learners.kernel_learners import LEARNERS  # which need Numba
+    from lockstep.learners.learner_table import LEARNERS  # which need Numba
 
     return LEARNERS[type(agent.kernels)](agent, slots, tree, heartbeat=heartbeat)
 
