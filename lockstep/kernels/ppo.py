@@ -32,6 +32,9 @@ _LEAST = 128
 """The least number of these samples, since each product reads all of a layer's weights."""
 _WHOLE = 64
 """Their number is a multiple of this, which fills tiles and rarely leaves a small rest of a minibatch."""
+Samples = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Actions float32 [n, A], of a Gaussian, and choices int64 [n], of a categorical distribution; old log-probabilities,
+old values, standardized advantages and value targets, float32 [n]; which are valid, bool [n]."""
 SUMS = 9
 """Numbers that a slice adds up besides its gradient: lockstep.algorithms.ppo.PPO.metric_names, after the count."""
 
@@ -49,13 +52,7 @@ def _add_loss(
     kind: int,
     policy: np.ndarray,
     value: np.ndarray,
-    action: np.ndarray,
-    choice: np.ndarray,
-    old_log_prob: np.ndarray,
-    old_value: np.ndarray,
-    advantage: np.ndarray,
-    target: np.ndarray,
-    valid: np.ndarray,
+    samples: Samples,
     hyper: tuple[np.float32, np.float32, np.float32, np.float32],
     of_policy: np.ndarray,
     of_value: np.ndarray,
@@ -66,14 +63,12 @@ def _add_loss(
     Args:
         kind: of the distribution.
         policy, value: the model's outputs, float32 [n, W] and [n].
-        action: float32 [n, A], of a Gaussian.
-        choice: int64 [n], of a categorical distribution.
-        old_log_prob, old_value, advantage, target, valid: float32 and bool [n].
         hyper: clip, value_clip, value_coef and entropy_coef; a value_clip of 0 switches clipping of values off.
         of_policy, of_value: the gradients, float32 [n, W] and [n].
         sums: float64 [1 + SUMS]: valid samples, then the sum of each metric.
     """
     clip, value_clip, value_coef, entropy_coef = hyper
+    action, choice, old_log_prob, old_value, advantage, target, valid = samples
     n, size = policy.shape
     log_prob, entropy = np.empty(n, np.float32), np.empty(n, np.float32)
     ratio = np.empty(n, np.float32)
@@ -141,6 +136,28 @@ def _add_loss(
 
 
 @compiled
+def _gather(
+    items: tuple[np.ndarray, ...], shard: int, index: np.ndarray, scale: tuple[np.float32, np.float32]
+) -> Samples:
+    """Some items of a shard's rollout, index [n]."""
+    _, actions, choices, old_log_probs, old_values, advantages, targets, valids = items
+    n, (mean, std) = len(index), scale
+    action, choice = np.empty((n, actions.shape[2]), np.float32), np.empty(n, np.int64)
+    numbers, valid = np.empty((4, n), np.float32), np.empty(n, np.bool_)
+    old_log_prob, old_value, advantage, target = numbers[0], numbers[1], numbers[2], numbers[3]
+    for i in range(n):
+        item = index[i]
+        move_row(actions[shard, item], action[i])
+        choice[i] = choices[shard, item]
+        old_log_prob[i] = old_log_probs[shard, item]
+        old_value[i] = old_values[shard, item]
+        advantage[i] = (advantages[shard, item] - mean) / std
+        target[i] = targets[shard, item]
+        valid[i] = valids[shard, item]
+    return action, choice, old_log_prob, old_value, advantage, target, valid
+
+
+@compiled
 def _add_gradient(
     network: Network,
     kind: int,
@@ -156,44 +173,17 @@ def _add_gradient(
 ) -> None:
     """Add the gradients [C, P or more] and the sums [C, 1 + SUMS] of some items of the slices of C shards, from a first
     one on: index [C, n]. See lockstep.kernels.network.differentiate."""
-    observations, actions, choices, old_log_probs, old_values, advantages, targets, valids = items
-    (shards, each), (advantage_mean, advantage_std) = index.shape, scale
-    n = shards * each
-    x = np.empty((n, observations.shape[2]), np.float32)
-    action, choice = np.empty((n, actions.shape[2]), np.float32), np.empty(n, np.int64)
-    old_log_prob, old_value = np.empty(n, np.float32), np.empty(n, np.float32)
-    advantage, target, valid = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.bool_)
+    (shards, each), observations = index.shape, items[0]
+    x = np.empty((shards * each, observations.shape[2]), np.float32)
     for c in range(shards):
         for j in range(each):
-            i, shard, item = c * each + j, first + c, index[c, j]
-            move_row(observations[shard, item], x[i])
-            move_row(actions[shard, item], action[i])
-            choice[i] = choices[shard, item]
-            old_log_prob[i] = old_log_probs[shard, item]
-            old_value[i] = old_values[shard, item]
-            advantage[i] = (advantages[shard, item] - advantage_mean) / advantage_std
-            target[i] = targets[shard, item]
-            valid[i] = valids[shard, item]
+            move_row(observations[first + c, index[c, j]], x[c * each + j])
     policy, value, memory = evaluate(network, x)
     of_policy, of_value = np.empty_like(policy), np.empty_like(value)
     for c in range(shards):
         begin, end = c * each, (c + 1) * each
-        _add_loss(
-            kind,
-            policy[begin:end],
-            value[begin:end],
-            action[begin:end],
-            choice[begin:end],
-            old_log_prob[begin:end],
-            old_value[begin:end],
-            advantage[begin:end],
-            target[begin:end],
-            valid[begin:end],
-            hyper,
-            of_policy[begin:end],
-            of_value[begin:end],
-            sums[c],
-        )
+        samples, to = _gather(items, first + c, index[c], scale), (of_policy[begin:end], of_value[begin:end], sums[c])
+        _add_loss(kind, policy[begin:end], value[begin:end], samples, hyper, *to)
     differentiate(network, x, memory, of_policy, of_value, gradient, fresh, joined)
 
 
