@@ -48,6 +48,44 @@ def _excess(log_ratio: np.float32, ratio: np.float32) -> np.float32:
 
 
 @compiled
+def _judge(
+    kind: int, policy: np.ndarray, action: np.ndarray, choice: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Log-probabilities of actions [n] and entropies [n]; of a categorical distribution also all log-probabilities and
+    probabilities [n, W]."""
+    n = len(policy)
+    log_prob, entropy = np.empty(n, np.float32), np.empty(n, np.float32)
+    log_p, p = np.empty_like(policy), np.empty_like(policy)
+    if kind == CATEGORICAL:
+        log_softmax(policy, log_p)
+        exponentials(log_p, p)
+        entropy_categorical(log_p, p, entropy)
+        for i in range(n):
+            log_prob[i] = log_p[i, choice[i]]
+    else:
+        log_prob_gaussian(policy, action, log_prob)
+        entropy_gaussian(policy, entropy)
+    return log_prob, entropy, log_p, p
+
+
+@compiled
+def _value_loss(
+    value: np.float32, old_value: np.float32, target: np.float32, value_clip: np.float32
+) -> tuple[np.float32, np.float32]:
+    """The squared error of a value, clipped if value_clip is above 0, and half its gradient by the value."""
+    error = value - target
+    squared, by_value = error * error, error
+    if value_clip > 0:
+        move = value - old_value
+        kept = min(max(move, -value_clip), value_clip)
+        other = old_value + kept - target
+        if other * other > squared:
+            squared = other * other
+            by_value = other if abs(move) <= value_clip else _ZERO
+    return squared, by_value
+
+
+@compiled
 def _add_loss(
     kind: int,
     policy: np.ndarray,
@@ -69,19 +107,8 @@ def _add_loss(
     """
     clip, value_clip, value_coef, entropy_coef = hyper
     action, choice, old_log_prob, old_value, advantage, target, valid = samples
-    n, size = policy.shape
-    log_prob, entropy = np.empty(n, np.float32), np.empty(n, np.float32)
-    ratio = np.empty(n, np.float32)
-    log_p, p = np.empty_like(policy), np.empty_like(policy)  # of a categorical distribution
-    if kind == CATEGORICAL:
-        log_softmax(policy, log_p)
-        exponentials(log_p, p)
-        entropy_categorical(log_p, p, entropy)
-        for i in range(n):
-            log_prob[i] = log_p[i, choice[i]]
-    else:
-        log_prob_gaussian(policy, action, log_prob)
-        entropy_gaussian(policy, entropy)
+    (n, size), ratio = policy.shape, np.empty(len(policy), np.float32)
+    log_prob, entropy, log_p, p = _judge(kind, policy, action, choice)
     for i in range(n):
         ratio[i] = exp(min(log_prob[i] - old_log_prob[i], _LARGEST_LOG_RATIO))
     low, high = _ONE - clip, _ONE + clip
@@ -98,15 +125,7 @@ def _add_loss(
         # The gradient by the log-probability: none where clipping decides, or where the ratio was cut.
         slope = -free if free <= held and difference <= _LARGEST_LOG_RATIO else _ZERO
 
-        error = value[i] - target[i]
-        squared, by_value = error * error, error
-        if value_clip > 0:
-            move = value[i] - old_value[i]
-            kept = min(max(move, -value_clip), value_clip)
-            other = old_value[i] + kept - target[i]
-            if other * other > squared:
-                squared = other * other
-                by_value = other if abs(move) <= value_clip else _ZERO
+        squared, by_value = _value_loss(value[i], old_value[i], target[i], value_clip)
         of_value[i] = value_coef * by_value
 
         if kind == CATEGORICAL:
