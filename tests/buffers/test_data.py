@@ -208,7 +208,7 @@ def test_more_than_the_capacity_changed_and_missing_data_are_refused(tmp_path: P
     with pytest.raises(SettingsError, match="capacity 14 or more"):
         load(small(path, **{"replay.capacity": 13}), BOX, TWO)
     load(small(path, **{"replay.capacity": 14}), BOX, TWO)
-    with pytest.raises(SettingsError, match="is not what the run began with"):
+    with pytest.raises(SettingsError, match="has changed since the run began"):
         load(small(path, **{"replay.data_digest": "0" * 64}), BOX, TWO)
     with pytest.raises(SettingsError, match="does not exist"):
         load(small(tmp_path / "none.npz"), BOX, TWO)
