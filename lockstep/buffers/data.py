@@ -229,8 +229,8 @@ def _checked(
         if x.shape != (count, *shape) or x.dtype.kind not in kinds:
             kind = {"b": "bool", "biu": "whole numbers", "biuf": "numbers"}[kinds]
             raise SettingsError(
-                f"{who}: {name} is {x.dtype} {list(x.shape)}, but must hold {kind} {[count, *shape]}, as "
-                "rewards and the spaces of the environment say. Convert it (lockstep check-env shows the spaces)."
+                f"{who}: {name} is {x.dtype} {list(x.shape)}, but must contain {kind} {[count, *shape]}, to match "
+                "rewards and the environment's spaces. Convert it (lockstep check-env shows the spaces)."
             )
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             row = int(np.flatnonzero(~np.isfinite(x).reshape(count, -1).all(1))[0])
@@ -241,8 +241,8 @@ def _checked(
         if lost.any():
             row = int(np.flatnonzero(lost.reshape(count, -1).any(1))[0])
             raise SettingsError(
-                f"{who}: {name} in row {row}, {x[row].tolist()}, does not fit {kept.dtype}, the type that the "
-                "environment has. Convert or leave out such rows."
+                f"{who}: {name} in row {row}, {x[row].tolist()}, does not fit {kept.dtype}, the environment's type. "
+                "Convert or leave out such rows."
             )
         return torch.from_numpy(kept)
 

@@ -158,7 +158,7 @@ class ActingBatch:
                 with arithmetic(self._model):  # the environment may compute with torch
                     each.env.reseed(self.open.at(0, each.rows))
                 for member in each.members:
-                    self._check_start(0, member, f"when it was started afresh in rollout {lap + member.offset}")
+                    self._check_start(0, member, f"when it was reseeded in rollout {lap + member.offset}")
                     self.open.whole.start[0, member.rows] = True
                     member.score[:], member.length[:] = 0, 0
                     member.return_carry.zero_()

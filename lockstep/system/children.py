@@ -133,8 +133,8 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 @contextlib.contextmanager
 def handling_stops(handle: Callable[[int], None], *, ctrl_c: bool = True) -> Iterator[None]:
-    """Handle the signals that request this process to stop: Ctrl-C, a shutdown, and a closed terminal, unless the
-    process runs under nohup.
+    """Handle the signals that request this process to stop: Ctrl-C, a shutdown and, unless the process runs under
+    nohup, a closed terminal.
 
     Args:
         handle: called with the signal's number.
@@ -169,8 +169,8 @@ class Requests:
         self._first: float | None = None
 
     def insists(self, number: int) -> bool:
-        """Record a signal. Returns whether it is a second request, so that the process should end at once. A second
-        Ctrl-C is one, and so is a SIGTERM that was not sent together with the first request."""
+        """Record a signal. Returns whether it is a further request, so that the process should end at once. After the
+        first signal, every Ctrl-C is one, and so is every SIGTERM that was not sent together with the first request."""
         now = time.monotonic()
         if self._first is None:
             self._first = now

@@ -47,8 +47,8 @@ def cuda_graph(function: Repeat) -> Repeat:
         said = str(cause).strip().splitlines()[0]
         raise SettingsError(
             f"graphs=1: the model, the loss or the environment cannot be captured as a CUDA graph ({said}). It waits "
-            "for the GPU, reads numbers from it (item, tolist, if), or copies some there (torch.tensor). Leave "
-            "graphs=1 out of --layout, or compute with tensors on the GPU alone."
+            "for the GPU, reads numbers from it (item, tolist, if), or copies numbers to it (torch.tensor). Leave "
+            "graphs=1 out of --layout, or compute only with tensors on the GPU."
         ) from error
     return graph.replay
 

@@ -53,8 +53,8 @@ class Curriculum:
         for name, value in found.items():
             if name not in options:
                 raise SettingsError(
-                    f"{self._name} returned the option {name!r}, but --env.curriculum begins with "
-                    f"{', '.join(options)} alone. Add it there, or leave it out."
+                    f"{self._name} returned the option {name!r}, but --env.curriculum begins only with "
+                    f"{', '.join(options)}. Add it there, or leave it out."
                 )
             if not isinstance(value, (np.bool_, numbers.Real)) or not math.isfinite(value):
                 raise SettingsError(f"{self._name} returned {name}={value!r}. Options must be finite numbers.")

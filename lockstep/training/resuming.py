@@ -82,8 +82,8 @@ def _require_memory(experiment: Experiment, begin: int) -> None:
 
 
 def other_platform(folder: RunFolder, layout: Layout) -> tuple[str, ...]:
-    """The differences between the platform and user's files that the run started with, and the present ones with the
-    layout's devices. Prints a warning if there are any."""
+    """The differences between the platform (with users' files) that the run started with and this one with the layout's
+    devices. Prints a warning if there are any."""
     head, _ = ledger.read(folder.ledger, 0)
     differs = ledger.differing_platform(head["platform"], this_platform(head["settings"], layout))
     if differs:

@@ -301,7 +301,7 @@ class CollectorConnection:
             if for_it or learner == 0:  # learner 0 reports the times
                 try:
                     self._channels.send(("rollout", for_it, times), learner)
-                except ConnectionError:  # it has ended: `listen` raises when learner 0 reports the end or is gone, too
+                except ConnectionError:  # it has ended; listen raises when learner 0 reports the end or has ended, too
                     while True:
                         self.listen(block=True)
 

@@ -303,7 +303,7 @@ class RayDriver:
         if not isinstance(gone, PeerGone):
             fail(cause)
         if self._broken is None:  # the cause will be reported by Ray or by another process that raised an error
-            self._broken = time.monotonic(), f"{name} has lost its connection to another one ({short(gone)})"
+            self._broken = time.monotonic(), f"{name} has lost its connection to another process ({short(gone)})"
 
     def _delivered(self, ref: Any) -> None:
         delivery = self._deliveries.pop(ref)

@@ -202,5 +202,5 @@ class GrowingDriver(RayDriver):
         self._join_after = time.monotonic() + delay
         return (
             f" It had joined and delivered no rollout ({self._in_vain} in a row), so others join in {delay:g} seconds "
-            "at the earliest. If this goes on, look at its node: ray status, and Ray's logs there."
+            "at the earliest. If this happens again, check its node: ray status, and Ray's logs there."
         )
