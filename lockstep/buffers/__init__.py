@@ -1,1 +1,1 @@
-"""Buffers of collected data: rollouts, replay, and the batches to learn from."""
+"""Buffers of collected data: rollouts, replay, and the batches that learners learn from."""

@@ -1,4 +1,4 @@
-"""Writing into rings of steps, which may lie on a GPU."""
+"""Writing into rings of steps, on the host or on a GPU."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from lockstep.buffers.slabs import all_sent
 
 
 class Arrivals:
-    """What is to be written into tensors of one device. What comes from the host goes to a GPU in one copy.
+    """Writes into tensors of one device. All values from the host are sent to a GPU in one copy.
 
     Args:
-        device: where the tensors lie.
+        device: the device of the tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -22,15 +22,15 @@ class Arrivals:
         self._coming: list[tuple[Tensor, int, Tensor]] = []
 
     def write(self, ring: Tensor, place: int, values: Tensor) -> None:
-        """Write values [T, ...] at successive places of a ring [C, ...], from this one on; on a GPU, not before
-        arrive."""
+        """Write values [T, ...] to successive places of a ring [C, ...], from this one on. Values that a GPU gets from
+        the host are written by `arrive`."""
         if values.device == self._device:
             write(ring, place, values)
         else:
             self._coming.append((ring, place, values))
 
     def arrive(self) -> None:
-        """Write all that comes from the host, which does not wait for it."""
+        """Write all values that come from the host, without waiting for the GPU."""
         if self._coming:
             _, values = all_sent([values for _, _, values in self._coming], self._device)
             for (ring, place, _), there in zip(self._coming, values, strict=True):
@@ -39,7 +39,7 @@ class Arrivals:
 
 
 def write(ring: Any, place: int, values: Any) -> None:
-    """ring[place:] = values at successive places [T] of the ring, by plain copies: tensors of one device, or arrays,
+    """Write values [T, ...] to successive places of a ring by plain copies. Both are tensors of one device or arrays,
     whose small copies take a tenth of the time."""
     before_end = min(len(values), len(ring) - place)
     ring[place : place + before_end] = values[:before_end]

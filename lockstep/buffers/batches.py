@@ -15,22 +15,22 @@ from lockstep.run.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class CollectedRollout:
-    """A rollout in one of the S batch slots of an iteration. Where timing decides and the algorithm replays, a slot
-    takes any number of its shard's rollouts."""
+    """A rollout in one of the S batch slots of an iteration. If timing decides and the algorithm replays, a slot takes
+    any number of its shard's rollouts."""
 
     info: RolloutInfo
     rollout: Rollout
     normalizers: Normalizers
-    """The statistics of the version that it began with."""
+    """The statistics of the version that began the rollout."""
     on_device: Rollout | None = None
-    """The same on the GPU that collected it, for as long, if it was played there."""
+    """The same rollout on the GPU that played it, valid as long as `rollout`. None: no GPU holds it."""
 
 
 class Slice(NamedTuple):
     """A slot's part of a minibatch."""
 
     batch: Any
-    """What the algorithm's loss takes."""
+    """The argument of the algorithm's loss."""
     normalizers: Normalizers
     """The statistics that the model normalizes it with."""
 
@@ -43,12 +43,12 @@ class Batches(Protocol):
         ...
 
     def slice(self, slot: int, step: int) -> Slice:
-        """A slot's part of one gradient step's minibatch. A slot is asked for its steps in order. Within a step slots
-        are asked in order, too, unless gradients are asynchronous."""
+        """A slot's part of one gradient step's minibatch. Calls for one slot are in the order of steps. Calls for one
+        step are in the order of slots, unless gradients are asynchronous."""
         ...
 
     def learned(self, slot: int, priorities: Tensor | None) -> None:
-        """Take the priorities [n] that the loss returned for the last slice: how much it still has to teach."""
+        """Take the priorities [n] that the loss returned for the items of the slot's last slice."""
         ...
 
     def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
@@ -56,5 +56,5 @@ class Batches(Protocol):
         ...
 
     def restore(self, slot: int, saved: Checkpoint) -> None:
-        """Restore what save wrote, if anything."""
+        """Restore the state that `save` wrote, if it wrote any."""
         ...

@@ -1,8 +1,8 @@
 """Transitions of a file or of a Minari dataset, which fill replay before the first rollout (algorithm.replay.data).
 
-They become one stream of steps, in which the last observation of an episode takes another step, as the reset of an
-environment does. The stream is cut into equal pieces, one for each environment of the experiment. So a shard's part
-depends on the experiment alone, and not on the layout.
+They become one stream of steps. The last observation of an episode is a step without an action, like an environment's
+reset step. The stream is cut into equal pieces, one for each environment of the experiment. So a shard's part depends
+only on the experiment, not on the layout.
 
 Shape legend: N transitions, M steps of the stream, S steps of a piece, B environments of a shard.
 """
@@ -40,6 +40,7 @@ class Data(ArrayTuple):
     obs: Any
     """[N, ...]"""
     next_obs: Any
+    """[N, ...]: the observation after each transition."""
     action: Tensor
     """[N, *shape of the action space], in the units of the environment."""
     reward: Tensor
@@ -51,7 +52,7 @@ class Data(ArrayTuple):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all of it."""
+        """SHA-256 of all fields."""
         named: dict[str, Tensor] = {}
         for name in self._fields:
             value = getattr(self, name)
@@ -70,10 +71,10 @@ class Data(ArrayTuple):
 
 
 def resolved(experiment: Experiment) -> Experiment:
-    """The experiment with the digest of the data that fills its replay, which is checked.
+    """Check the data that fills an experiment's replay. Returns the experiment with the data's digest.
 
     Raises:
-        SettingsError: the data does not exist, or does not fit.
+        SettingsError: the data does not exist or does not fit.
     """
     config = experiment.algorithm
     if not isinstance(config, OffPolicyConfig) or not config.replay.data or config.replay.data_digest:
@@ -84,11 +85,11 @@ def resolved(experiment: Experiment) -> Experiment:
 
 
 def load(experiment: Experiment, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> Data:
-    """Read and check what algorithm.replay.data names.
+    """Read and check the data that algorithm.replay.data names.
 
     Raises:
-        SettingsError: it does not exist, does not fit the environment or the capacity, or has changed since the run
-            began.
+        SettingsError: the data does not exist, does not fit the environment or the capacity, or has changed since the
+            run began.
     """
     replay = off_policy(experiment.algorithm).replay
     source = replay.data
@@ -99,9 +100,9 @@ def load(experiment: Experiment, observation_space: gymnasium.Space[Any], action
     _require_capacity(experiment, data)
     if replay.data_digest not in ("", data.digest):
         raise SettingsError(
-            f"algorithm.replay.data={source} is not what the run began with: algorithm.replay.data_digest is "
-            f"{replay.data_digest[:8]}…, but its digest is {data.digest[:8]}…. Restore it from a copy, or begin a run "
-            "with the present data: leave the digest out."
+            f"algorithm.replay.data={source} has changed since the run began: algorithm.replay.data_digest is "
+            f"{replay.data_digest[:8]}…, but its digest is {data.digest[:8]}…. Restore it from a copy, or leave the "
+            "digest out to begin a run with the changed data."
         )
     return data
 
@@ -110,11 +111,11 @@ def fill(memory: Replay, experiment: Experiment, shard: int, data: Data, example
     """Insert a shard's part of the data into its empty memory.
 
     Args:
-        example: a rollout of the shard, whose shapes and types are those of the memory.
-        distribution: of the model, which knows in what form replay stores actions.
+        example: a rollout of the shard, with the shapes and types of the memory.
+        distribution: the model's distribution, which converts actions into the form that replay stores.
 
     Raises:
-        SettingsError: the distribution does not.
+        SettingsError: the distribution cannot convert actions.
     """
     if not isinstance(distribution, Storing):
         raise SettingsError(
@@ -129,7 +130,7 @@ def fill(memory: Replay, experiment: Experiment, shard: int, data: Data, example
 
 
 def rollouts(data: Data, experiment: Experiment, shard: int, at_once: int) -> Iterator[Rollout]:
-    """A shard's part of the data as rollouts of at most so many steps, each of which continues the one before."""
+    """A shard's part of the data as consecutive rollouts of at most `at_once` steps."""
     ends = data.ends
     row, final = _stream(ends)
     length, size = _piece(experiment, len(row)), experiment.envs_per_shard
@@ -161,7 +162,7 @@ def rollouts(data: Data, experiment: Experiment, shard: int, at_once: int) -> It
 
 
 def _observations(data: Data, rows: Tensor, final: Tensor) -> Any:
-    """Observations [T+1, B, ...] of steps of the stream."""
+    """Observations [T+1, B, ...] of steps of the stream; final says where they are the last of an episode."""
     before, after = _entries(data.obs), _entries(data.next_obs)
     found = {}
     for name, obs in before.items():
@@ -179,7 +180,7 @@ def _stream(ends: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _piece(experiment: Experiment, steps: int) -> int:
-    """S: whole rollouts, since sequences begin with these."""
+    """S, a multiple of the rollout's steps, since sequences begin with rollouts."""
     rollout = experiment.algorithm.rollout
     return -(-steps // (experiment.env.num_envs * rollout)) * rollout
 
@@ -188,7 +189,7 @@ def _require_capacity(experiment: Experiment, data: Data) -> None:
     replay, rollout = off_policy(experiment.algorithm).replay, experiment.algorithm.rollout
     count = len(data.reward)
     steps = count + int(data.ends.sum())
-    needed = _piece(experiment, steps) + rollout + 1  # the first rollout should not overwrite any of it
+    needed = _piece(experiment, steps) + rollout + 1  # the first rollout should not overwrite data
     if needed > ring_steps(experiment):
         raise SettingsError(
             f"algorithm.replay.data={replay.data} has {count:,} transitions, which take {steps:,} steps with the last "
@@ -216,8 +217,8 @@ class _Columns:
         if x.shape != (count, *shape) or x.dtype.kind not in kinds:
             kind = {"b": "bool", "biu": "whole numbers", "biuf": "numbers"}[kinds]
             raise SettingsError(
-                f"{who}: {name} is {x.dtype} {list(x.shape)}, but must hold {kind} {[count, *shape]}, as "
-                "rewards and the spaces of the environment say. Convert it (lockstep check-env shows the spaces)."
+                f"{who}: {name} is {x.dtype} {list(x.shape)}, but must contain {kind} {[count, *shape]}, to match "
+                "rewards and the environment's spaces. Convert it (lockstep check-env shows the spaces)."
             )
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             row = int(np.flatnonzero(~np.isfinite(x).reshape(count, -1).all(1))[0])
@@ -228,8 +229,8 @@ class _Columns:
         if lost.any():
             row = int(np.flatnonzero(lost.reshape(count, -1).any(1))[0])
             raise SettingsError(
-                f"{who}: {name} in row {row}, {x[row].tolist()}, does not fit {kept.dtype}, the type that the "
-                "environment has. Convert or leave out such rows."
+                f"{who}: {name} in row {row}, {x[row].tolist()}, does not fit {kept.dtype}, the environment's type. "
+                "Convert or leave out such rows."
             )
         return torch.from_numpy(kept)
 
@@ -324,7 +325,7 @@ def _following(terminated: Tensor, truncated: Tensor, lacking: str, who: str) ->
             f"but row {int(unknown.nonzero()[0, 0])} is the last one of an episode that does not terminate. Add "
             "it, or leave such rows out."
         )
-    # What follows a termination is never used.
+    # The observation after a termination is never used.
     return torch.where(terminated, torch.arange(count), (torch.arange(count) + 1).clamp(max=count - 1))
 
 

@@ -1,4 +1,4 @@
-"""The arrays that algorithm.replay.data names, of a file or of a Minari dataset, and how much memory they take."""
+"""Reads the arrays of algorithm.replay.data, a file or a Minari dataset, and computes how much memory they take."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
 
 _MINARI = "minari:"
-"""The names of Minari's datasets begin with it."""
+"""The prefix of a Minari dataset's ID in algorithm.replay.data."""
 NEXT = "next_observations"
-"""The name of the arrays with the observations that followed."""
+"""The name of the arrays with the observations after each transition."""
 
 
 def arrays_of(source: str) -> dict[str, np.ndarray]:
-    """What algorithm.replay.data names, by the names of the arrays.
+    """The arrays of algorithm.replay.data, by name.
 
     Raises:
-        SettingsError: it does not exist, or cannot be read.
+        SettingsError: the source does not exist or cannot be read.
     """
     return _of_minari(source.removeprefix(_MINARI)) if source.startswith(_MINARI) else _of_file(source)
 
 
 class DataBytes(NamedTuple):
-    """Bytes of the data that fills replay, as learners hold it until their memories are filled."""
+    """Bytes of the data that fills replay. Learners hold it until their memories are filled."""
 
     shared: int = 0
-    """Those that stay in the file: all processes of a machine share them, and the system may drop them."""
+    """Bytes that stay in the file: all processes of a machine share their pages, which the system may drop."""
     own: int = 0
-    """Those of which each learner has a copy."""
+    """Bytes that each learner has a copy of."""
 
     def held_by(self, learners: int) -> int:
-        """Bytes that so many learners of one machine hold together."""
+        """Bytes that this many learners of one machine hold together."""
         return self.shared + learners * self.own
 
 
 def data_bytes(experiment: Experiment) -> DataBytes:
-    """The size of the data that fills replay; 0 if there is none, or if it is no longer there, since a resumed run does
+    """The size of the data that fills replay; 0 if there is none, or if it no longer exists, since a resumed run does
     not need it."""
     config = experiment.algorithm
     source = config.replay.data if isinstance(config, OffPolicyConfig) else ""
@@ -70,7 +70,7 @@ def data_bytes(experiment: Experiment) -> DataBytes:
         rows += [(space.dtype, each, f"{kind}{name and '/'}{name}") for kind in ("observations", NEXT)]
     rows += [(np.float32, 1, "" if experiment.env.reward_clip else "rewards"), (bool, 1, "terminations"), (bool, 1, "")]
     sizes = {True: 0, False: 0}
-    for dtype, numbers, name in rows:  # without a name: computed
+    for dtype, numbers, name in rows:  # without a name: computed from the file's arrays
         sizes[name in mapped and mapped[name].dtype == dtype] += count * numbers * np.dtype(dtype).itemsize
     return DataBytes(shared=sizes[True], own=sizes[False])
 
@@ -126,7 +126,7 @@ def _of_minari(name: str) -> dict[str, np.ndarray]:
 
 
 def _by_name(name: str, value: Any) -> dict[str, np.ndarray]:
-    """Nested entries as observations/a.b."""
+    """Nested entries by names like observations/a.b."""
     if not isinstance(value, dict):
         return {name: np.asarray(value)}
     joined = {}
@@ -136,10 +136,10 @@ def _by_name(name: str, value: Any) -> dict[str, np.ndarray]:
 
 
 def action_type(space: gymnasium.Space[Any]) -> Any:
-    """NumPy's type of the data's actions."""
+    """The NumPy type of the data's actions."""
     return np.int64 if isinstance(space, spaces.Discrete) else space.dtype
 
 
 def entries_of(space: gymnasium.Space[Any]) -> dict[str, gymnasium.Space[Any]]:
-    """The spaces of an observation's entries, by name; the name is empty if it has none."""
+    """The spaces of an observation's entries, by name. A plain observation is one entry with an empty name."""
     return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}

@@ -1,11 +1,11 @@
-"""Rings of observations. Those of stacked images can store each frame once.
+"""Rings of observations. A ring of stacked images can store each frame once.
 
 An environment that shows its last K frames repeats K - 1 of them at every step. Only the newest frame is stored, and
 stacks are rebuilt exactly when they are drawn. A stack that does not continue the previous one began an episode. Its
 older frames (copies of the newest, zeros, or frames from before the agent could act) are in no other step, so they are
 kept aside.
 
-On a GPU, observations alone lie there. What tells where frames are is needed by the host, too, so both have it.
+A GPU holds observations and a copy of the tables that locate frames. The host needs these tables, too.
 
 Shape legend: C steps of the ring, B environments, K frames of a stack, E stacks kept aside, n items.
 """
@@ -23,7 +23,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.system.memory import available_bytes
 
 _ASIDE = 32
-"""Steps per stack that can be kept aside. The memory grows if episodes are shorter than this on average."""
+"""Steps of the ring per stack that can be kept aside. The memory grows if episodes are shorter on average."""
 
 
 class Ring:
@@ -32,14 +32,14 @@ class Ring:
     before = 0
     """How many earlier steps an observation needs."""
     moves = 0
-    """How often the memory that observations are read from has moved."""
+    """How often the memory that observations are read from has been reallocated."""
 
     def __init__(self, steps: int, example: Tensor, device: torch.device | None = None) -> None:
         self._obs = torch.zeros(steps, *example.shape, dtype=example.dtype, device=device)
 
     @property
     def device(self) -> torch.device:
-        """Where observations are read."""
+        """The device of the observations."""
         return self._obs.device
 
     def on(self, device: torch.device) -> Ring:
@@ -47,16 +47,16 @@ class Ring:
         return Ring(len(self._obs), self._obs[0], device)
 
     def put(self, place: int, obs: Tensor, arrivals: Arrivals, there: Tensor | None = None) -> None:
-        """Write the observations [T, B, ...] of the next steps, the first one at a place. there: the same on this
-        ring's device, if it has them."""
+        """Write the observations [T, B, ...] of the next steps, from this place on. there: the same observations on
+        this ring's device, if available."""
         arrivals.write(self._obs, place, obs if there is None else there)
 
     def take(self, at: Tensor, environment: Tensor) -> Tensor:
-        """[n, ...]: the observations at places [n] of environments [n]."""
+        """The observations [n, ...] at places [n] of environments [n]."""
         return self._obs.flatten(0, 1).index_select(0, at * self._obs.shape[1] + environment)
 
     def between(self, first: int, end: int) -> dict[str, Tensor]:
-        """Steps of these numbers, end not included, by name."""
+        """The steps first to end - 1, by name."""
         return {"obs": part_of(self._obs, first, end)}
 
     def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
@@ -97,7 +97,7 @@ class StackedFrames(Ring):
         self._counts = torch.zeros(2, dtype=torch.int64)
         """Steps stored, and where the next stack is kept aside."""
         self._there: tuple[Tensor, ...] = ()
-        """The same where frames are, if that is a GPU."""
+        """Copies of _mirrored on the GPU that holds the frames, if one does."""
         if device is not None and device.type != "cpu":
             self._there = tuple(torch.zeros_like(x, device=device) for x in self._mirrored())
 
@@ -109,7 +109,7 @@ class StackedFrames(Ring):
         return StackedFrames(len(self._frames), self._newest, device)
 
     def put(self, place: int, obs: Tensor, arrivals: Arrivals, there: Tensor | None = None) -> None:
-        # Arrays, whose small operations take a fraction of the time of torch's.
+        # Small operations on arrays take a fraction of the time that torch's take.
         source, stacks, steps = obs if there is None else there, obs.numpy(), len(obs)
         newest, counts, ages, beginnings = (x.numpy() for x in (self._newest, self._counts, *self._mirrored()))
         goes_on = np.empty(stacks.shape[:2], bool)
@@ -137,8 +137,8 @@ class StackedFrames(Ring):
         source: Tensor,
         arrivals: Arrivals,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Keep aside the stacks with which episodes begin: those that do not go on [T, B]. The ages and beginnings
-        [T, B] are given as if there were none. Returns the true ones."""
+        """Keep aside the stacks with which episodes begin, where goes_on [T, B] is false. Takes ages and beginnings
+        [T, B] that ignore these stacks, and returns correct ones."""
         steps, (puts, next_place) = len(self._frames), self._counts.tolist()
         t, environment = (~goes_on).nonzero()
         of_aside = self._aside_step.numpy()
@@ -166,13 +166,13 @@ class StackedFrames(Ring):
         return age, beginning
 
     def _grow(self, aside: int) -> None:
-        """Make room for this many stacks that are kept aside. Existing ones do not move.
+        """Make room for this many stacks that are kept aside. The existing ones keep their indices.
 
         Raises:
             SettingsError: there is not enough memory.
         """
         more = aside - len(self._aside)
-        # The old stacks exist until they are copied.
+        # The memory of the old stacks is only freed after the copy, so all of the new memory is needed in addition.
         here, on_gpu = self._aside.device, self._aside.is_cuda
         needed = aside * self._aside[0].nbytes
         available = torch.cuda.mem_get_info(here)[0] if on_gpu else available_bytes()
@@ -196,7 +196,7 @@ class StackedFrames(Ring):
         rows = ((at.unsqueeze(1) - back) % steps) * environments + environment.unsqueeze(1)
         stacks = self._frames.flatten(0, 1).index_select(0, rows.flatten()).view(len(at), self._stack, *image)
         older = back > age.unsqueeze(1)  # frames that are kept aside
-        if at.device.type != "cpu":  # without waiting for how many there are
+        if at.device.type != "cpu":  # does not wait to know their number
             kept = beginning.unsqueeze(1) * self.before + (frame + age.unsqueeze(1)).clamp(max=self.before - 1)
             aside = self._aside.flatten(0, 1).index_select(0, kept.flatten()).view_as(stacks)
             return torch.where(older.view(*older.shape, *[1] * len(image)), aside, stacks)
@@ -245,7 +245,7 @@ class StackedFrames(Ring):
 
 
 def ring_for(steps: int, obs: Tensor, once: bool) -> Ring:
-    """A ring for observations like obs [T+1, B, ...]. once: store each frame once if they are stacks of frames."""
+    """A ring for observations like obs [T+1, B, ...]. once: whether to store each frame of a stack once."""
     if once and obs.dtype == torch.uint8 and obs.ndim == 5 and obs.shape[2] > 1 and len(obs) > 1:
         stacks = obs.numpy()
         if _equal(stacks[1:, :, :-1], stacks[:-1, :, 1:]).mean() > 0.5:
@@ -254,15 +254,15 @@ def ring_for(steps: int, obs: Tensor, once: bool) -> Ring:
 
 
 def ring_like(ring: Ring, kept: dict[str, Tensor]) -> Ring:
-    """The ring, or an empty one of the other kind if `kept`, a result of between, is of that kind: a rollout of mostly
-    resets does not show which kind fits."""
+    """The ring, or an empty one of the other kind if `kept`, a result of `between`, is of that kind. The kind of `ring`
+    may be wrong, since a rollout of mostly resets does not show which kind fits."""
     if isinstance(ring, StackedFrames):
         return Ring(len(ring._frames), ring._newest, ring.device) if "obs" in kept else ring
     return ring if "obs" in kept else StackedFrames(len(ring._obs), ring._obs[0], ring.device)
 
 
 def part_of(ring: Tensor, first: int, end: int) -> Tensor:
-    """On the host: the steps of these numbers, end not included, of a ring [C, ...]."""
+    """The steps first to end - 1 of a ring [C, ...], on the host."""
     at = torch.arange(first, end) % len(ring)
     return ring[at.to(ring.device)].cpu()
 

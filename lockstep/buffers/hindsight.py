@@ -14,12 +14,12 @@ from lockstep.envs.goals import ACHIEVED, DESIRED, Goals
 
 
 class Hindsight:
-    """Gives items of one shard's replay goals that were reached later in their episode: an episode that missed its own
-    goal still shows how to reach those.
+    """Replaces the goals of items of one shard's replay by goals that were reached later in the episode. An episode
+    that missed its own goal still shows how to reach these.
 
     Args:
         replay: holds the items.
-        goals: computes the rewards that they would have earned.
+        goals: computes the rewards for the new goals.
         later: k: of k + 1 items, k get another goal.
         discount: γ.
     """
@@ -40,14 +40,14 @@ class Hindsight:
         chance: np.ndarray,
         place: np.ndarray,
     ) -> Transitions:
-        """The items, each of one step, with new goals, rewards and ends.
+        """The items, single steps, with new goals, rewards and discounts.
 
         Args:
             batch: the items as stored in replay.
             times: the numbers of their steps [n].
             environments: their environments [n].
-            chance: [n], uniform in [0, 1), decides which of them get another goal.
-            place: [n], uniform in [0, 1), decides which goal.
+            chance: [n], uniform in [0, 1), decides which items get another goal.
+            place: [n], uniform in [0, 1), decides which goal an item gets.
         """
         chosen = torch.from_numpy(chance < self._share)
         left = self._ends[times - self._first, environments] - times  # steps of the episode after this one

@@ -2,8 +2,8 @@
 
 A shard's steps are cut into segments of equal length. Each is a separate part, such as `replay-000-00000007`. A
 complete segment never changes again: later checkpoints link to its file, which takes no time or space, and the file
-system deletes it with the last checkpoint that needs it. A checkpoint only writes the segments that were not complete
-before, and, in `replay-000`, the state that is not per step, such as priorities.
+system deletes it with the last checkpoint that needs it. A checkpoint writes only the segments that the last one did
+not contain as complete, and, in `replay-000`, the state that is not per step, such as priorities.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Remembering(Protocol):
         ...
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore the result of state, after the steps."""
+        """Restore the result of `state`. The steps must have been restored before."""
         ...
 
     def between(self, first: int, end: int) -> dict[str, Tensor]:
-        """Steps of these numbers, end not included, by name."""
+        """The steps first to end - 1, by name."""
         ...
 
     def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
@@ -52,7 +52,7 @@ class History:
     def __init__(self, slot: int) -> None:
         self._name = f"replay-{slot:03d}"
         self._final: dict[int, dict[str, Any]] = {}
-        """By complete segment: its record for lockstep.run.checkpoint.finish."""
+        """The record of each complete segment, for lockstep.run.checkpoint.finish."""
         self._origin = Path()
         """The checkpoint that holds them."""
 
@@ -76,7 +76,7 @@ class History:
         return parts
 
     def restore(self, saved: Checkpoint, memory: Remembering) -> bool:
-        """Restore what save wrote under any layout. Returns whether it found anything."""
+        """Restore the result of `save` under any layout. Returns whether the checkpoint contains it."""
         if self._name not in saved.parts:
             return False
         tensors, meta = saved.part(self._name)

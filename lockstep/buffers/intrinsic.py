@@ -28,8 +28,8 @@ class CuriousBatches(FreshBatches):
     """Epochs of minibatches over an iteration's rollouts, with intrinsic rewards from the networks as they are before
     the iteration.
 
-    The statistics already contain these rollouts, so that learning need not wait for earlier ones. They are sums over
-    all shards in tree order, the same in every process.
+    The statistics already include these rollouts, so they exist from the first iteration on. They are sums over all
+    shards in tree order, and thus the same in every process.
     """
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
@@ -40,7 +40,7 @@ class CuriousBatches(FreshBatches):
         self._returns = RunningMoments.empty(1)
         self._carry: dict[int, Tensor] = {}
         """By slot, fp32 [B]: the discounted intrinsic return so far. If timing decides, a slot takes rollouts of any
-        shards. That is harmless: this only gives the deviation of returns, which hardly depends on the order of
+        shard. This is harmless: it only affects the deviation of returns, which hardly depends on the order of
         shards."""
         self._novelty: dict[int, tuple[Tensor, Tensor]] = {}
         """By slot: intrinsic rewards [T, B] before normalization, and intrinsic values [T+1, B]."""
@@ -62,7 +62,7 @@ class CuriousBatches(FreshBatches):
         """A rollout's contribution to the moments of observations: the observations after its actions."""
         total = torch.zeros(1 + 2 * self._curiosity.size, dtype=torch.float64)
         every = torch.ones_like(rollout.valid[:1])
-        for t in range(1, len(rollout.reward) + 1):  # float64 pixels of a whole rollout fill memory
+        for t in range(1, len(rollout.reward) + 1):  # a whole rollout's pixels in float64 take too much memory
             total += batch_sums(self._curiosity.vector(read(rollout.obs, slice(t, t + 1))), every)
         return total
 

@@ -1,4 +1,4 @@
-"""Arrays of an .npz file that stay in the file: processes of one machine share what they read of it."""
+"""Memory maps of the arrays of an .npz file. Processes of one machine share the pages that they read."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _LOCAL_HEADER = 30
 
 def read_arrays(path: Path, only: Collection[str] | None = None) -> dict[str, np.ndarray]:
     """The arrays of an .npz file, by name. Uncompressed ones, as numpy.savez writes them, are memory maps: the system
-    keeps one copy of their pages for all processes, and drops it when memory is short. Others are read.
+    keeps one copy of their pages for all processes, and drops it when memory is short. Others are read into memory.
 
-    Writing to a map changes this process alone. The file must not be overwritten while maps exist.
+    A write to a map is private to this process. The file must not be overwritten while maps exist.
 
     Args:
         only: names of the arrays to read; None for all.
 
     Raises:
-        OSError, ValueError, AttributeError, TypeError, BadZipFile: it is no such file.
+        OSError, ValueError, AttributeError, TypeError, BadZipFile: the file cannot be read as an .npz file.
     """
     mapped = mapped_arrays(path, only)
     with np.load(path, allow_pickle=False) as file:
@@ -32,7 +32,7 @@ def read_arrays(path: Path, only: Collection[str] | None = None) -> dict[str, np
 
 
 def mapped_arrays(path: Path, only: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """Those arrays of read_arrays that are maps, of which nothing is read yet. Raises the same errors."""
+    """The arrays of read_arrays that are maps. Their contents are not read yet. Raises the same errors."""
     with zipfile.ZipFile(path) as file, path.open("rb") as raw:
         stored = {info.filename.removesuffix(".npy"): info for info in file.infolist() if not info.compress_type}
         found = {name: _map(path, raw, info) for name, info in stored.items() if only is None or name in only}
@@ -40,7 +40,7 @@ def mapped_arrays(path: Path, only: Collection[str] | None = None) -> dict[str, 
 
 
 def _map(path: Path, raw: IO[bytes], info: zipfile.ZipInfo) -> np.ndarray | None:
-    """A stored member as a map; None if it is no array of numbers in C order, or empty."""
+    """A map of a stored member; None if this is not an array in C order without objects, or if it is empty."""
     raw.seek(info.header_offset)
     header = raw.read(_LOCAL_HEADER)
     name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))

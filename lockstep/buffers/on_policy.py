@@ -29,18 +29,18 @@ from lockstep.run.checkpoint import Checkpoint
 
 
 class Minibatches(ArrayTuple):
-    """A slot's rollout, with what selects slices of equal sizes from it."""
+    """A slot's rollout, with tables that select slices of equal size from it."""
 
     whole: Batch
-    """The slot's rollout, with the targets of learning."""
+    """The slot's rollout, with its advantages and value targets."""
     items: Tensor | None
-    """int64 [G, n]: those in each gradient step's slice. None: every slice is the whole rollout."""
+    """int64 [G, n]: the items of each gradient step's slice. None: every slice is the whole rollout."""
     moments: Tensor | None
-    """float64 [G, 2 for each policy]: the mean and deviation of each minibatch's advantages, if they are normalized."""
+    """float64 [G, 2 * policies]: the mean and deviation of each minibatch's advantages, if they are normalized."""
 
     @property
     def steps(self) -> int:
-        """G, or 1 if all slices are equal."""
+        """G gradient steps, or 1 if all slices are equal."""
         return max([len(table) for table in (self.items, self.moments) if table is not None], default=1)
 
 
@@ -58,16 +58,16 @@ class FreshBatches:
         self._normalizers: dict[int, Normalizers] = {}
         self._slices: dict[int, list[Tensor | None]] = {}
         self._plans: dict[int, Tensor | None] = {}
-        """By slot, int64 [epochs, items]: the order of items in each epoch. None: all of them are in every slice."""
+        """By slot, int64 [epochs, items]: the order of items in each epoch. None: every slice contains all items."""
         self._moments: Sequence[tuple[float | Tensor, ...] | Tensor] | None = None
-        """Of each global minibatch: the mean and deviation of advantages."""
+        """For each global minibatch: the mean and deviation of advantages."""
         self._moments_table: Tensor | None = None
-        """float64 [G, 2 for each policy]: the same."""
+        """float64 [G, 2 * policies]: the same as one tensor."""
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         """Take an iteration's rollouts, one for each slot. Returns the number of gradient steps on them."""
         alone = {slot: only for slot in self._slots for only in rollouts[slot]}
-        self._whole.clear()  # frees its memory, which is needed now
+        self._whole.clear()  # frees memory for the new rollouts
         held = {slot: _nearest(only, self._device) for slot, only in alone.items()}
         if self._device.type != "cpu":
             held |= to_device({slot: each for slot, each in held.items() if each.reward.is_cpu}, self._device)
@@ -80,8 +80,8 @@ class FreshBatches:
             self._moments = moments = self._advantage_moments()
             self._moments_table = torch.tensor(moments, dtype=torch.float64, pin_memory=self._device.type != "cpu")
             if self._device.type != "cpu":
-                # A GPU divides by a number by multiplying with its reciprocal, and by a tensor exactly. Graphs read
-                # tensors, so that these have to serve without graphs, too.
+                # On a GPU, division by a number multiplies with its reciprocal, and division by a tensor is exact.
+                # Graphs read tensors, so steps without graphs must use tensors, too.
                 self._moments_table = self._moments_table.to(self._device, non_blocking=True)
                 self._moments = [row.unbind() for row in self._moments_table]
             if self._algorithm.policies > 1:
@@ -98,7 +98,7 @@ class FreshBatches:
         return self._normalizers[slot]
 
     def minibatches(self, slot: int) -> Minibatches | None:
-        """What slice does for all steps of the iteration, as tensors; None if slices differ in size."""
+        """The tables of all slices of the iteration; None if slices differ in size."""
         plan = self._plans[slot]
         if plan is not None:
             if plan.shape[1] % self._config.minibatches:
@@ -107,8 +107,8 @@ class FreshBatches:
         return Minibatches(whole=self._whole[slot], items=plan, moments=self._moments_table)
 
     def select(self, whole: Batch, index: Tensor | None, moments: Sequence[float | Tensor] | Tensor | None) -> Batch:
-        """A slice with the items of this index, whose advantages are normalized with this mean and deviation, or with
-        those of each policy, float64 [2 for each]."""
+        """The slice of the items in this index. Its advantages are normalized with the moments: mean and deviation, or
+        those of each policy, float64 [2 * policies]."""
         batch = self._selected(whole, index)
         if moments is None:
             return batch
@@ -164,7 +164,7 @@ class FreshBatches:
 
     def _plan(self, slot: int, iteration: int) -> Tensor | None:
         """The order of the rollout's items in each epoch: indices of environments if sequences stay whole, else indices
-        of single samples, t * B + b. None means all of them, in order, in every slice."""
+        of single samples, t * B + b. None: every slice contains all items in order."""
         config = self._config
         if config.minibatches == 1:
             return None
@@ -188,7 +188,7 @@ class FreshBatches:
         t, b = index // environments, index % environments
 
         def gather(leaf: Tensor) -> Tensor:
-            # A shard's rows may be between other rows of its acting batch. index_select over all rows copies whole
+            # A shard's rows may lie between other rows of its acting batch. index_select over all rows copies whole
             # samples; indexing with two tensors does not.
             between = leaf.stride(0) // leaf.stride(1)
             rows = leaf.as_strided(((steps - 1) * between + environments, *leaf.shape[2:]), leaf.stride()[1:])
@@ -198,8 +198,8 @@ class FreshBatches:
         return whole.replace(state=None).map(gather).replace(state=state)
 
     def _advantage_moments(self) -> list[tuple[float, ...]]:
-        """The mean and deviation of valid advantages in every global minibatch, with one reduction for all of them.
-        Those of each policy, if there are several."""
+        """The mean and deviation of valid advantages in every global minibatch, by policy if there are several. One
+        reduction serves all minibatches."""
         sums = {}
         for slot, batch in self._whole.items():
             assert batch.advantage is not None
@@ -225,13 +225,13 @@ class FreshBatches:
         return self._global_moments(sums)
 
     def _global_moments(self, sums: dict[int, Tensor]) -> list[tuple[float, ...]]:
-        """Mean and deviation in every global minibatch, from each slot's float64 [G, 3]: count, sum, sum of squares.
-        With several policies, there are as many of each, policy by policy."""
+        """Mean and deviation in every global minibatch, from each slot's float64 [G, 3 * policies]: the count, sum, and
+        sum of squares of each policy."""
         return [_moments(row) for row in self._tree.sum(sums).tolist()]
 
 
 def _nearest(collected: CollectedRollout, device: torch.device) -> Rollout:
-    """A rollout where it was collected, if that is this device."""
+    """The rollout on this device if it was played there, else the one on the host."""
     there = collected.on_device
     return there if there is not None and there.reward.device == device else collected.rollout
 

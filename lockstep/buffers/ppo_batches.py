@@ -1,6 +1,6 @@
 """Minibatches of on-policy algorithms for kernels in portable arithmetic.
 
-Kernels take the items of a slice by their indices, from arrays that hold the rollouts of all of a learner's slots.
+Arrays hold the rollouts of all of a learner's slots. Kernels read the items of a slice by their indices.
 
 Shape legend: S slots of this learner, T time, B environments of a shard, N = T * B items of a rollout, n of them in a
 slice, G gradient steps, D numbers of an observation, A numbers of an action.
@@ -29,15 +29,15 @@ class Items(NamedTuple):
     """The rollouts of all slots, item by item."""
 
     observations: np.ndarray
-    """Normalized, or scaled pixels: float32 [S, N, D]."""
+    """Normalized observations, or scaled pixels: float32 [S, N, D]."""
     actions: np.ndarray
     """float32 [S, N, A]; A is 0 if actions are discrete."""
     choices: np.ndarray
     """Discrete actions: int64 [S, N]."""
     log_probs: np.ndarray
-    """Of the collecting version: float32 [S, N]."""
+    """Log-probabilities under the collecting version: float32 [S, N]."""
     values: np.ndarray
-    """Of the collecting version: float32 [S, N]."""
+    """Values of the collecting version: float32 [S, N]."""
     advantages: np.ndarray
     """float32 [S, N]"""
     targets: np.ndarray
@@ -77,9 +77,9 @@ class PPOBatches(FreshBatches):
         self._of_slots = [Items(*(x[place] for x in by_step)) for place in range(len(slots))]
         """The same memory by slot, [T, B, ...]."""
         self.index = np.tile(np.arange(count), (self._config.epochs, len(slots), 1))
-        """int64 [G, S, n]: the items of each gradient step, which are all without minibatches."""
+        """int64 [G, S, n]: the items of each gradient step. Without minibatches, every step has all items."""
         self.scales: list[tuple[float, float]] = []
-        """For each gradient step: what is subtracted from advantages, and what the rest is divided by."""
+        """For each gradient step: a number to subtract from advantages, and a number to divide the difference by."""
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         for place, slot in enumerate(self._slots):

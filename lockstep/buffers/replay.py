@@ -25,23 +25,23 @@ from lockstep.portable.numbers import power
 _LEAST_PRIORITY = 1e-6
 """Added to every priority, so that every item can still be drawn (Schaul et al. 2016, section 3.3)."""
 _BY_STEP = ("action", "reward", "terminated", "truncated", "valid")
-"""What is stored of every step, besides observations."""
+"""The fields that are stored of every step, besides observations."""
 _PLAIN = ""
-"""The name of an observation that is a single tensor."""
+"""The entry name of an observation that is a single tensor."""
 
 
 class Replay:
     """One shard's steps, in a ring over time that all its environments share.
 
-    Steps are numbered from the beginning of the run, and step t is at place t mod C. The observation after it is that
-    of step t + 1. If step t ended an episode, that is the true last observation, since an environment's reset steps are
-    stored, too. Reset steps are never drawn.
+    Steps are numbered from the beginning of the run, and step t is at place t mod C. The observation after step t is
+    that of step t + 1. If step t ended an episode, this is the true last observation, since an environment's reset
+    steps are stored, too. Reset steps are never drawn.
 
-    The host draws, and a GPU may read what was drawn (see lie_on). Then observations lie on the GPU, and all else on
-    both.
+    The host draws items, and a GPU may read them (see lie_on). Then only the GPU has the observations, and both have
+    everything else.
 
     Args:
-        experiment: whose settings apply.
+        experiment: gives the settings.
         rollout: an example of the rollouts to be inserted.
     """
 
@@ -52,7 +52,7 @@ class Replay:
         config = off_policy(experiment.algorithm)
         self._config, self._discount = config, config.discount
         self._discounts = torch.tensor([config.discount**k for k in range(config.n_step + 1)])
-        """By the number of steps of a return."""
+        """fp32 [N+1]: the discount after each number of steps of a return."""
         self.size = experiment.envs_per_shard
         self.item_bytes = 2 * sum(leaf[0, 0].nbytes for leaf in _entries(rollout.obs).values())
         """Bytes of an item's first and last observation."""
@@ -72,18 +72,18 @@ class Replay:
         self._reward = torch.zeros(shape)
         self._terminated, self._truncated, self._valid = (torch.zeros(shape, dtype=torch.bool) for _ in range(3))
         self._last: dict[str, Tensor] = {}
-        """The newest observations, which the next rollout should begin with."""
+        """The newest observations. The next rollout begins with them unless environments were reset."""
         self._tree = SumTree(self._places() * self.size) if config.replay.prioritized else None
         self._largest = 1.0
-        """The largest priority so far: that of new steps."""
+        """The largest priority so far, which new steps get."""
         self.count = 0
         """Steps inserted so far."""
         self._device = torch.device("cpu")
         self._there: dict[str, Tensor] = {}
-        """If items are read on a GPU, what _mirrored returns there."""
+        """If a GPU reads items: its copies of the result of _mirrored."""
 
     def lie_on(self, device: torch.device) -> None:
-        """Lie on a GPU, while it is empty: items are read there."""
+        """Move this memory, which must be empty, to a GPU, which then reads items."""
         assert not self.count
         self._device = device
         self._rings = {name: ring.on(device) for name, ring in self._rings.items()}
@@ -91,13 +91,13 @@ class Replay:
 
     @property
     def moves(self) -> int:
-        """How often memory that items are read from has moved, so that graphs that read it have to be captured
+        """How often memory that items are read from has been reallocated. Graphs that read it must then be captured
         again."""
         return sum(ring.moves for ring in self._rings.values())
 
     def insert(self, rollout: Rollout, there: Rollout | None = None) -> None:
-        """Store a rollout in place of the oldest steps. there: the same on a GPU, which is read if this memory lies on
-        that one."""
+        """Store a rollout in place of the oldest steps. there: the same rollout on a GPU, which is read if this memory
+        is on that GPU."""
         if there is not None and there.reward.device != self._device:
             there = None
         arrivals, on_device = Arrivals(self._device), {} if there is None else _entries(there.obs)
@@ -106,8 +106,8 @@ class Replay:
             np.array_equal(leaf.numpy()[0], self._last[name].numpy()) for name, leaf in obs.items()
         )
         if self._last and not goes_on:
-            # The environments were reset between the rollouts, which cut unfinished episodes. Their last observations
-            # are stored where this rollout would begin, so it begins one step later.
+            # The environments were reset between the rollouts, which cut off unfinished episodes. Their last
+            # observations are stored where this rollout would begin, so it begins one step later.
             at = before % self.steps
             self._valid[at] = False
             self._truncated[at - 1] |= self._valid[at - 1] & ~self._terminated[at - 1]
@@ -117,7 +117,7 @@ class Replay:
             on_there = None if there is None else on_device[name][known:]
             self._rings[name].put((place + known) % self.steps, leaf[known:], arrivals, on_there)
         self._last = {name: leaf[-1].clone() for name, leaf in obs.items()}
-        for name in _BY_STEP:  # as arrays, whose small operations take a fraction of the time of torch's
+        for name in _BY_STEP:  # as arrays, whose small operations take a fraction of the time that torch's take
             write(getattr(self, f"_{name}").numpy(), place, getattr(rollout, name).numpy())
         self.count += steps
         self._renew(before, rollout)
@@ -126,18 +126,18 @@ class Replay:
         arrivals.arrive()
 
     def _mirror(self, before: int, arrivals: Arrivals) -> None:
-        """Write to the GPU what the host has of the steps since then, of the one before them, which a reset may have
-        cut, and of the one after them."""
+        """Copy the host's fields of new steps to the GPU. `before` is the first of these. The step before it, which a
+        reset may have cut, and the step after the last one are copied, too."""
         numbers = torch.arange(before - 1, self.count + 1)[-self.steps :] % self.steps
         for name, x in self._by_step().items():
             arrivals.write(self._there[name], int(numbers[0]), x[numbers])
 
     def _places(self) -> int:
-        """How many items of every environment can be stored."""
+        """How many items of each environment can be stored."""
         return self.steps
 
     def _renew(self, before: int, rollout: Rollout) -> None:
-        """Allow drawing steps that now have n successors, and forbid those that were overwritten."""
+        """Make steps drawable that now have n_step successors, and forbid those that were overwritten."""
         tree = self._tree
         if tree is None:
             return
@@ -156,11 +156,11 @@ class Replay:
         return ((times % self.steps)[:, None] * self.size + np.arange(self.size)).reshape(-1)
 
     def _oldest(self) -> int:
-        """The number of the oldest step whose observation is complete, with the earlier frames that it needs."""
+        """The number of the oldest step whose observation is complete, including the earlier frames that it needs."""
         return max(0, self.count - self.steps + 1 + max(ring.before for ring in self._rings.values()))
 
     def _newest(self) -> int:
-        """The number of the newest step that has n successors."""
+        """The number of the newest step that has n_step successors."""
         return self.count - self._config.n_step
 
     def draw(
@@ -169,8 +169,8 @@ class Replay:
         """Draw items.
 
         Args:
-            items: how many.
-            generator: what draws them.
+            items: the number of items.
+            generator: draws them.
             newest: draw uniformly from this many of the newest steps of every environment.
 
         Returns:
@@ -199,20 +199,20 @@ class Replay:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Places [n], environments [n], and the probability [n] of each."""
         total = tree.total
-        # One item from each of n equal parts of the sum, which spreads a minibatch over all priorities.
+        # Draw one item from each of n equal parts of the sum, which spreads a minibatch over all priorities.
         sums = (np.arange(items) + generator.random(items)) * (total / items)
         found = tree.find(np.minimum(sums, np.nextafter(total, 0.0)))
         return found // self.size, found % self.size, tree[found] / total
 
     def observed(self, name: str, times: np.ndarray, environments: np.ndarray) -> Tensor:
-        """[n, ...]: an entry of the observations at these steps, in the host's memory."""
+        """An entry of the observations at these steps: [n, ...] in the host's memory."""
         ring = self._rings[name]
         at, environment = torch.from_numpy(times % self.steps), torch.from_numpy(environments)
         return ring.take(at.to(ring.device), environment.to(ring.device)).cpu()
 
     def episode_ends(self) -> tuple[int, np.ndarray]:
-        """The number of the oldest step that can be drawn. From there on, [N, B]: the number of the last step of each
-        step's episode, which is the newest step while the episode continues."""
+        """The number of the oldest step that can be drawn, and for each step from there on, the number of its episode's
+        last step [steps, B]. While an episode continues, this is the newest step."""
         numbers = np.arange(self._oldest(), self.count)
         at = torch.from_numpy(numbers % self.steps)
         ended = (self._terminated[at] | self._truncated[at]).numpy()
@@ -223,20 +223,20 @@ class Replay:
         return self._valid.numpy()[times % self.steps, environments]
 
     def _returns(self, time: Tensor, environment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """For each of these steps: the discounted sum of up to n rewards, the weight of the value that follows, and how
-        many steps later that is."""
+        """For each of these steps: the discounted sum of up to n_step rewards, the factor of the value that follows,
+        and the number of steps until then."""
         kept, forwards = self._kept(), torch.arange(self._config.n_step, device=time.device)
         given = time, environment, forwards, *(kept[x] for x in ("terminated", "truncated", "reward", "discounts"))
-        if time.is_cpu:  # as arrays, whose small operations take a fraction of the time of torch's
+        if time.is_cpu:  # as arrays, whose small operations take a fraction of the time that torch's take
             given = tuple(x.numpy() for x in given)
         first, row, forwards, terminated, truncated, rewards, discounts = given
         forwards = forwards.reshape(-1, *[1] * time.ndim)
         at = (first + forwards) % self.steps  # [steps of a return, ...]
         ended = terminated[at, row]
         cut = ended | truncated[at, row]
-        going = cut.cumsum(0) == cut  # so no step before was cut
+        going = cut.cumsum(0) == cut  # whether no earlier step was cut
         terms = discounts[forwards] * rewards[at, row] * going
-        # One operation at a time, in this order: none may be fused, so that a GPU rounds like a CPU.
+        # One operation at a time, in this order. None may be fused, so that a GPU rounds like a CPU.
         total = terms[0] + 0
         for each in terms[1:]:
             total += each
@@ -245,11 +245,11 @@ class Replay:
         return torch.as_tensor(total), torch.as_tensor(discount), torch.as_tensor(ahead)
 
     def _kept(self) -> dict[str, Tensor]:
-        """What _mirrored returns, where items are read."""
+        """The tensors of _mirrored on the device that reads items."""
         return self._there or self._mirrored()
 
     def to_read(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Drawn:
-        """What `items` takes, on the host."""
+        """The argument of `items`, on the host."""
         return Drawn(
             time=torch.from_numpy(times),
             environment=torch.from_numpy(environments),
@@ -260,11 +260,12 @@ class Replay:
         )
 
     def batch(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Any:
-        """The minibatch of items that were drawn, of a memory that lies on the host."""
+        """The minibatch of drawn items, from a memory on the host."""
         return self.items(self.to_read(times, environments, weight))
 
     def items(self, drawn: Drawn) -> Any:
-        """The minibatch of items that were drawn. It is read where both lie, which nothing waits for."""
+        """The minibatch of drawn items. `drawn` must be on the device of this memory, which the host does not wait
+        for."""
         time, environment = drawn.time, drawn.environment
         reward, discount, ahead = self._returns(time, environment)
         at, then = time % self.steps, (time + ahead) % self.steps
@@ -289,7 +290,7 @@ class Replay:
         )
 
     def prioritize(self, times: np.ndarray, environments: np.ndarray, priorities: np.ndarray) -> None:
-        """Set the priorities of items that were drawn, except those overwritten since."""
+        """Set the priorities of drawn items, except those that have been overwritten since."""
         assert self._tree is not None
         present = self._present(times)
         items = (times % self._places() * self.size + environments)[present]
@@ -303,7 +304,7 @@ class Replay:
         return times >= self._oldest()
 
     def between(self, first: int, end: int) -> dict[str, Tensor]:
-        """Steps of these numbers, end not included, by name."""
+        """The steps first to end - 1, by name."""
         at = torch.arange(first, end) % self.steps
         rings = {
             f"obs.{name}.{key}": x for name, ring in self._rings.items() for key, x in ring.between(first, end).items()
@@ -320,7 +321,7 @@ class Replay:
             tensor[(first + torch.arange(len(tensors[name]))) % self.steps] = tensors[name]
 
     def _mirrored(self) -> dict[str, Tensor]:
-        """What items are made of, without observations: on the host. A GPU that reads them has the same."""
+        """The host's tensors that items are made from, without observations. A GPU that reads items has copies."""
         return {**self._by_step(), "discounts": self._discounts}
 
     def _by_step(self) -> dict[str, Tensor]:
@@ -340,7 +341,7 @@ class Replay:
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore the result of state, after the steps."""
+        """Restore the result of `state`. The steps must have been restored before."""
         for name, ring in self._rings.items():
             ring.load(below(f"obs.{name}.", tensors))
         if self._tree is not None:
@@ -350,21 +351,21 @@ class Replay:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Copy everything that is mirrored to the GPU, if items are read there."""
+        """Copy the result of _mirrored to the GPU, if one reads items."""
         mirrored = self._mirrored()
         for name, there in self._there.items():
             there.copy_(mirrored[name])
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """The memory's size in bytes."""
         rings = sum(ring.nbytes for ring in self._rings.values())
         tree = 0 if self._tree is None else self._tree.nbytes
         return rings + tree + sum(tensor.nbytes for tensor in self._by_step().values())
 
 
 def ring_steps(experiment: Experiment) -> int:
-    """Steps of every environment that are stored."""
+    """How many steps of each environment replay stores."""
     return off_policy(experiment.algorithm).replay.capacity // experiment.env.num_envs
 
 

@@ -1,8 +1,8 @@
 """Minibatches of algorithms that replay, with an equal share from every shard.
 
-The host draws items and keeps their priorities. A memory on the host is read there, and the minibatch is sent to a GPU
-that learns. A memory on that GPU is read there, so that only numbers of steps and environments, weights and noise are
-sent.
+The host draws items and keeps their priorities. If the host has the replay memory, it reads the minibatch and sends it
+to a GPU that learns. If that GPU has the replay memory, the host only sends the numbers of steps and environments,
+weights and noise.
 
 Shape legend: n items of a slice, Z numbers of noise.
 """
@@ -36,24 +36,25 @@ from lockstep.portable.numbers import power
 from lockstep.run.checkpoint import Checkpoint
 
 _AT_ONCE = 16 << 20
-"""Bytes of observations to read at once, for several gradient steps: that is cheaper per item."""
+"""Bytes of observations to read at once, for several gradient steps. This costs less per item."""
 _AT_ONCE_FOR_GPU = 4 << 20
-"""Fewer for a GPU, which learns from some while others are read."""
+"""Fewer bytes for a GPU, which learns from some items while the host reads others."""
 _DRAWN_AT_ONCE = 8
-"""Gradient steps to draw for at once if the GPU reads the items: one copy serves them, while it learns from others."""
+"""Gradient steps to draw for at once if the GPU reads the items. One copy serves these steps while the GPU learns from
+earlier items."""
 
 
 class Prefetched(NamedTuple):
-    """Items that were read together, for one or several gradient steps. On a GPU, whose memory holds them, they are
-    read later."""
+    """Items that were read together, for one or several gradient steps. If the replay memory is on a GPU, they have
+    only been drawn, and are read later."""
 
     batch: Any
     drawn: list[tuple[np.ndarray, np.ndarray]]
     """By gradient step: the numbers of steps and the environments, [n] each."""
     memory: Tensor | None = None
-    """uint8: on a GPU, what holds the batch."""
+    """uint8: on a GPU, the memory that holds the batch."""
     moves: int = 0
-    """As Replay.moves: what reads the items depends on it."""
+    """Replay.moves of the memory that the items are read from."""
 
 
 class ReplayBatches:
@@ -74,17 +75,18 @@ class ReplayBatches:
         self._steps = 0
         """Gradient steps of the iteration."""
         self._began = 0 if config.replay.checkpoint else None
-        """The iteration at which the replay memory began. None: not known yet, since checkpoints do not hold replay."""
+        """The iteration at which the replay memory began. None: not known yet, since checkpoints do not contain
+        replay."""
         self._prefetched: dict[int, Prefetched] = {}
         self._drawn: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.placing = Placing()
-        """Where the memory should lie."""
+        """Where replay memory should be."""
         self._on_gpu = False
-        """Whether it lies on the GPU."""
+        """Whether the GPU has the replay memory."""
         self._coming: dict[int, tuple[tuple[np.ndarray, np.ndarray], Tensor]] = {}
-        """By slot: items, and their new priorities on the way from the GPU."""
+        """By slot: items, and their new priorities, which are being copied from the GPU."""
         self._arrival = None if agent.device.type == "cpu" else torch.cuda.Event()
-        """When they are there."""
+        """The end of these copies."""
 
     def begin(self, iteration: int, rollouts: dict[int, list[CollectedRollout]], hyper: dict[str, float]) -> int:
         """Store an iteration's rollouts, and return the number of its gradient steps. The first call needs at least one
@@ -125,7 +127,7 @@ class ReplayBatches:
         return self._steps
 
     def _place(self, example: Rollout) -> None:
-        """Decide where the memory lies."""
+        """Decide which device has the replay memory."""
         experiment, slots = self._agent.experiment, len(self._slots)
         self._on_gpu = on_gpu(experiment, slots, example, self._agent.device, self.placing)
         if not self._on_gpu:
@@ -138,18 +140,18 @@ class ReplayBatches:
         return Slice(self.read(slot, batch), self.normalizers(slot))
 
     def read(self, slot: int, batch: Any) -> Any:
-        """A minibatch. batch: itself, or what is to be read from the GPU's memory, without waiting."""
+        """A minibatch. batch: the minibatch itself, or drawn items, which the GPU reads while the host goes on."""
         if not isinstance(batch, Drawn):
             return batch
         items = self._replays[slot].items(batch)
         return items.replace(reward=self._agent.normalizers.scale_rewards(items.reward, deviation=batch.deviation))
 
     def normalizers(self, slot: int) -> Normalizers:
-        """The newest: an item was collected long ago."""
+        """The newest statistics, since items may be old."""
         return self._agent.normalizers
 
     def prefetched(self, slot: int, step: int) -> tuple[Prefetched, int]:
-        """Items that were read for several gradient steps, and the place of this one's equal part."""
+        """The items that were read together with those of a gradient step, and the index of this step's equal part."""
         several = (self._on_gpu or self._replays[slot].single_steps) and not self._algorithm.weighted
         at_once = self._at_once(self._items * self._replays[slot].item_bytes) if several else 1  # priorities change
         index = step % at_once
@@ -160,11 +162,11 @@ class ReplayBatches:
         return items, index
 
     def _at_once(self, size: int) -> int:
-        """For how many gradient steps items are read together, if those of one have so many bytes."""
+        """For how many gradient steps items are read together. size: the bytes of one step's items."""
         if self._agent.device.type == "cpu":
             return max(1, _AT_ONCE // size)
         steps, most = max(1, self._steps), _DRAWN_AT_ONCE if self._on_gpu else max(1, _AT_ONCE_FOR_GPU // size)
-        return -(-steps // -(-steps // most))  # groups of equal size if possible, since each size needs a graph
+        return -(-steps // -(-steps // most))  # groups of equal size if possible, since each size needs its own graph
 
     def _prefetch(self, slot: int, steps: range) -> Prefetched:
         """A slot's parts of several minibatches, concatenated. Random numbers are drawn step by step."""
@@ -203,25 +205,25 @@ class ReplayBatches:
         return Prefetched(batch, places, memory)
 
     def _newest_steps(self, step: int) -> int:
-        """How many of every environment's newest steps a gradient step draws from (Wang and Ross 2019, equation 3)."""
+        """From how many of each environment's newest steps a gradient step draws (Wang and Ross 2019, equation 3)."""
         replay = self._config.replay
         wanted = replay.capacity * self._recency ** (1000 * (step + 1) / self._config.updates)
         return math.ceil(max(wanted, replay.recency_least) / self._agent.experiment.env.num_envs)
 
     def save(self, slot: int, directory: Path, iteration: int) -> list[dict[str, Any]]:
-        """Write a slot's replay into a checkpoint, if the settings ask for it."""
+        """Write a slot's replay into a checkpoint if algorithm.replay.checkpoint is set."""
         if not self._config.replay.checkpoint:
             return []
         self._set_priorities()
         return self._histories[slot].save(directory, iteration, self._replays[slot])
 
     def restore(self, slot: int, saved: Checkpoint) -> None:
-        """Restore a slot's replay, as soon as the first rollout has shown its shapes."""
+        """Restore a slot's replay when the first rollout has shown its shapes."""
         self._saved[slot] = saved
 
     def learned(self, slot: int, priorities: Tensor | None) -> None:
-        """Set the priorities of the items that were drawn last from a slot's replay, before anything else happens to
-        it. Nothing waits for a GPU until then."""
+        """Take the priorities of the items that were drawn last from a slot's replay. Priorities on a GPU are set
+        before the next use of the replay. Only then the host waits for them."""
         if not self._algorithm.weighted:
             return
         assert priorities is not None
@@ -233,7 +235,7 @@ class ReplayBatches:
         self._arrival.record()
 
     def _set_priorities(self) -> None:
-        """Set those that come from the GPU."""
+        """Set the priorities that come from the GPU."""
         if self._coming:
             assert self._arrival is not None
             self._arrival.synchronize()

@@ -1,4 +1,4 @@
-"""How much memory replay and rollouts take, computed before it is allocated, and where replay lies."""
+"""Computes how much memory replay and rollouts take before they are allocated, and chooses the device of replay."""
 
 from __future__ import annotations
 
@@ -25,47 +25,48 @@ from lockstep.system.memory import available_bytes
 from lockstep.system.output import print_line
 
 _LARGE = 4 * 2**20
-"""More bytes than any step takes. If rollouts of such steps fit, their exact size is not needed, for which an
-environment would have to be made."""
+"""More bytes than any step takes. If rollouts of such steps fit, nobody needs their exact size, and no environment has
+to be made to compute it."""
 
 _SHARE = 0.5
-"""Of a GPU's free memory that replay takes at most: the rest is for networks, graphs and gradients."""
+"""The largest share of a GPU's free memory that replay takes. The rest is for networks, graphs and gradients."""
 
 
 @dataclass(frozen=True)
 class Placing:
-    """Where a learner's replay memory should lie."""
+    """Where a learner's replay memory should be."""
 
     where: Literal["auto", "gpu", "cpu"] = "auto"
     """auto: on the learner's GPU if it fits there."""
     sharing: int = 1
     """Learners that compute on the same GPU."""
     free: int | None = None
-    """Bytes of the GPU's memory that were free before any learner had a replay memory. None: those that are now."""
+    """Bytes of the GPU's memory that were free before any learner had a replay memory. None: those that are free now.
+    """
     shards: int = 0
-    """Those of all learners on this machine, whose memories must fit into the CPU's together; 0: those of this one."""
+    """Shards of all learners on this machine, whose replay must fit into its memory together; 0: this learner's."""
     learners: int = 1
     """Learners on this machine."""
     tells: bool = False
-    """Whether to say where it lies."""
+    """Whether to print where replay is."""
 
 
 def on_gpu(experiment: Experiment, shards: int, rollout: Rollout, device: torch.device, placing: Placing) -> bool:
-    """Whether a learner's replay memory lies on its GPU, which changes no bit.
+    """Whether a learner's replay memory is on its GPU. This does not change the bits of a run.
 
     Args:
-        shards: those of the learner.
+        shards: the number of the learner's shards.
         rollout: an example of the rollouts to be inserted.
-        device: the learner's.
+        device: the learner's device.
 
     Raises:
-        SettingsError: it should, and cannot.
+        SettingsError: replay=gpu is set, but impossible.
     """
     if device.type == "cpu":
         return False
     memory = _without_memory(experiment, rollout)
     if placing.where == "cpu":
-        reason = "as replay=cpu says"
+        reason = "because of replay=cpu"
     elif off_policy(experiment.algorithm).replay.hindsight:
         reason = "since the rewards of other goals (algorithm.replay.hindsight) are computed there"
     elif not reads_on_gpu(memory):
@@ -75,19 +76,19 @@ def on_gpu(experiment: Experiment, shards: int, rollout: Rollout, device: torch.
         free = torch.cuda.mem_get_info(device)[0] if placing.free is None else placing.free
         if needed <= _SHARE * free / placing.sharing:
             if placing.tells:
-                print_line(f"Replay memory of a learner, {_size(needed)}, lies on its GPU", sys.stderr)
+                print_line(f"The replay memory of a learner, {_size(needed)}, is on its GPU", sys.stderr)
             return True
         reason = (
-            f"since it takes {_size(needed)}, and {_size(free)} of the GPU's memory are free for {placing.sharing} "
-            f"learner{'s' * (placing.sharing > 1)}, of which it may take half"
+            f"since it takes {_size(needed)}, and replay may take half of the {_size(free)} of the GPU's memory that "
+            f"are free for {placing.sharing} learner{'s' * (placing.sharing > 1)}"
         )
     if placing.where == "gpu":
         raise SettingsError(
-            f"replay=gpu: the replay memory must lie on the CPU, {reason}. Leave replay= out, which gives the same "
-            "bits, or remember fewer steps (--algorithm.replay.capacity; another result)."
+            f"replay=gpu: the replay memory must be on the CPU, {reason}. Leave replay= out, which gives the same "
+            "bits, or store fewer steps (--algorithm.replay.capacity; another result)."
         )
     if placing.tells:
-        print_line(f"Replay memory lies on the CPU, {reason}", sys.stderr)
+        print_line(f"The replay memory is on the CPU, {reason}", sys.stderr)
     return False
 
 
@@ -99,15 +100,16 @@ def replay_bytes(experiment: Experiment, rollout: Rollout | None = None) -> int:
     """Bytes that one shard's replay takes; 0 if the algorithm does not replay.
 
     Args:
-        rollout: an example of the rollouts to be inserted. Without one, images of several channels are assumed to be
-        stacks of frames, with each frame stored once (if algorithm.replay.store_frames)."""
+        rollout: an example of the rollouts to be inserted. Without one, images of several channels count as stacks of
+            frames, with each frame stored once (if algorithm.replay.store_frames).
+    """
     if not experiment.algorithm.replays:
         return 0
     return _without_memory(experiment, rollout or _example(experiment)).nbytes
 
 
 def _without_memory(experiment: Experiment, rollout: Rollout) -> Replay:
-    """The storage of a shard, whose tensors have shapes alone."""
+    """The storage of a shard, with tensors that have shapes but no memory."""
     with torch.device("meta"):
         return storage_for(off_policy(experiment.algorithm).build(), experiment, rollout)
 
@@ -153,7 +155,7 @@ def require_rollouts(experiment: Experiment, shards: int, held: int) -> None:
 
 
 def require(experiment: Experiment, shards: int, learners: int, rollout: Rollout | None = None) -> None:
-    """Raise SettingsError if the replay of this many shards of so many learners does not fit into memory."""
+    """Raise SettingsError if the replay of this many shards of this many learners does not fit into memory."""
     needed, available = shards * replay_bytes(experiment, rollout), available_bytes()
     filling = learners * data_bytes(experiment).own
     if available is None or needed + filling <= available:
@@ -164,13 +166,13 @@ def require(experiment: Experiment, shards: int, learners: int, rollout: Rollout
     raise SettingsError(
         f"Replay of algorithm.replay.capacity={replay.capacity:,} steps takes {needed / 1e9:.1f} GB for "
         f"{shards} of {experiment.scheme.shards} shards, and {available / 1e9:.1f} GB of memory are available. "
-        f"Remember fewer steps, for example --algorithm.replay.capacity {_round(fitting)} (another result).{frames} "
+        f"Store fewer steps, for example --algorithm.replay.capacity {_round(fitting)} (another result).{frames} "
         "Fewer environments (env.num_envs) save little: capacity counts the steps of all of them together."
     )
 
 
 def _round(count: int) -> int:
-    """Round down to two digits."""
+    """Round down to two significant digits."""
     digits = max(0, len(str(count)) - 2)
     return count // 10**digits * 10**digits
 

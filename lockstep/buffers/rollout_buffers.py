@@ -1,8 +1,8 @@
 """Rollout buffers: the preallocated memory that collectors write rollouts into, private or shared with learners.
 
 A rollout buffer holds one rollout of an acting batch, that is, of one or more shards. If collecting runs ahead of
-learning with a policy lag of k, k + 1 buffers are used in turn, so that no rollout is overwritten before it was learned
-from. Repeating a free-running run takes as many; otherwise there is one.
+learning with a policy lag of k, or repeats a free-running run, k + 1 buffers are used in turn, so that no rollout is
+overwritten before it has been learned from. Otherwise there is one buffer.
 
 Shape legend: T time, A rows of an acting batch.
 """
@@ -31,12 +31,14 @@ class ActingGroup:
 
     shards: tuple[int, ...]
     first: int
-    """The shard whose rows come first, perhaps another collector's."""
+    """The shard whose rows come first. It may belong to another collector."""
     size: int
-    """A: the rows. Those of other collectors' shards stay empty."""
+    """A: the number of rows. Those of other collectors' shards stay empty."""
     per_shard: int
+    """B: the environments of a shard."""
 
     def rows(self, shard: int) -> slice:
+        """A shard's rows."""
         start = (shard - self.first) * self.per_shard
         return slice(start, start + self.per_shard)
 
@@ -45,7 +47,7 @@ def acting_groups(experiment: Experiment, shards: range, *, pads: bool = True) -
     """The acting groups of one collector's shards, according to scheme.acting_batch.
 
     Args:
-        pads: whether they have rows for other collectors' shards (lockstep.algorithms.kernel_table.Kernels.pads).
+        pads: whether groups have rows for other collectors' shards (lockstep.algorithms.kernel_table.Kernels.pads).
     """
     per_shard = experiment.envs_per_shard
     size = experiment.scheme.acting_batch or per_shard
@@ -78,7 +80,7 @@ class RolloutBuffers:
     Args:
         agent: determines the shapes.
         shards: the collector's shards.
-        count: rollouts of a shard that are held at the same time.
+        count: how many rollouts of a shard are held at the same time.
         arena: allocates the memory.
     """
 
@@ -117,7 +119,7 @@ def allocate(
     size: int,
     arena: Arena,
 ) -> tuple[Rollout, Tensor, Tensor]:
-    """One rollout of this many environments, and its actions and rewards with the previous ones."""
+    """Allocate one rollout of `size` environments, and its actions and rewards including the previous ones."""
     steps = experiment.algorithm.rollout
     actions = arena.zeros((steps + 1, size, *distribution.action_shape), distribution.action_dtype)
     rewards = arena.zeros((steps + 1, size))

@@ -1,7 +1,7 @@
 """Replay of sequences, for recurrent models (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX).
 
 Shape legend: C steps of the ring, B environments of a shard, K core state, L steps of burn-in, M steps that are learned
-from, N steps of a return, R steps of a rollout, J rollouts whose beginnings are remembered, n items of a slice.
+from, N steps of a return, R steps of a rollout, J rollouts whose first steps are stored, n items of a slice.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class SequenceReplay(Replay):
     """One shard's steps, drawn as sequences of L + M + N observations. Each sequence begins at the start of a rollout,
     where the core's state is known. Sequences longer than R overlap.
 
-    Each step is stored once, as in Replay, however many sequences contain it. Sequences continue across the ends of
-    episodes: `start` says where the core's state is reset, returns end with their episode, and reset steps are not
-    valid. The times that draw returns are numbers of rollouts here.
+    Each step is stored once, as in Replay, no matter how many sequences contain it. Sequences continue across the ends
+    of episodes: `start` says where the core's state is reset, returns end with their episode, and reset steps are not
+    valid. The times that `draw` returns are numbers of rollouts here.
 
     Args:
-        experiment: whose settings apply.
+        experiment: gives the settings.
         rollout: an example of the rollouts to be inserted.
         burn_in: L.
         unroll: M.
@@ -35,7 +35,8 @@ class SequenceReplay(Replay):
     single_steps = False
 
     def __init__(self, experiment: Experiment, rollout: Rollout, burn_in: int, unroll: int) -> None:
-        # One more than fits, so that a rollout's place is reused only when all of its steps have been overwritten.
+        # One more than the ring holds, so that a rollout's place is reused only after all of its steps have been
+        # overwritten.
         self._beginnings = ring_steps(experiment) // len(rollout.reward) + 1
         super().__init__(experiment, rollout)
         self._burn_in, self._unroll = burn_in, unroll
@@ -45,26 +46,26 @@ class SequenceReplay(Replay):
         self._first = torch.full((self._beginnings,), -self.steps, dtype=torch.int64)
         """The number of each rollout's first step."""
         self._state = torch.zeros(self._beginnings, *rollout.core_state.shape)
-        """The core's state before this step."""
+        """fp32 [J, B, K]: the core's state before this step."""
         self._rollouts = 0
         """Rollouts inserted so far."""
         self._ready = np.zeros(self._beginnings, bool)
-        """Which of them begin a complete sequence."""
+        """bool [J]: which of them begin a complete sequence."""
         self._gap = 0
-        """The first step after environments went on elsewhere, which a core that saw the steps before it cannot learn
-        from. Checkpoints need not hold it: there is none in a memory that they hold."""
+        """The first step after a gap: environments took steps that are not stored. No sequence may contain steps before
+        and after it. Checkpoints do not need it, since replay that they contain has no gap."""
 
     def _places(self) -> int:
         return self._beginnings
 
     def _renew(self, before: int, rollout: Rollout) -> None:
-        """Allow drawing sequences that are now complete, and forbid those that were overwritten."""
+        """Make sequences drawable that are now complete, and forbid those that were overwritten."""
         steps, place = len(rollout.reward), self._rollouts % self._beginnings
         assert not self._ready[place]
         self._start[(self.count - steps + torch.arange(steps + 1)) % self.steps] = rollout.start
         self._first[place], self._state[place] = self.count - steps, rollout.core_state
         if self._previous and (not self._rollouts or self.count - steps > before):
-            # The step before is not stored: there was none, or environments went on elsewhere in between.
+            # The previous step is not stored: there was none, or environments took steps that are not stored.
             place_before = (self.count - steps - 1) % self.steps
             self._action[place_before], self._reward[place_before] = rollout.prev_action[0], rollout.prev_reward[0]  # type: ignore[index]
         if self.count - steps > before and not rollout.start[0].all():
@@ -107,7 +108,7 @@ class SequenceReplay(Replay):
         return super().to_read(times, environments, weight).replace(time=self._first[places], rollout=places)
 
     def items(self, drawn: Drawn) -> Sequences:
-        """The minibatch of sequences that were drawn, read where both lie."""
+        """The minibatch of drawn sequences, as Replay.items."""
         kept, places, environment = self._kept(), drawn.rollout, drawn.environment
         assert places is not None
         time = drawn.time + torch.arange(self._length, device=drawn.time.device).unsqueeze(1)  # [L+M+N, n]
@@ -154,7 +155,7 @@ class SequenceReplay(Replay):
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore the result of state, after the steps."""
+        """Restore the result of `state`. The steps must have been restored before."""
         self._state.copy_(tensors["core_state"])
         super().load(tensors)
         self._first.copy_(tensors["first"])
@@ -163,5 +164,5 @@ class SequenceReplay(Replay):
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """The memory's size in bytes."""
         return super().nbytes + self._state.nbytes

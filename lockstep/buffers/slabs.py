@@ -1,8 +1,8 @@
 """Copying rollouts and minibatches to a GPU.
 
 Shards that act together lie side by side in memory: a shard's rows of a step are followed by those of the next shard.
-Copied by itself, such a shard would be gathered into other memory first, on one thread, and could not stay pinned. So
-what lies together is copied once, as it is, and cut on the GPU.
+To copy such a shard by itself, torch would first gather it into other memory, on one thread and without pinning. So
+adjacent shards are copied together as one slab, and the GPU's copy is split into views.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ S = TypeVar("S")
 
 
 def to_device(rollouts: dict[int, Rollout], device: torch.device) -> dict[int, Rollout]:
-    """Copies of rollouts on a GPU. The host does not wait for pinned memory, which must stay as it is until the GPU has
-    read it."""
+    """Copies of rollouts on a GPU. The host does not wait for copies from pinned memory, which must not change until
+    the GPU has read it."""
     leaves, form = _pytree.tree_flatten(rollouts)
     copies: dict[int, Tensor] = {}
     for together in _slabs(leaf for leaf in leaves if leaf is not None):
@@ -40,15 +40,15 @@ def to_device(rollouts: dict[int, Rollout], device: torch.device) -> dict[int, R
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
-    """x on a device. On its way to a GPU it passes through pinned memory, so that the host need not wait."""
+    """x on a device. A copy to a GPU goes through pinned memory, so that the host does not wait."""
     if device.type == "cpu" or not x.numel():
         return x.to(device)
-    pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)  # torch keeps it until it was read
+    pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)  # torch keeps it until the GPU has read it
     return pinned.copy_(x).to(device, non_blocking=True)
 
 
 def sent_together(batch: S, device: torch.device) -> tuple[Tensor, S]:
-    """As sent, for all tensors of a batch, in one copy: the memory on the GPU, and the batch that lies in it."""
+    """Send all tensors of a batch to a GPU in one copy. Returns the memory on the GPU, and the batch as views of it."""
     memory, _ = all_sent([leaf for _, leaf in named_leaves(batch)], device)
     return memory, laid_out(batch, memory)
 
@@ -63,14 +63,14 @@ def all_sent(tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, l
 
 
 def laid_out(batch: S, memory: Tensor) -> S:
-    """A batch with these shapes and types that lies in the memory."""
+    """A batch with these shapes and types, as views of the memory."""
     leaves = [leaf for _, leaf in named_leaves(batch)]
     pieces = {id(leaf): piece for leaf, piece in zip(leaves, side_by_side(leaves, memory), strict=True)}
     return map_structure(lambda leaf: pieces[id(leaf)], batch)
 
 
 def _slabs(leaves: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Tensors whose memory overlaps, or alternates with that of others, together."""
+    """Group tensors of one type whose spans of memory overlap."""
     slabs: list[list[Tensor]] = []
     end = 0
     for leaf in sorted(leaves, key=lambda leaf: leaf.data_ptr()):
@@ -82,7 +82,7 @@ def _slabs(leaves: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def _end(leaf: Tensor) -> int:
-    """The address behind its last number."""
+    """The address after a tensor's last element."""
     if not leaf.numel():
         return leaf.data_ptr()
     last = sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))

@@ -1,4 +1,4 @@
-"""Where minibatches come from: the algorithm's own source, or the one for its kind of algorithm."""
+"""Chooses the source of minibatches: the algorithm's own, or the one for its kind of algorithm."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class BringsBatches(Protocol):
         """The source for one learner.
 
         Args:
-            agent: the one that learns.
+            agent: the learner's agent.
             slots: the learner's batch slots.
-            tree: adds up numbers over all slots of all learners.
+            tree: adds up numbers over the slots of all learners.
         """
         ...
 
 
 def batches_for(agent: Agent, slots: range, tree: TreeSum) -> Batches:
-    """The source of minibatches for one learner; its arguments are those of BringsBatches.batches."""
+    """The source of minibatches for one learner. The arguments are those of BringsBatches.batches."""
     algorithm = agent.algorithm
     if isinstance(algorithm, BringsBatches):
         return algorithm.batches(agent, slots, tree)

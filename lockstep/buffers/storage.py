@@ -1,4 +1,4 @@
-"""Which storage a shard replays from: the algorithm's own, or the one that its settings ask for."""
+"""Chooses the storage that a shard replays from: the algorithm's own, or the one that its settings require."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class BringsStorage(Protocol):
         """The storage of one shard.
 
         Args:
-            experiment: whose settings apply.
+            experiment: gives the settings.
             rollout: an example of the rollouts to be inserted.
         """
         ...
 
 
 def reads_on_gpu(memory: Replay) -> bool:
-    """Whether a storage can lie on a GPU: it inserts and reads as those here do."""
+    """Whether a GPU can hold a storage: whether it inserts and reads with the methods of Replay or SequenceReplay."""
     kind = SequenceReplay if isinstance(memory, SequenceReplay) else Replay
     return all(getattr(type(memory), name) is getattr(kind, name) for name in ("insert", "to_read", "batch", "items"))
 
 
 def storage_for(algorithm: OffPolicy[Any], experiment: Experiment, rollout: Rollout) -> Replay:
-    """The storage of one shard; its arguments are those of BringsStorage.memory."""
+    """The storage of one shard. The arguments are those of BringsStorage.memory."""
     if isinstance(algorithm, BringsStorage):
         return algorithm.memory(experiment, rollout)
     steps = algorithm.config.sequence_steps

@@ -1,7 +1,7 @@
 """A sum tree: draws items in proportion to their priorities, and updates many priorities at once.
 
-Every inner node is the sum of its children, recomputed whenever one changes. So the sums depend on the current
-priorities alone, not on the order of changes, and rounding errors do not accumulate.
+Every inner node is the sum of its children and is recomputed whenever a child changes. So the sums depend only on the
+current priorities, not on the order of changes, and rounding errors do not accumulate.
 
 Shape legend: n items, F children of a node.
 """
@@ -15,7 +15,7 @@ class SumTree:
     """Priorities of a fixed number of items, in float64.
 
     Args:
-        size: number of items, whose initial priority is 0.
+        size: the number of items. Their initial priority is 0.
     """
 
     def __init__(self, size: int) -> None:
@@ -27,7 +27,7 @@ class SumTree:
             rows.append(-(-rows[-1] // sum_trees.FANOUT))
         self._nodes = np.zeros((sum(rows), sum_trees.FANOUT))
         self._begins = np.cumsum([0, *rows[:-1]])
-        """The first node of each level: the level of items is the first one, and the root the last one."""
+        """The first node of each level, from the parents of items to the root."""
 
     @property
     def total(self) -> float:
@@ -36,7 +36,7 @@ class SumTree:
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """The tree's size in bytes."""
         return self._nodes.nbytes
 
     @property

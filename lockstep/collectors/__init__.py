@@ -1,1 +1,1 @@
-"""Collecting: environments and policy, filling rollouts."""
+"""Collectors: environments and a policy that fill rollouts."""

@@ -1,6 +1,7 @@
 """Acting batches: the environments of one or more shards, and the buffers that they and their actor fill.
 
-An actor (lockstep.collectors.actors) chooses actions in one of several ways. Here is what all of them share.
+An actor (lockstep.collectors.actors) chooses actions in one of several ways. This module contains what all of them
+share.
 
 Shape legend: T time, A rows of an acting batch (one or more shards), K core state.
 """
@@ -50,7 +51,7 @@ class OpenRollout:
         self._carried = [x for _, x in named_leaves(self.obs)] + [self.fields["start"], self._actions, self._rewards]
 
     def of_kernels(self, core_state: Tensor) -> dict[str, np.ndarray]:
-        """What compiled functions read and write when they act: see CompiledRollout.play.
+        """The arrays that compiled functions read and write when they act: see CompiledRollout.play.
 
         Args:
             core_state: [A, K]
@@ -59,12 +60,12 @@ class OpenRollout:
 
     @property
     def has_entries(self) -> bool:
-        """Whether observations are a Dict. Then compiled functions take what `joined` returns in place of obs."""
+        """Whether observations are a Dict. Then compiled functions take the result of `joined` instead of obs."""
         return isinstance(self.obs, dict)
 
     def joined(self, at: int | slice) -> np.ndarray:
-        """The entries of all observations side by side, float32 [T+1, A, D]. Those at some steps are copied from
-        obs."""
+        """The entries of all observations side by side, float32 [T+1, A, D]. This call copies those of the given steps
+        from obs."""
         if self._joined is None:
             size = sum(math.prod(x.shape[2:]) for x in self.obs.values())
             self._joined = np.zeros((*self.fields["start"].shape, size), np.float32)
@@ -72,7 +73,7 @@ class OpenRollout:
         return self._joined
 
     def split(self, at: int | slice) -> None:
-        """Copy what compiled functions wrote to these steps of joined back to obs."""
+        """Copy the observations that compiled functions wrote to these steps of `joined` to obs."""
         assert self._joined is not None
         split_entries(self._joined[at], self.at(at, slice(None)))
 
@@ -82,15 +83,15 @@ class OpenRollout:
             to[0, member.rows] = origin[member.last, member.rows]
 
     def at(self, t: int | slice, rows: slice) -> Any:
-        """The observations of some rows at one step or more, to write into."""
+        """Views of the observations of some rows at one or more steps, to write into."""
         return map_structure(lambda leaf: leaf[t, rows], self.obs)
 
 
 class ActingBatch:
     """The rows that one inference call serves, in buffers that environments write into.
 
-    If there are rows of shards that this collector does not hold, they stay zero. A row's bits depend on the shape of
-    the call and on that row alone, so this padding does not change the others.
+    Rows of shards that this collector does not hold stay zero. A row's bits depend only on the shape of the call and on
+    that row, so this padding does not change the other rows.
     """
 
     def __init__(
@@ -106,30 +107,29 @@ class ActingBatch:
         self.envs, self.members = environments, environments.members
         self.explorer = Explorer(agent, self.members, size)
         self.bootstraps = agent.algorithm.needs_targets
-        """Whether rollouts need the bootstrap value, that of their last observation."""
+        """Whether rollouts need the bootstrap value, which is the value of their last observation."""
         self.buffers = [OpenRollout(buffer) for buffer in buffers]
         self.open = self.buffers[0]
-        """The rollout that is being written, or was written last."""
+        """The rollout that is being written or was written last."""
         self.on_device: Mapping[int, Rollout] = {}
-        """By shard: the same rollout on the GPU that it was played on, if it is there for as long as in the host's
-        memory."""
+        """By shard: the same rollout on the GPU that played it, if the GPU keeps it as long as the host does."""
         self.core_state = torch.zeros(size, agent.model.state_size, device=agent.device)
-        """fp32 [A, K], where the policy computes."""
+        """fp32 [A, K], on the policy's device."""
         self.raw_reward = torch.zeros(steps, size, pin_memory=on_gpu)
-        """fp32 [T, A]: not clipped."""
+        """fp32 [T, A]: rewards before clipping."""
         self.ended = np.zeros((steps, size), bool)
-        """Where episodes ended, for the score: a lost life does not end one."""
+        """bool [T, A]: where episodes ended, for the score. A lost life does not end one."""
         self.received = 0
-        """Steps of the present rollout that environments have completed."""
+        """Steps of the current rollout that environments have completed."""
         self._raw_reward = self.raw_reward.numpy()
         self._reported = np.full((steps, size, len(agent.experiment.env.metrics)), np.nan)
-        """The metrics of the episodes that ended."""
+        """float64 [T, A, M]: the metrics that environments reported where episodes ended."""
         self._check = RolloutCheck(finite_check, steps, environments.stepped[0].env.action_space)
         self._model, self._distribution = agent.model, agent.model.distribution
         self._clip, self._previous = agent.experiment.env.reward_clip, agent.experiment.model.uses_previous
         self._composite = composite(environments.stepped[0].env.action_space)
         self._going = environments.stepped
-        """Environments whose rollouts were not preempted."""
+        """Environments whose rollouts have not been preempted."""
 
     def reset(self) -> None:
         """Start all environments from their first seeds."""
@@ -140,7 +140,7 @@ class ActingBatch:
         self.open.whole.start[-1] = True
 
     def begin(self, lap: int) -> None:
-        """Copy the last step of the previous rollout into the first of this one, and draw its random
+        """Copy the last step of the previous rollout into the first of this one, and draw this rollout's random
         numbers."""
         before, self.open, self.received = self.open, self.buffers[lap % len(self.buffers)], 0
         self._going = self.envs.stepped
@@ -152,19 +152,19 @@ class ActingBatch:
             self.explorer.begin(member, lap + member.offset)
 
     def _reseed(self, lap: int) -> None:
-        """Start environments afresh whose time for that has come."""
+        """Reseed the environments that are due."""
         for each in self.envs.stepped:
             if each.env.reseed_due():
-                with arithmetic(self._model):  # of an environment in torch
+                with arithmetic(self._model):  # the environment may compute with torch
                     each.env.reseed(self.open.at(0, each.rows))
                 for member in each.members:
-                    self._check_start(0, member, f"when it was started afresh in rollout {lap + member.offset}")
+                    self._check_start(0, member, f"when it was reseeded in rollout {lap + member.offset}")
                     self.open.whole.start[0, member.rows] = True
                     member.score[:], member.length[:] = 0, 0
                     member.return_carry.zero_()
 
     def inputs(self, at: slice) -> Inputs:
-        """What the model sees at one step."""
+        """The model's inputs at one step."""
         buffer = self.open.buffer
         return Inputs(
             map_structure(lambda leaf: leaf[at], buffer.whole.obs),
@@ -187,7 +187,7 @@ class ActingBatch:
         self.received = t
 
     def take(self, at: int | slice, after: int | slice, rows: slice, step: StepResult) -> None:
-        """Write what environments returned for one step or more, and where episodes start after these."""
+        """Write the results of one or more steps, and where episodes start after them."""
         fields = self.open.fields
         self._raw_reward[at, rows] = step.reward
         fields["reward"][at, rows] = np.clip(step.reward, -1.0, 1.0) if self._clip else step.reward
@@ -200,8 +200,8 @@ class ActingBatch:
             self._reported[at, rows] = step.metrics
 
     def preempt(self, t: int, lap: int, preemption: Preemption) -> None:
-        """Preempt rollouts after t steps, before a_t is chosen. a_t is still computed, for the value of obs_t, but not
-        sent to environments."""
+        """Preempt rollouts after t steps, before a_t is chosen. a_t is still computed, for the value of obs_t, but it
+        is not sent to environments."""
         for member in self.members:
             if member.last < 0 and preemption.preempts(RolloutId(member.shard, lap + member.offset), t):
                 member.last, member.core_state = t, self.core_state[member.rows].clone()
@@ -209,12 +209,12 @@ class ActingBatch:
 
     @property
     def going(self) -> bool:
-        """Whether any rollout was not preempted."""
+        """Whether any rollout has not been preempted."""
         return any(member.last < 0 for member in self.members)
 
     @property
     def preempted(self) -> bool:
-        """Whether any rollout was preempted."""
+        """Whether any rollout has been preempted."""
         return any(member.last >= 0 for member in self.members)
 
     def pad(self, *of_policy: Tensor | None) -> None:
@@ -222,7 +222,7 @@ class ActingBatch:
         last observation and action, and mark the padding invalid.
 
         Args:
-            of_policy: [T, A, ...], what the policy wrote, to repeat as well.
+            of_policy: [T, A, ...], the policy's outputs, which are repeated, too. None is ignored.
         """
         for member in self.members:
             if member.last >= 0:
@@ -245,11 +245,11 @@ class ActingBatch:
         self.core_state[rows] = member.core_state
 
     def _check_start(self, t: int, member: ActingShard, when: str) -> None:
-        """Look for numbers that are not finite in observations that follow a reset."""
+        """Check that the observations after a reset are finite."""
         self._check.start({name: x[t, member.rows] for name, x in self.open.floats.items()}, member, when)
 
     def check_finite(self, steps: int, lap: int) -> None:
-        """Check that environments returned finite numbers in the first steps of a rollout."""
+        """Check that environments returned finite numbers in the first `steps` steps of a rollout."""
         fields = {name: self.open.fields[name][:steps] for name in ("action", "valid")}
         obs = {name: x[: steps + 1] for name, x in self.open.floats.items()}
         played = Played(obs=obs, reward=self._raw_reward[:steps], ended=self.ended[:steps], **fields)
@@ -273,8 +273,8 @@ class ActingBatch:
 
     @torch.inference_mode()
     def load(self, states: Mapping[int, dict[str, Tensor]], heartbeat: Callable[[], None] = lambda: None) -> int:
-        """Restore what state returned of each shard by replaying the environments' actions. Returns the steps
-        replayed."""
+        """Restore the result of `state` of each shard, if necessary by replaying the environments' actions. Returns the
+        number of replayed steps."""
         of_envs = {
             member.shard: {name: x.numpy() for name, x in below("env.", states[member.shard]).items()}
             for member in self.members
@@ -286,7 +286,7 @@ class ActingBatch:
 
 
 class SteppingActor:
-    """What actors share whose environments the host steps: see lockstep.collectors.actors.Actor."""
+    """The base class of actors whose environments the host steps: see lockstep.collectors.actors.Actor."""
 
     steps = 1
 

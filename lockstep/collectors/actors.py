@@ -1,4 +1,4 @@
-"""Actors: the ways in which an acting batch acts. Each is a class in its own file.
+"""Actors choose the actions of an acting batch. Each kind of actor has its own file.
 
 | actor | policy | environments | one call of act |
 |---|---|---|---|
@@ -33,18 +33,19 @@ class Actor(Protocol):
 
     batch: ActingBatch
     steps: int
-    """How many steps a call of act plays: one, or all of a rollout."""
+    """How many steps a call of act plays: one, or a whole rollout."""
 
     def begin(self) -> None:
-        """Begin a rollout, whose first observation and noise are there."""
+        """Begin a rollout. Its first observation and its noise have been written."""
         ...
 
     def act(self, t: int, inference: Inference) -> None:
-        """Choose a_t for all rows, and send it to the environments. If a call plays several steps, all from t on."""
+        """Choose a_t for all rows, and send it to the environments. If a call plays several steps, it plays them from t
+        on."""
         ...
 
     def receive(self, t: int) -> None:
-        """Receive what the environments return for a_{t-1}."""
+        """Receive the environments' results for a_{t-1}."""
         ...
 
     def finish(self, inference: Inference) -> None:
@@ -61,25 +62,25 @@ def actors_of(
     preempted: bool,
     heartbeat: Callable[[], None],
 ) -> list[Actor]:
-    """Choose how the batches of a collector act: all in the same way.
+    """Choose the actors of a collector's batches, all of one kind.
 
     Args:
         model: the copy for acting.
         capture: makes CUDA graphs of acting.
-        preempted: whether rollouts may be preempted, which compiled functions do not know.
+        preempted: whether rollouts may be preempted. Compiled functions do not support this.
         heartbeat: called while rollouts are played, to tell the supervisor that this process makes progress.
     """
-    # Are policy and environments on a GPU?
+    # Are both the policy and the environments on a GPU?
     if isinstance(agent.model.distribution, SendsTensors) and all(batch.envs.on_device() for batch in batches):
         return [DeviceRolloutActor(batch, agent, capture) for batch in batches]
-    # Is the policy alone there?
+    # Is only the policy on a GPU?
     if agent.device.type != "cpu" or capture is not None:
         return [DeviceActor(batch, agent, capture) for batch in batches]
-    # Does the host compute the policy with torch?
+    # Has the policy no compiled functions?
     policy = None if preempted else model.kernels()
     if policy is None:
         return [TorchActor(batch, agent) for batch in batches]
-    # It has compiled functions. Are the environments compiled, too, and does one version act in a whole rollout?
+    # Are the environments compiled, too, and does one version act in a whole rollout?
     compiled = all(each.env.kernel() is not None for batch in batches for each in batch.envs.stepped)
     if compiled and agent.experiment.scheme.refresh == "rollout":
         return [CompiledRolloutActor(batch, agent, policy, heartbeat) for batch in batches]

@@ -1,4 +1,4 @@
-"""What acting keeps of a shard from one rollout to the next: checkpoints save and restore it.
+"""The state of acting that a shard carries from one rollout to the next. Checkpoints save and restore it.
 
 Shape legend: A rows of an acting batch, K core state.
 """
@@ -13,10 +13,10 @@ from lockstep.collectors.stepping import ActingShard
 
 
 def saved(member: ActingShard, buffer: RolloutBuffer, core_state: Tensor) -> dict[str, Tensor]:
-    """A shard's state by name, without its environments'.
+    """A shard's state by name, without the state of its environments.
 
     Args:
-        buffer: of the rollout that was collected last.
+        buffer: the rollout that was collected last.
         core_state: fp32 [A, K], after that rollout.
     """
     rows = member.rows
@@ -33,7 +33,7 @@ def saved(member: ActingShard, buffer: RolloutBuffer, core_state: Tensor) -> dic
 
 
 def restore(member: ActingShard, tensors: dict[str, Tensor], buffer: RolloutBuffer, core_state: Tensor) -> None:
-    """Restore what saved returned, in place."""
+    """Restore the result of `saved`, in place."""
     rows, member.last = member.rows, -1
     buffer.whole.start[-1, rows] = tensors["start"]
     core_state[rows] = tensors["core_state"]

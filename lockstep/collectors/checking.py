@@ -1,4 +1,4 @@
-"""Checks rollouts for numbers of environments that are not finite, and for action masks that forbid everything.
+"""Checks that the numbers of environments are finite, and that action masks allow at least one action.
 
 Shape legend: T time, A rows of an acting batch.
 """
@@ -23,7 +23,7 @@ class Played:
     """The first T steps of a rollout, as environments returned them."""
 
     obs: dict[str, np.ndarray]
-    """The entries that hold floats, [T+1, A, ...] (lockstep.envs.finite.floats)."""
+    """The entries of floating-point type, [T+1, A, ...] (lockstep.envs.finite.floats)."""
     action: np.ndarray
     """[T, A, ...]"""
     reward: np.ndarray
@@ -31,7 +31,7 @@ class Played:
     valid: np.ndarray
     """bool [T, A]"""
     ended: np.ndarray
-    """bool [T, A]: where episodes ended; a lost life does not end one."""
+    """bool [T, A]: where episodes ended. A lost life does not end one."""
 
     @property
     def acted(self) -> bool:
@@ -40,7 +40,7 @@ class Played:
 
     @property
     def finite(self) -> bool:
-        """Whether all numbers are. One check of all steps costs a hundredth of checking every step."""
+        """Whether all numbers are finite. One check of all steps costs a hundredth of checking every step."""
         return self.acted and all(map(all_finite, (self.reward, *(x[1:] for x in self.obs.values()))))
 
 
@@ -48,9 +48,9 @@ class RolloutCheck:
     """Reports the first number that is not finite, with its environment and step.
 
     Args:
-        check: stops the run at it, or warns of it once.
+        check: stops the run there, or warns once.
         rollout: the steps of a whole rollout.
-        action_space: of the environments.
+        action_space: the environments' action space.
     """
 
     def __init__(self, check: FiniteCheck, rollout: int, action_space: gymnasium.Space[Any]) -> None:
@@ -58,17 +58,17 @@ class RolloutCheck:
         self._choices = np.array(choices_of(action_space), np.int64)
 
     def start(self, obs_t: dict[str, np.ndarray], member: ActingShard, when: str) -> None:
-        """Check a shard's observations [B, ...] that follow a reset."""
+        """Check a shard's observations [B, ...] after a reset."""
         for j, what in wrong_numbers(obs_t, None):
             if not self._check.found:
                 self._check.report(member.shard * member.num_envs + j, what, when)
 
     def rollout(self, played: Played, members: Iterable[ActingShard], lap: int) -> None:
-        """Check what the environments of these shards returned in a rollout.
+        """Check the results of these shards' environments in a rollout.
 
         Raises:
             SettingsError: an action mask forbade all actions.
-            NotFinite: a number is not finite, and the run must stop.
+            NotFinite: a number is not finite, and the run should stop.
         """
         self._check_masks(played, members, lap)
         if self._check.found or played.finite:
@@ -82,18 +82,18 @@ class RolloutCheck:
             self._check.report_action()
 
     def _step(self, t: int, played: Played, member: ActingShard, lap: int) -> None:
-        """Check what a shard's environments returned for a_{t-1}."""
+        """Check the results of a shard's environments for a_{t-1}."""
         if 0 <= member.last < t:
             return
         obs_t = {name: x[t, member.rows] for name, x in played.obs.items()}
         for j, what in wrong_numbers(obs_t, played.reward[t - 1, member.rows]):
             if not np.isfinite(played.action[t - 1, member.rows.start + j]).all():
-                continue  # it had an action that was not finite
+                continue  # the environment received an action that was not finite
             self._check.report(member.shard * member.num_envs + j, what, self._when(t, played, member, j, lap))
             return
 
     def _check_masks(self, played: Played, members: Iterable[ActingShard], lap: int) -> None:
-        """Raise SettingsError if a mask forbade all choices of an action, or of a part of it."""
+        """Raise SettingsError if a mask forbade all choices of an action or of one of its components."""
         if ACTION_MASK not in played.obs or not len(self._choices):
             return
         steps, rows = played.valid.shape
@@ -106,7 +106,7 @@ class RolloutCheck:
                     self._check.report_mask(member.shard * member.num_envs + j, when)
 
     def _when(self, t: int, played: Played, member: ActingShard, j: int, lap: int) -> str:
-        """When a shard's environment j returned the observation t of a rollout."""
+        """Describe when a shard's environment j returned observation t of a rollout."""
         row = member.rows.start + j
         ends = np.flatnonzero(played.ended[: max(t - 1, 0), row])
         begun = int(ends[-1]) + 1 if len(ends) else 0

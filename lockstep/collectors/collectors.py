@@ -33,18 +33,18 @@ from lockstep.system.graphs import Capture, cuda_graph
 
 
 class Collector:
-    """Collects for a block of shards. With two or more acting batches, the environments of one batch step while the
-    policy runs for another (alternating sampling).
+    """Collects the rollouts of a block of shards. With two or more acting batches, the environments of one batch step
+    while the policy runs for another (alternating sampling).
 
     Args:
-        agent: its model acts, in a copy that the collector keeps.
-        buffers: those of the collector's shards.
+        agent: the agent; a copy of its model acts.
+        buffers: the buffers of the collector's shards.
         env_threads: threads that step a shard's environments (native adapters).
-        pool: processes that step the environments (gymnasium); by default they are stepped here.
+        pool: processes that step the environments (gymnasium); by default this process steps them.
         heartbeat: called at every step, to tell the supervisor that this process makes progress.
         capture: makes CUDA graphs of acting.
         preemption: decides which rollouts end early; by default none do.
-        finite_check: handles numbers of environments that are not finite; by default it raises an error.
+        finite_check: handles numbers of environments that are not finite; by default it raises NotFinite.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Collector:
         self._flat, self._device = agent.flat, agent.device
         own = self._model.flat_parameters
         self._vector = own.vector.detach() if own is not None and own.lies_like(agent.flat) else None
-        """The acting copy's parameters, if they lie as the learner's do."""
+        """The acting copy's parameters, if their memory layout is the learner's."""
         self._heartbeat = heartbeat
         self._hashing = ThreadPoolExecutor(env_threads, "lockstep-hashing") if env_threads > 1 else None
-        """Environments are idle while rollouts are hashed, and so are the cores of their threads."""
+        """Hashes on the cores of the environments' threads, which are idle meanwhile."""
         self._map = self._hashing.map if self._hashing else map
         self._loaded: int | None = None
         stepping = Stepping(env_threads, pool, apart=preemption is not None, device=str(agent.device))
@@ -91,7 +91,7 @@ class Collector:
         self._actors: list[Actor] = []
         """One for each acting batch, made when its environments start or are loaded."""
         self.times = {"env": 0.0, "inference": 0.0}
-        """Seconds spent since they were last set to 0."""
+        """Seconds since they were last set to 0."""
 
     def reset(self) -> None:
         """Start all environments from their first seeds. Not needed before loading a checkpoint."""
@@ -101,17 +101,18 @@ class Collector:
 
     @property
     def frames_per_step(self) -> int:
+        """The environments' frames per step."""
         return self._batches[0].envs.stepped[0].env.frames_per_step
 
     def collect(
         self, lap: int, version_at: Callable[[int], Version], noise: int | None = None
     ) -> list[CollectedRollout]:
-        """Collect a rollout of every shard into the buffers of a lap. They are overwritten when their turn comes again.
+        """Collect a rollout of every shard into the buffers of a lap. A later lap reuses the buffers.
 
         Args:
             lap: chooses the buffers; see LapId.
-            version_at: the version that acts at a step.
-            noise: the number that seeds the model's noise. None: that of the first shard's rollout.
+            version_at: returns the version that acts at a step.
+            noise: the number that seeds the model's noise. None: the number of the first shard's rollout.
         """
         noise = lap + self._batches[0].members[0].offset if noise is None else noise
         try:
@@ -138,10 +139,10 @@ class Collector:
     @torch.inference_mode()
     def _begin(self, lap: int, version_at: Callable[[int], Version]) -> Version:
         """Prepare all batches for a rollout. Returns the version that acts first."""
-        version = version_at(0)  # may wait, and with that for the buffer to be free
+        version = version_at(0)  # may wait, also until the buffer is free
         if version.normalizers.normalizes_observations:
             with arithmetic(self._model):
-                version.normalizers.apply(self._model)  # a rollout is learned from with the same statistics
+                version.normalizers.apply(self._model)  # for the whole rollout: it is learned from with these, too
             self._inference.refresh()
         for actor in self._actors:
             if len(version.options):
@@ -205,12 +206,12 @@ class Collector:
         return torch.from_numpy(draw.random((rows, model.noise_numbers), np.float32)).to(self._device)
 
     def _moments(self, member: ActingShard, rollout: Rollout, version: Version) -> np.ndarray:
-        """What the normalizers add up of a rollout. Also ends a rollout that was preempted."""
+        """The sums of a rollout for the normalizers. Also marks the end of a preempted rollout."""
         end = member.last
         if end < 0:
             return version.normalizers.rollout_sums(rollout, member.return_carry).numpy()
         moments = version.normalizers.rollout_sums(rollout[:end], member.return_carry)
-        # After rollout_sums, in which the return goes on: the learner must bootstrap from the last observation.
+        # Only now, since returns continue in rollout_sums. The learner must bootstrap from the last observation.
         rollout.truncated[end - 1] |= ~rollout.terminated[end - 1]
         return moments.numpy()
 
@@ -232,7 +233,7 @@ class Collector:
         )
 
     def members(self) -> dict[int, tuple[ActingBatch, ActingShard]]:
-        """By shard: its acting batch, and its place there."""
+        """By shard: its acting batch, and its rows and state there."""
         return {member.shard: (batch, member) for batch in self._batches for member in batch.members}
 
     def state(self, shard: int) -> dict[str, Tensor]:
@@ -241,11 +242,11 @@ class Collector:
         return batch.state(member)
 
     def load(self, states: Mapping[int, dict[str, Tensor]], offsets: Mapping[int, int]) -> int:
-        """Restore what state returned of each shard. Returns the environment steps that were replayed for that.
+        """Restore the result of `state` of each shard. Returns the number of environment steps that were replayed.
 
         Args:
             states: by shard.
-            offsets: by shard: the number of the rollout that lap 0 will collect.
+            offsets: by shard, the number of the rollout that lap 0 collects.
         """
         for shard, (_, member) in self.members().items():
             member.offset = offsets[shard]
@@ -254,6 +255,7 @@ class Collector:
         return replayed
 
     def close(self) -> None:
+        """Release all environments and threads."""
         for batch in self._batches:
             batch.envs.close()
         if self._hashing:
@@ -270,7 +272,7 @@ class Collector:
                 for name, parameter in self._parameters.items():
                     parameter.copy_(named[name])
         self._inference.refresh()
-        self._model.weights_changed()  # of compiled functions, which do not ask inference
+        self._model.weights_changed()  # for compiled functions, which do not use inference
         self._loaded = version.number
 
 
@@ -278,7 +280,7 @@ class Collectors:
     """The collectors of one process: one for all of its shards, or one for each if shards act with different versions.
 
     Args:
-        buffers: those of each collector.
+        buffers: the buffers of each collector.
         layout: how environments are stepped.
         preemption: as for Collector.
         stop: whether numbers of environments that are not finite raise an error; otherwise one warning is printed.
@@ -319,11 +321,11 @@ class Collectors:
     def collect(
         self, lap_id: LapId, version_at: Callable[[int], Version], noise: int | None = None
     ) -> list[CollectedRollout]:
-        """Collect a lap of a shard and of all shards that act together with it; noise is as for Collector."""
+        """Collect a lap of a shard and of all shards that act together with it, as Collector.collect does."""
         return self._by_shard[lap_id.shard].collect(lap_id.lap, version_at, noise)
 
     def take_times(self) -> dict[str, float]:
-        """Seconds since the last call, by what they were spent on."""
+        """Seconds that each kind of work took since the last call, by its name."""
         total = {name: sum(collector.times[name] for collector in self._all) for name in self._all[0].times}
         for collector in self._all:
             collector.times.update(env=0.0, inference=0.0)
@@ -347,6 +349,7 @@ class Collectors:
         return sum(collector.load(states, offsets) for collector in self._all)
 
     def close(self) -> None:
+        """Release all environments, threads and processes."""
         for collector in self._all:
             collector.close()
         if self._pool is not None:
@@ -354,6 +357,6 @@ class Collectors:
 
 
 def inference_of(agent: Agent, model: PolicyModel, *, fixed: bool = False) -> Inference:
-    """What evaluates an acting copy of an agent's model; fixed as for Inference."""
+    """The Inference of an acting copy of an agent's model; `fixed` is as for Inference."""
     found = None if agent.kernels is None else agent.kernels.inference(model)
     return Inference(model, fixed=fixed) if found is None else found

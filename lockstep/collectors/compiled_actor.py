@@ -18,15 +18,15 @@ from lockstep.models.capture import Inference
 
 
 class CompiledActor(SteppingActor):
-    """In a step, a compiled function reads what environments wrote, writes what the policy did, and returns what
-    environments receive."""
+    """In a step, a compiled function reads observations, writes the policy's outputs into the rollout, and returns the
+    actions for the environments."""
 
     def __init__(self, batch: ActingBatch, policy: PolicyKernels) -> None:
         super().__init__(batch)
         self._kernels = policy
         self._policies = [CompiledPolicy(policy, each.env, each.rows) for each in batch.envs.stepped]
         self._arguments: tuple[Any, ...] = ()
-        """Of this rollout's calls."""
+        """The policy's arguments in this rollout."""
 
     def begin(self) -> None:
         super().begin()
@@ -53,8 +53,8 @@ class CompiledPolicy:
 
     Args:
         policy: the functions of the model.
-        env: their environments.
-        rows: which rows.
+        env: the environments of the rows.
+        rows: the rows.
     """
 
     def __init__(self, policy: PolicyKernels, env: ShardEnv, rows: slice) -> None:
@@ -64,8 +64,8 @@ class CompiledPolicy:
         self._shape, self._dtype = (env.num_envs, *(env.action_space.shape or ())), env.action_space.dtype
 
     def act(self, t: int, arguments: tuple[Any, ...]) -> np.ndarray:
-        """Write a_t, its log-probabilities and values, given the policy's arguments. Returns what environments
-        receive."""
-        sent = np.empty(self._shape, self._dtype)  # not used again, since an environment may keep its action
+        """Write a_t, its log-probabilities and values, given the policy's arguments. Returns the actions for the
+        environments."""
+        sent = np.empty(self._shape, self._dtype)  # new memory each time, since an environment may keep its action
         self._act(self._policy.evaluate.arguments, arguments, t, self._first, self._policy.actions.limits, sent)
         return sent

@@ -20,7 +20,7 @@ from lockstep.models.capture import Inference
 
 
 class CompiledRolloutActor:
-    """In one call, policy and environments play all steps, and evaluate the last observation.
+    """Plays all steps of a rollout in one call of a compiled function, which also evaluates the last observation.
 
     Args:
         heartbeat: called after each call, to tell the supervisor that this process makes progress.
@@ -47,7 +47,7 @@ class CompiledRolloutActor:
         batch.received = batch.steps
 
     def receive(self, t: int) -> None:
-        """Nothing: act has taken what environments returned."""
+        """Nothing: act has written the environments' results."""
 
     def finish(self, inference: Inference) -> None:
         """Nothing: act has evaluated the last observation."""
@@ -59,7 +59,7 @@ class CompiledRollout:
     Args:
         policy: the functions of the model.
         env: the environments, whose steps are compiled functions.
-        rows: theirs in the acting batch.
+        rows: their rows of the acting batch.
     """
 
     def __init__(self, policy: PolicyKernels, env: ShardEnv, rows: slice) -> None:
@@ -79,12 +79,11 @@ class CompiledRollout:
 
         Args:
             noise: float32 [T, A, N].
-            obs: [T+1, A, ...], of which the first is given.
-            fields: arrays of the acting batch: start, actions and rewards, of which the first is given, and log_prob
-                and value. All are written. And the state of cores, float32 [A, K], which is replaced by that after the
-                last step.
+            obs: [T+1, A, ...]. The first is an input, and the others are written.
+            fields: arrays of the acting batch: start, actions and rewards, the first of which is an input; log_prob and
+                value; and state, float32 [A, K], which becomes the core state after the last step.
             bootstrap: whether the last observation is evaluated, too.
-            clip: whether the model sees rewards within -1 and 1.
+            clip: whether the model sees rewards clipped to [-1, 1].
 
         Returns:
             A StepResult of all steps, [T, B].

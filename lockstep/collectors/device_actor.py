@@ -1,7 +1,8 @@
-"""Acting on a GPU, while the host steps the environments. In a step one copy goes there, the observation, and one comes
-back. If the policy also sees where episodes start, or its last action and reward, one further copy brings all of these.
+"""Acting on a GPU, while the host steps the environments. In a step, one copy sends the observation to the GPU, and one
+copy brings the results back. If the policy also sees where episodes start, or its last action and reward, one further
+copy sends all of these.
 
-What happens between them can be one CUDA graph, so everything that it reads and writes stays at its place in memory.
+The work on the GPU can be one CUDA graph, so everything that it reads and writes stays at its place in memory.
 
 Shape legend: T time, A rows of an acting batch, N noise numbers, K core state.
 """
@@ -23,11 +24,11 @@ from lockstep.models.capture import Inference, Inputs, Program
 from lockstep.system.graphs import Capture, Repeat, captured
 
 _SMALL = 1 << 16
-"""Up to so many bytes, the host gathers an input with others in less time than it launches a separate copy."""
+"""Bytes. The host gathers an input of at most this size with others in less time than it launches a separate copy."""
 
 
 class DeviceActor(SteppingActor):
-    """In a step, observations go to the GPU, the policy is evaluated there, and what it did comes back.
+    """Sends observations to the GPU in every step, evaluates the policy there, and copies its outputs back.
 
     Args:
         capture: makes CUDA graphs of steps. None: each kernel is launched by itself.
@@ -58,7 +59,7 @@ class DeviceActor(SteppingActor):
 
 
 class Acted(NamedTuple):
-    """What a policy did in a step."""
+    """A policy's outputs in a step."""
 
     action: Tensor
     """[A, *action_shape]"""
@@ -71,14 +72,14 @@ class Acted(NamedTuple):
 
 
 class DevicePolicy:
-    """Evaluates a policy and draws actions where it computes.
+    """Evaluates a policy and draws actions on the policy's device.
 
     Args:
-        distribution: of actions.
+        distribution: the distribution of actions.
         noise: fp32 [T, A, N] in the host's memory, uniform in (0, 1): rewritten before each rollout.
         state: fp32 [A, K] on the GPU: the core state, which every step updates in place.
         capture: makes CUDA graphs of steps. None: each kernel is launched by itself.
-        keeps_policy: whether the distribution's parameters come back, too.
+        keeps_policy: whether the distribution's parameters are copied back, too.
     """
 
     def __init__(
@@ -98,16 +99,16 @@ class DevicePolicy:
         self._there = room(parts, state.device).zero_()
         """One piece of memory on the GPU."""
         self._acted = Acted(*side_by_side(parts, self._there))
-        """What lies in it."""
+        """Views of it."""
         self._here = room(parts, torch.device("cpu"), pinned=state.is_cuda)
-        """The same in the host's memory."""
+        """Its copy in the host's memory."""
         self._returned = Acted(*side_by_side(parts, self._here))
         self._held: Inputs | None = None
-        """Where the inputs of a step are on the GPU."""
+        """The inputs of a step on the GPU."""
         self._gathered = torch.empty(0), torch.empty(0)
-        """Where small inputs lie together: in the host's memory, and on the GPU."""
+        """Memory that holds all small inputs: the host's, and the GPU's."""
         self._pieces: dict[int, Tensor] = {}
-        """By their number: small inputs in the host's memory."""
+        """By the index of a small input: its view of the host's memory."""
         self._graphs: dict[Hashable, Repeat] = {}
 
     def begin(self) -> None:
@@ -120,8 +121,8 @@ class DevicePolicy:
 
         Args:
             inference: evaluates the policy.
-            inputs: in the host's memory, but for the core state.
-            choose: makes actions of the policy's parameters [A, P] and noise [A, N]. Each has a graph.
+            inputs: in the host's memory, except for the core state.
+            choose: makes actions from the policy's parameters [A, P] and noise [A, N]. Each function has its own graph.
 
         Returns:
             Tensors in the host's memory, which the next call overwrites.
@@ -140,7 +141,7 @@ class DevicePolicy:
         return self._returned
 
     def value(self, inference: Inference, inputs: Inputs) -> Tensor:
-        """fp32 [A] on the GPU: the value of an observation. The core state stays."""
+        """fp32 [A] on the GPU: the value of an observation. The core state does not change."""
         held, _ = self._to_device(inference, inputs)
         output, _ = inference.evaluate(held)
         return output.value[0]
@@ -159,7 +160,7 @@ class DevicePolicy:
         self._t.add_(1).remainder_(len(self._noise))
 
     def _to_device(self, inference: Inference, inputs: Inputs) -> tuple[Inputs, Program | None]:
-        """The inputs on the GPU, and the recorded calls for them."""
+        """Copy inputs to the GPU. Returns the copies, and the recorded calls for them."""
         if self._held is None:
             self._held = self._hold(inputs)
         program, gathered = inference.prepared(self._held), False
@@ -173,11 +174,11 @@ class DevicePolicy:
                 to.copy_(x, non_blocking=True)
         if gathered:
             here, there = self._gathered
-            there.copy_(here, non_blocking=True)  # the host writes there again after it has waited for this step
+            there.copy_(here, non_blocking=True)  # the host writes `here` again only after it has waited for this step
         return self._held, program
 
     def _hold(self, inputs: Inputs) -> Inputs:
-        """Memory on the GPU for inputs like these. It begins with zeros, which every model can be recorded with."""
+        """Memory on the GPU for inputs like these, filled with zeros, with which every model can be recorded."""
         device, leaves = self.state.device, inputs.leaves()
         small = [number for number, x in enumerate(leaves) if x is not inputs.state and x.nbytes <= _SMALL]
         parts = [leaves[number] for number in small]
@@ -189,7 +190,7 @@ class DevicePolicy:
 
 
 def _acted(distribution: ActionDistribution, size: int, kept: int) -> list[Tensor]:
-    """The fields of Acted without their memory."""
+    """The fields of Acted, without memory."""
     number = ((size,), torch.float32)
     shapes = (((size, *distribution.action_shape), distribution.action_dtype), number, number)
     of_policy = ((size, kept), torch.float32)

@@ -1,8 +1,9 @@
-"""Acting on a GPU where environments lie there, too. In a step nothing goes to or from the host, and nothing waits.
+"""Acting on a GPU that also steps the environments. A step copies nothing to or from the host, and does not wait.
 
-A step is the policy, drawing actions, the environments, and writing all of it into a rollout on the GPU. It can be one
-CUDA graph, so everything that it reads and writes stays at its place in memory, and the number of the step is a tensor.
-At the end, the rollout is copied to the host's buffer, which is hashed, and which other processes learn from.
+A step evaluates the policy, draws actions, steps the environments, and writes all results into a rollout on the GPU. It
+can be one CUDA graph, so everything that it reads and writes stays at its place in memory, and the number of the step
+is a tensor. At the end, the rollout is copied to the host's buffer, where it is hashed, and where other processes can
+learn from it.
 
 Shape legend: T time, A rows of an acting batch, B environments of a shard, N noise numbers, K core state.
 """
@@ -39,7 +40,7 @@ class _DeviceArena(Arena):
 
 
 class DeviceRolloutActor:
-    """In a step, policy and environments write into a rollout on the GPU, which each new one overwrites.
+    """Steps policy and environments on a GPU. They write into one rollout there, which each new rollout overwrites.
 
     Args:
         capture: makes CUDA graphs of steps. None: each kernel is launched by itself.
@@ -62,11 +63,10 @@ class DeviceRolloutActor:
         self._noise = torch.zeros_like(batch.explorer.noise, device=agent.device)
         self._t = torch.zeros(1, dtype=torch.int64, device=agent.device)
         self._like = self._inputs(lambda x: torch.zeros_like(x[:1]))
-        """Inputs of the policy's shapes: zeros, which every model can be recorded with."""
+        """The policy's inputs for one step, filled with zeros, with which every model can be recorded."""
         self._graphs: dict[Hashable, Repeat] = {}
         self._begun = False
-        """Whether the environments go on from the last observations here. In the first rollout, they go on from the
-        host's."""
+        """Whether the GPU holds the last observations. The first rollout begins with the host's."""
 
     def begin(self) -> None:
         here, there = self.batch.open.buffer, self._buffer
@@ -84,7 +84,8 @@ class DeviceRolloutActor:
             return
         graph = self._graphs.get((program, choose))
         if graph is None:
-            # The rows of the rollout that capturing writes are written again, since a rollout's first step is captured.
+            # Capturing also writes rows of the rollout, but graphs are captured in its first step, so that they are
+            # written again.
             changed = [self._t, self.batch.core_state, *(x for _, env in self._envs for x in env.memory())]
             graph = self._graphs[program, choose] = captured(
                 lambda: self._step(inference, choose), self._capture, changed
@@ -92,10 +93,10 @@ class DeviceRolloutActor:
         graph()
 
     def receive(self, t: int) -> None:
-        """Nothing: act has written what environments returned."""
+        """Nothing: act has written the environments' results."""
 
     def finish(self, inference: Inference) -> None:
-        """Copy the rollout to the host, once for each field, and wait for it."""
+        """Copy the rollout to the host, field by field, and wait for it."""
         batch, whole, here = self.batch, self._buffer.whole, self.batch.open.buffer
         if batch.bootstraps:
             output, _ = inference.evaluate(self._inputs(lambda x: x[-1:]))
@@ -111,7 +112,7 @@ class DeviceRolloutActor:
         batch.received = batch.steps
 
     def _inputs(self, at: Callable[[Tensor], Tensor]) -> Inputs:
-        """What the model sees at one step, which `at` takes of each field."""
+        """The model's inputs at one step, which `at` selects from each field."""
         buffer = self._buffer
         return Inputs(
             map_structure(at, buffer.whole.obs),
@@ -122,7 +123,7 @@ class DeviceRolloutActor:
         )
 
     def _step(self, inference: Inference, choose: Choose) -> None:
-        """Act with what was observed at step t, and write what came of it."""
+        """Act on the observations of step t, step the environments, and write the results."""
         t, whole = self._t, self._buffer.whole
         output, state = inference.evaluate(self._inputs(lambda x: x.index_select(0, t)))
         policy = output.policy[0]
@@ -143,7 +144,7 @@ class DeviceRolloutActor:
         t.add_(1).remainder_(len(self._noise))
 
     def _write(self, rows: slice, t: Tensor, after: Tensor, step: Any) -> None:
-        """Write what environments returned for one step."""
+        """Write the environments' results of one step."""
         whole, reward = self._buffer.whole, step.reward
         if self._clip:
             _put(self._raw_reward[:, rows], t, reward)
@@ -157,19 +158,19 @@ class DeviceRolloutActor:
 
 
 def _put(to: Tensor, at: Tensor, x: Tensor) -> None:
-    """Write x [...] into one row of [T, ...], whose number int64 [1] is on the GPU."""
+    """Write x [...] into row `at` of [T, ...]. `at` is int64 [1] on the GPU."""
     to.index_copy_(0, at, x.unsqueeze(0))
 
 
 def _carried(buffer: RolloutBuffer) -> list[Tensor]:
-    """The fields whose last row is the first of the next rollout."""
+    """The fields whose last row is the first row of the next rollout."""
     found: list[Tensor] = []
     map_structure(found.append, buffer.whole.obs)
     return [*found, buffer.whole.start, buffer.actions, buffer.rewards]
 
 
 def _fields(buffer: RolloutBuffer) -> list[Tensor]:
-    """The memory of all fields, each once."""
+    """Tensors that hold all fields and do not overlap."""
     whole = buffer.whole
     parts = [whole.log_prob, whole.value, whole.terminated, whole.truncated, whole.valid, whole.core_state]
     return [*_carried(buffer), *parts, *([] if whole.policy is None else [whole.policy])]

@@ -1,4 +1,4 @@
-"""Exploration while acting: the random numbers of an acting batch's rollouts, and what makes actions of them.
+"""Exploration while acting: the random numbers of an acting batch's rollouts, and how they determine actions.
 
 Shape legend: T time, A rows of an acting batch, B environments of a shard, N noise numbers, P parameters of a
 distribution, X numbers of exploration.
@@ -21,16 +21,16 @@ from lockstep.models.base import Exploring
 from lockstep.models.gaussian import standard_normal
 
 Choose = Callable[[Tensor, Tensor], Tensor]
-"""Makes actions [A, *action_shape] of the policy's parameters [A, P] and noise [A, N]."""
+"""Makes actions [A, *action_shape] from the policy's parameters [A, P] and noise [A, N]."""
 
 
 class Explorer:
-    """Draws the noise of each rollout, and explores as the algorithm says. Only what computes enters the model's
-    arithmetic, since its operations may take more time.
+    """Draws the noise of each rollout, and explores as the algorithm says. Only computations, and not draws, run in the
+    model's arithmetic, since its operations may take more time.
 
     Args:
         members: the shards of the acting batch.
-        size: A.
+        size: A, the rows of the acting batch.
     """
 
     def __init__(self, agent: Agent, members: list[ActingShard], size: int) -> None:
@@ -42,9 +42,9 @@ class Explorer:
         """fp32 [T, A, N] in the host's memory, uniform in (0, 1): rewritten before each rollout."""
         self._noise = self.noise.numpy()
         self.choose: Choose = distribution.sample
-        """Chooses this rollout's actions. It is equal to an earlier one only if it calls the same kernels."""
+        """Chooses this rollout's actions. Functions that call different kernels are unequal."""
         self._numbers: Tensor | None = None
-        """fp32 [A, X]: how each environment explores, always at one place in memory, which CUDA graphs read."""
+        """fp32 [A, X]: how each environment explores. CUDA graphs read it, so it stays at its place in memory."""
         self._theta = agent.algorithm.noise_theta
         if self._theta < 1:
             for member in members:
@@ -85,7 +85,7 @@ class Explorer:
         return self._exploring.explore(policy, noise, self._numbers)
 
     def _first_drift(self, member: ActingShard) -> Tensor:
-        """fp32 [B, N], standard normal"""
+        """The initial state of drifting noise: fp32 [B, N], standard normal."""
         draw = stream(self._experiment.seed, "drift", member.shard)
         shape = member.num_envs, self._noise.shape[2]
         if self._model.portable_operations:

@@ -1,9 +1,9 @@
 """Preemption: shards that collect more slowly than the others end their rollouts early.
 
-Once the share `scheme.preempt` of the shards of other processes has collected the rollout of a number, a shard that has
-not is preempted after its present step. So learning need not wait for stragglers (DD-PPO, Wijmans et al. 2020,
-https://arxiv.org/abs/1911.00357, section 3, which preempts workers). The shard's episodes go on in its next rollout.
-Timing decides where a rollout ends. The ledger records these `cuts`, and a repetition preempts at the same steps.
+Once the share `scheme.preempt` of the other processes' shards has collected rollout n, a shard that is still collecting
+it is preempted after its current step. So learning does not wait for stragglers (DD-PPO, Wijmans et al. 2020,
+https://arxiv.org/abs/1911.00357, section 3, which preempts workers). The shard's episodes continue in its next rollout.
+Timing decides where a rollout ends. The ledger records these `cuts`, and a replayed run preempts at the same steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Preemption(Protocol):
 
 
 class Counts:
-    """How many rollouts each shard has collected. Learner 0 keeps it for processes that share no memory."""
+    """How many rollouts each shard has collected. Learner 0 counts for processes that share no memory."""
 
     def __init__(self, shards: int) -> None:
         self._collected = [0] * shards
@@ -50,7 +50,7 @@ class Counts:
             self._changed.notify_all()
 
     def late(self, rollout_id: RolloutId, enough: int) -> None:
-        """Wait until so many shards have collected the rollout of this number, or this one has."""
+        """Wait until `enough` shards or this shard itself have collected the rollout of this number."""
         shard, number = rollout_id
         with self._changed:
             self._changed.wait_for(
@@ -63,12 +63,12 @@ class DistantCounts(Protocol):
 
     def collected(self, rollout_id: RolloutId) -> None: ...
     def late(self, rollout_id: RolloutId, enough: int) -> Future[Any]:
-        """Returns at once; the result comes when Counts.late ends."""
+        """Return at once. The future is done when Counts.late ends."""
         ...
 
 
 class DistantPreemption:
-    """Preempts late shards of a process, as learner 0's counts say. It asks once a rollout."""
+    """Preempts late shards of a process by learner 0's counts, which it queries once per rollout."""
 
     def __init__(self, counts: DistantCounts, scheme: Scheme, own: int) -> None:
         self._counts, self._enough = counts, scheme.enough(own)
@@ -84,7 +84,7 @@ class DistantPreemption:
 
 
 class SharedPreemption:
-    """Preempts late shards, by counts that all collecting processes of a machine share.
+    """Preempts late shards by counts that all collecting processes of a machine share.
 
     No lock is needed: only one process writes each number, and numbers only grow.
     """
@@ -106,10 +106,10 @@ class SharedPreemption:
 
 @dataclass(frozen=True)
 class RecordedPreemption:
-    """Preempts where a recorded run did."""
+    """Preempts at the same steps as a recorded run."""
 
     steps: Mapping[RolloutId, int]
-    """The steps of each rollout that was preempted."""
+    """By rollout that was preempted: its number of steps."""
 
     def preempts(self, rollout_id: RolloutId, t: int) -> bool:
         return self.steps.get(rollout_id) == t
@@ -121,12 +121,12 @@ class RecordedPreemption:
 def preemption(
     scheme: Scheme, recorded: Recorded | None, counts: SharedMemory | DistantCounts | None, own: int
 ) -> Preemption | None:
-    """What preempts the rollouts of a process that collects; None if nothing does.
+    """The Preemption of a process that collects; None if its rollouts are never preempted.
 
     Args:
         recorded: the record to repeat, if any.
-        counts: how all processes that collect see who is late: memory that they share, or learner 0's counts. None if
-            there is only one process.
+        counts: the counts of all collecting processes: shared memory, or learner 0's counts. None if there is only one
+            process.
         own: the number of this process's shards, which are equally fast.
     """
     if scheme.preempt == 1:

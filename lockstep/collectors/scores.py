@@ -10,7 +10,7 @@ from lockstep.core.rollout import Episode
 
 
 class Running(Protocol):
-    """What unfinished episodes of B environments have reached."""
+    """Scores and lengths of the unfinished episodes of B environments."""
 
     score: np.ndarray
     """float64 [B]: the raw reward so far."""
@@ -28,7 +28,7 @@ def ended_episodes(
         rewards: float32 [T, B], raw.
         valid: bool [T, B]: whether a step counts.
         ended: bool [T, B]: where episodes ended.
-        metrics: float64 [T, B, M]: what environments reported, where episodes ended.
+        metrics: float64 [T, B, M]: what environments reported where episodes ended.
 
     Returns:
         The episodes that ended, in the order of their ends.

@@ -1,7 +1,7 @@
 """The shards of an acting batch, and which of their environments one call steps.
 
-Where the adapter allows it, the environments of all shards are one ShardEnv, so that a step is one call of the library.
-An environment does the same there as in a ShardEnv of its shard alone.
+If the adapter allows it, the environments of all shards are one ShardEnv, so that a step is one call of the library. An
+environment behaves the same there as in a ShardEnv of its own shard.
 """
 
 from __future__ import annotations
@@ -26,42 +26,43 @@ from lockstep.experiment import Experiment
 
 
 class ActingShard:
-    """One shard of a collector: its rows of an acting batch, its running scores."""
+    """One shard of a collector: its rows of an acting batch, and its state between rollouts."""
 
     def __init__(self, shard: int, num_envs: int, rows: slice) -> None:
         self.shard, self.num_envs, self.rows = shard, num_envs, rows
         self.score = np.zeros(num_envs)
-        """The raw reward so far of each unfinished episode."""
+        """float64 [B]: the raw reward of each unfinished episode so far."""
         self.length = np.zeros(num_envs, np.int64)
+        """int64 [B]: the steps of each unfinished episode so far."""
         self.return_carry = torch.zeros(num_envs)
-        """The discounted return so far, for return normalisation."""
+        """fp32 [B]: the discounted return so far, for normalizing returns."""
         self.episodes: list[Episode] = []
         """The episodes that ended in the last rollout."""
         self.drift: Tensor | None = None
-        """fp32 [B, N]: the present state of drifting noise."""
+        """fp32 [B, N]: the current state of drifting noise."""
         self.offset = 0
         """The number of the rollout that lap 0 collects."""
         self.last = -1
         """The row of the rollout's last observation: -1, the last row, unless the rollout was preempted."""
         self.core_state = torch.zeros(0)
-        """fp32 [B, K]: before the last observation of a rollout that was preempted."""
+        """fp32 [B, K]: the core state before the last observation of a preempted rollout."""
 
 
 class Stepped:
-    """Environments that one call steps: those of one shard, or of several consecutive ones."""
+    """Environments that one call steps: those of one shard or of several consecutive shards."""
 
     def __init__(self, env: ShardEnv, members: list[ActingShard]) -> None:
         self.env, self.members = env, members
         self.rows = slice(members[0].rows.start, members[-1].rows.stop)
-        """Theirs in the acting batch."""
+        """Their rows of the acting batch."""
 
     @property
     def going(self) -> bool:
-        """Whether the rollout was not preempted. The rollouts of shards that one call steps never are."""
+        """Whether the rollout has not been preempted. If one call steps several shards, their rollouts never are."""
         return self.members[0].last < 0
 
     def of(self, sent: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Their parts of the actions of the whole acting batch."""
+        """Their actions, from those of the whole acting batch."""
         return tuple(x[self.rows] for x in sent)
 
 
@@ -70,10 +71,10 @@ class Stepping:
     """How a collector's environments are stepped.
 
     Args:
-        threads: those that step a shard's environments (native adapters).
-        pool: processes that step the environments (gymnasium); by default they are stepped in this one.
-        apart: whether each shard needs a call to itself, because its rollouts may be preempted.
-        device: where the policy computes.
+        threads: threads that step a shard's environments (native adapters).
+        pool: processes that step the environments (gymnasium); by default this process steps them.
+        apart: whether each shard needs its own call, because its rollouts may be preempted.
+        device: the policy's device.
     """
 
     threads: int = 1
@@ -107,13 +108,13 @@ class BatchEnvs:
         return Stepped(env, members)
 
     def offer(self, options: dict[str, Any]) -> None:
-        """Give episodes that begin from now on these options."""
+        """Give these options to episodes that begin from now on."""
         for each in self.stepped:
             each.env.offer(options)
 
     def on_device(self) -> list[tuple[slice, DeviceSteps]] | None:
-        """What steps each call's environments on a GPU, with their rows of the acting batch; None if some are stepped
-        by the host, or rollouts may be preempted."""
+        """For each call: its rows of the acting batch, and the object that steps its environments on a GPU. None if the
+        host steps some environments, or if rollouts may be preempted."""
         found = [(each.rows, steps) for each in self.stepped if (steps := each.env.on_device()) is not None]
         return found if len(found) == len(self.stepped) and not self._stepping.apart else None
 
@@ -135,8 +136,8 @@ class BatchEnvs:
         """ShardEnv.load_state_dict of all shards.
 
         Args:
-            states: by shard; perhaps from several processes, in which shards did not act together.
-            out: the place of the current observations of some rows of the acting batch.
+            states: by shard. They may come from several processes, in which the shards did not act together.
+            out: returns the memory for the current observations of some rows of the acting batch.
             heartbeat: called at every replayed step.
 
         Returns:

@@ -15,7 +15,7 @@ from lockstep.models.distributions import Distribution
 
 
 class TorchActor(SteppingActor):
-    """In a step, inference evaluates the policy, and the explorer makes actions of it and of noise."""
+    """Evaluates the policy with Inference in every step. The explorer makes actions from its output and noise."""
 
     def __init__(self, batch: ActingBatch, agent: Agent) -> None:
         super().__init__(batch)
@@ -40,7 +40,7 @@ class TorchActor(SteppingActor):
             batch.core_state = batch.core_state.clone()  # inference may have returned memory that it keeps
             batch.pad(self._policy)
         if self._knows_chances:
-            with arithmetic(self._model):  # actions may need less
+            with arithmetic(self._model):  # that of inference may replace fewer operations
                 rollout.log_prob.copy_(self._distribution.log_prob(self._policy, rollout.action))
         if rollout.policy is not None:
             rollout.policy.copy_(self._policy)

@@ -1,7 +1,7 @@
-"""Named array tuples: typed nested structures of arrays that are indexed through all fields at once.
+"""Named array tuples: typed nested structures of arrays whose fields are all indexed at once.
 
-A *structure* is an array (numpy or torch), None, a dict of structures, or an ArrayTuple. Functions here that
-take a structure also serve observations, which are either a single array or a dict.
+A *structure* is an array (numpy or torch), None, a dict of structures, or an ArrayTuple. Functions with a structure as
+argument also accept observations, which are either a single array or a dict.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLAIN = frozenset((Tensor, np.ndarray))
 
 
 class _FieldError(Exception):
-    """An error to which every enclosing field adds its name as the error propagates."""
+    """An error to which every enclosing field adds its name while the error propagates."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -40,7 +40,8 @@ class _FieldError(Exception):
 
 
 class StructureError(_FieldError, ValueError):
-    """Two structures do not match, or a structure holds something that is not an array. Names the field."""
+    """Two structures do not match, or a structure contains something that is not an array. The message names the
+    field."""
 
 
 class FieldIndexError(_FieldError, IndexError):
@@ -49,7 +50,7 @@ class FieldIndexError(_FieldError, IndexError):
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class ArrayTuple:
-    """Base class of named array tuples; a subclass declares its fields by annotations.
+    """Base class of named array tuples. A subclass declares its fields by annotations.
 
         class Step(ArrayTuple):
             obs: Any  # an array, or a dict of arrays
@@ -63,13 +64,13 @@ class ArrayTuple:
     `x[index]` indexes every array and returns the same type. As in numpy and torch, the result is a view if the index
     is basic (integers and slices) and a copy otherwise. To write, write to the arrays themselves.
 
-    Torch's pytree functions see the fields that are not None as children.
+    For torch's pytree functions, the fields that are not None are children.
 
     Raises:
         TypeError: fields are missing or unknown, at construction or in replace.
-        StructureError: (a ValueError) structures or shapes differ; the message begins with the field's dotted name.
-        FieldIndexError: (an IndexError) the index does not fit an array; the message begins with the field's dotted
-        name.
+        StructureError: (a ValueError) structures differ. The message begins with the field's dotted name.
+        FieldIndexError: (an IndexError) the index does not fit an array. The message begins with the field's dotted
+            name.
     """
 
     _fields: ClassVar[tuple[str, ...]] = ()
@@ -99,7 +100,7 @@ class ArrayTuple:
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{type(self).__name__}.{name} cannot be deleted")
 
-    # Otherwise iteration would fall back on __getitem__, along the first axis until some field ends.
+    # Otherwise iteration would use __getitem__ along the first axis until one of the fields ends.
     __iter__ = None
 
     def __getitem__(self, index: Any) -> Self:
@@ -117,11 +118,11 @@ class ArrayTuple:
         return result
 
     def map(self, fn: Callable[[Any], Any]) -> Self:
-        """Apply fn to every array; None stays None."""
+        """Apply fn to every array. None stays None."""
         return map_structure(fn, self)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, sharing the other arrays."""
+        """A copy with some fields changed. It shares the other arrays."""
         return type(self)(**{**self.__dict__, **changes})
 
     def leaves(self) -> list[Any]:
@@ -155,15 +156,15 @@ class ArrayTuple:
 
 
 def torch_type(dtype: Any) -> torch.dtype:
-    """Torch's type for one of numpy's."""
+    """The torch type that corresponds to a numpy type."""
     return torch.from_numpy(np.zeros(0, dtype)).dtype
 
 
 def map_structure(fn: Callable[..., Any], structure: Any, *rest: Any) -> Any:
-    """Apply fn to the corresponding arrays of one or more structures; None, dicts and types are kept.
+    """Apply fn to the corresponding arrays of one or more structures. None, dicts and types are kept.
 
     Raises:
-        StructureError: the structures differ, or hold something that is not an array.
+        StructureError: the structures differ or contain something that is not an array.
     """
     if rest:
         return _map_many(fn, (structure, *rest))
@@ -203,7 +204,7 @@ class Overlap(NamedTuple):
     current: Any
     """[T, ...]: all but the first entry."""
     previous: Any
-    """[T+1, ...]: the buffer itself; its first entry precedes the first step."""
+    """[T+1, ...]: the buffer itself. Its first entry precedes the first step."""
 
 
 def overlap(buffer: Any) -> Overlap:
@@ -212,7 +213,7 @@ def overlap(buffer: Any) -> Overlap:
 
 
 def to_numpy(structure: Any) -> Any:
-    """The same memory as numpy arrays. Tensors must be on the CPU, and of a dtype that numpy has."""
+    """The same memory as numpy arrays. Tensors must be on the CPU and have a dtype that numpy has."""
     return _map(lambda x: x.detach().numpy() if isinstance(x, Tensor) else x, structure)
 
 
@@ -283,7 +284,7 @@ def _take(x: Any, index: Any) -> Any:
 
 
 def _numpy_index(index: Any) -> Any:
-    """Convert tensors to arrays: numpy treats a tensor that holds one integer as that integer, whatever its shape."""
+    """Convert tensors to arrays. numpy would treat a tensor of one integer as this integer, regardless of its shape."""
     if isinstance(index, Tensor):
         return index.numpy(force=True)
     if isinstance(index, tuple):
@@ -328,7 +329,7 @@ def _complete(cls: type[ArrayTuple], fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flatten(x: Any) -> tuple[list[Any], tuple[str, ...]]:
-    # Torch's pytrees count None as a leaf, so every map would have to handle it: keep it in the context.
+    # For torch's pytrees, None is a leaf, which every map would have to handle. So the context keeps it.
     present = {name: value for name, value in x.__dict__.items() if value is not None}
     return list(present.values()), tuple(present)
 
@@ -354,7 +355,7 @@ def join_entries(obs: dict[str, np.ndarray], out: np.ndarray) -> None:
 
 
 def split_entries(joined: np.ndarray, out: dict[str, np.ndarray]) -> None:
-    """Write what join_entries wrote back to the entries: [..., D] -> [..., *shape] each."""
+    """The inverse of join_entries: [..., D] -> [..., *shape] each."""
     place = 0
     for key in sorted(out):
         size = math.prod(out[key].shape[joined.ndim - 1 :])

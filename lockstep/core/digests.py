@@ -1,4 +1,4 @@
-"""Digests of tensors, which ledgers and a run's `digest:` line hold."""
+"""Digests of tensors, for ledgers and a run's `digest:` line."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch import Tensor
 from lockstep.core.arrays import named_leaves
 
 _LARGE = 1 << 16
-"""Bytes from which hashing a piece by itself is faster than copying it together with others, or behind its header."""
+"""Bytes. From this size on, hashing a piece by itself is faster than copying it together with others or its header."""
 
 
 @functools.lru_cache(4096)
 def _header(dtype: Any, shape: tuple[int, ...]) -> bytes:
-    """The dtype, torch's or NumPy's, and the shape as text."""
+    """The dtype (torch's or NumPy's) and the shape as text."""
     name = dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
     return f"{name}{list(shape)}".encode()
 
 
 def _array(tensor: Tensor | np.ndarray) -> np.ndarray:
-    """The values of a tensor, those of bf16 as whole numbers, which NumPy knows. Small operations of NumPy take a fifth
-    of the time of torch's."""
+    """The values of a tensor. NumPy has no bf16, so its bits become int16. NumPy's small operations take a fifth of the
+    time that torch's take."""
     if isinstance(tensor, np.ndarray):
         return tensor
     held = tensor.detach() if tensor.is_cpu else tensor.detach().cpu()
@@ -35,19 +35,20 @@ def _array(tensor: Tensor | np.ndarray) -> np.ndarray:
 
 
 def _pieces(array: np.ndarray) -> Iterable[np.ndarray]:
-    """The values in logical (row-major) order, contiguous, in one piece or in several."""
+    """The values in logical (row-major) order, in one or more contiguous pieces."""
     if array.flags.c_contiguous:
         return (array,)
     if array[0].flags.c_contiguous and array[0].nbytes >= _LARGE:
-        # A shard's rows of every step, between those of other shards: copying them takes longer than hashing them.
+        # A shard's rows of every step lie between those of other shards. Copying them takes longer than hashing them.
         return array
     return (np.ascontiguousarray(array),)
 
 
 def fast_digest(tensor: Tensor | np.ndarray) -> str:
-    """XXH3-64 over dtype, shape and bytes, as 16 hex digits; equal for a tensor and its numpy view.
+    """XXH3-64 over dtype, shape and bytes, as 16 hex digits. It is equal for a tensor and its numpy view.
 
-    Memory layout does not matter: a channels-last tensor and its contiguous copy agree. -0.0 and 0.0 differ.
+    The memory layout does not matter: a channels-last tensor and its contiguous copy have equal digests. -0.0 and 0.0
+    differ.
     """
     return _digest(_header(tensor.dtype, tensor.shape), _array(tensor))
 
@@ -62,10 +63,10 @@ def _digest(header: bytes, array: np.ndarray) -> str:
 
 
 class Digests:
-    """Fast digests of arrays that stay where they are in memory, so that only their numbers are read each time.
+    """Fast digests of arrays that stay at their places in memory, so that only their numbers are read each time.
 
     Args:
-        arrays: by name. Tensors must lie in the host's memory.
+        arrays: by name. Tensors must be in the host's memory.
     """
 
     def __init__(self, arrays: Mapping[str, Tensor | np.ndarray]) -> None:
@@ -73,11 +74,11 @@ class Digests:
 
     @staticmethod
     def of(structure: Any) -> Digests:
-        """Those of every leaf of a tensor, a dict or an ArrayTuple, by its dotted name."""
+        """The Digests of all leaves of a tensor, a dict or an ArrayTuple, by their dotted names."""
         return Digests(dict(named_leaves(structure)))
 
     def __call__(self) -> dict[str, str]:
-        """The digests now, by name."""
+        """The current digests, by name."""
         return {name: _digest(header, array) for name, header, array in self._arrays}
 
 

@@ -1,4 +1,4 @@
-"""Counter-based randomness: a stream is a pure function of (seed, purpose, indices)."""
+"""Counter-based random numbers. A stream is a pure function of (seed, purpose, indices)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.random.bit_generator import ISeedSequence
 
 
 class _Key(ISeedSequence):
-    """Gives Philox its key. With its argument `key`, it would draw a seed from the system first, which takes longer
-    than all the rest."""
+    """Gives Philox its key. With the argument `key`, Philox would draw a seed from the system first, which takes longer
+    than everything else."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

@@ -1,4 +1,4 @@
-"""The schedule: which version collects which rollout, and which rollouts an iteration learns from.
+"""The schedule says which version collects which rollout, and which rollouts an iteration learns from.
 
 Version v is the state after v iterations. A scheme's lag k says that rollout i of every shard is collected with version
 max(0, i - k), and learned from in iteration i. None of this depends on timing. If timing decides instead
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from lockstep.config.settings import SettingsError
 
 Acting = tuple[tuple[int, int], ...]
-"""(step, version) for each version that acts in a rollout, from its first step on."""
+"""(first step, version) for each version that acts in a rollout, in order."""
 
 
 class LapId(NamedTuple):
-    """A shard's rollout by its lap: laps count the rollouts since buffers were allocated, so they choose the buffer."""
+    """A shard's rollout by its lap. Laps count rollouts since buffers were allocated, so they determine the buffer."""
 
     shard: int
     lap: int
@@ -33,7 +33,7 @@ class RolloutId(NamedTuple):
 
     @property
     def scheduled_lap(self) -> LapId:
-        """The lap that collects this rollout, unless timing decides: a schedule counts laps as it counts rollouts."""
+        """The lap that collects this rollout, unless timing decides. A schedule's laps have the numbers of rollouts."""
         return LapId(*self)
 
 
@@ -42,32 +42,34 @@ class Schedule:
     """Says which version collects each rollout, and which rollouts each iteration learns from."""
 
     lag: int
-    """The most versions that data may be behind."""
+    """The largest number of versions that data may be behind."""
     iterations: int
+    """Iterations of the whole run."""
     shards: int = 1
     by_shard: bool = False
     """Only used if timing decides. True (replay): a batch slot takes any number of rollouts, all from its own shard.
-    False: it takes exactly one rollout, from any shard."""
+    False: it takes exactly one rollout from any shard."""
 
     def check(self, timing_decides: bool) -> None:
-        """Raise SettingsError unless this schedule can be followed: a rollout must not wait for a version that learns
-        from that rollout."""
+        """Raise SettingsError unless this schedule can be followed. A rollout must not wait for a version that learns
+        from this rollout."""
         versions = [self.collects_with(i) for i in range(min(self.iterations, 10_000))]
         allowed = all(max(0, i - self.lag) <= version <= i for i, version in enumerate(versions))
         if timing_decides or not allowed or versions != sorted(versions):
             raise SettingsError(
                 f"The schedule {type(self).__qualname__} collects rollouts with the versions {versions[:8]} …. With "
                 f"scheme.lag={self.lag}, rollout i must be collected with a version from i - {self.lag} to i, later "
-                "rollouts with no older one, and no setting may let timing decide (lag or gradient_lag async, preempt)."
+                "rollouts with the same version or a newer one, and no setting may let timing decide (lag or "
+                "gradient_lag async, preempt)."
             )
 
     def iterations_from(self, start: int, stop_after: int | None = None) -> range:
-        """The iterations from start to the end of the run, or to stop_after if that comes first."""
+        """The iterations from `start` to the end of the run, or to stop_after if it comes first."""
         end = self.iterations if stop_after is None else min(self.iterations, stop_after)
         return range(start, end)
 
     def collects_with(self, rollout: int) -> int:
-        """The version that acts in a rollout; if timing decides, the oldest that may."""
+        """The version that acts in a rollout; if timing decides, the oldest version that may act."""
         return max(0, rollout - self.lag)
 
     def acting(self, rollout_id: RolloutId) -> Acting:
@@ -75,7 +77,7 @@ class Schedule:
         return ((0, self.collects_with(rollout_id.number)),)
 
     def noise(self, rollout_id: RolloutId) -> int | None:
-        """The number that seeds the model's noise in a rollout. None: the rollout's own."""
+        """The number that seeds the model's noise in a rollout. None: the rollout's own number."""
         return None
 
     def rollout_ids(self, iteration: int) -> list[RolloutId]:
@@ -101,14 +103,14 @@ class Recorded(Schedule):
 
     events: Sequence[Sequence[Mapping[str, Any]]] = ()
     """By iteration, in order of batch slots, as in the ledger: `shard`, `rollout`, the `versions` that acted in it, and
-    the number that seeded its `noise` if that is not its own. Empty if the lag is a number, which implies all of
-    this."""
+    the number that seeded its `noise` if this is not the rollout's own. Empty if the lag is a number, which determines
+    all of this."""
     origin: str = ""
-    """The run's folder."""
+    """The folder of the recorded run."""
     cuts: Sequence[Sequence[Sequence[int]]] = ()
     """By iteration: (shard, steps) of every rollout that was preempted, as in the ledger."""
     updates: Sequence[Sequence[tuple[int, int]]] = ()
-    """By iteration, in order: (slot, behind) of all updates, as in the ledger; empty if gradients are synchronous."""
+    """By iteration: (slot, behind) of all updates in order, as in the ledger. Empty if gradients are synchronous."""
 
     def iterations_from(self, start: int, stop_after: int | None = None) -> range:
         recorded = max(len(self.events), len(self.cuts), len(self.updates))
@@ -130,7 +132,7 @@ class Recorded(Schedule):
 
     @functools.cached_property
     def preempted_after(self) -> dict[RolloutId, int]:
-        """The steps of every rollout that was preempted."""
+        """By rollout that was preempted: its number of steps."""
         return {RolloutId(shard, i): steps for i, cuts in enumerate(self.cuts) for shard, steps in cuts}
 
     @functools.cached_property

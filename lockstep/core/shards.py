@@ -1,13 +1,13 @@
-"""Which process holds which shards. The shard is the unit of collecting, randomness and learning."""
+"""Assigns shards to processes. The shard is the unit of collecting, randomness and learning."""
 
 from __future__ import annotations
 
 
 def block(shards: int, workers: int, rank: int, groups: int = 1) -> range:
-    """The contiguous shards that worker `rank` of `workers` holds; sizes differ by at most one in a group.
+    """The contiguous shards that worker `rank` of `workers` holds. Sizes differ by at most one in a group.
 
     Args:
-        groups: into how many groups of equal size the workers are divided. Shards are divided among the groups first,
+        groups: how many groups of equal size the workers are divided into. Shards are divided among the groups first,
             so that the collectors of a group hold the same shards as its learners.
 
     >>> [list(block(4, 3, rank)) for rank in range(3)]
@@ -27,5 +27,5 @@ def block(shards: int, workers: int, rank: int, groups: int = 1) -> range:
 
 
 def holder(shards: int, workers: int, shard: int, groups: int = 1) -> int:
-    """The rank of the worker that holds a shard; groups as for block."""
+    """The rank of the worker that holds a shard. groups: as for block."""
     return next(rank for rank in range(workers) if shard in block(shards, workers, rank, groups))

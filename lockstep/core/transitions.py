@@ -1,4 +1,8 @@
-"""What is drawn from replay, and the minibatches that off-policy losses take."""
+"""Items that are drawn from replay, and the minibatches of off-policy losses.
+
+Shape legend: n items, K core state, Z numbers of noise, and for sequences L steps of burn-in, M steps that are learned
+from, N steps of a return.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,12 @@ from lockstep.core.arrays import ArrayTuple
 
 
 class Drawn(ArrayTuple):
-    """n items that were drawn from a replay memory, and not read yet."""
+    """n items that have been drawn from a replay memory, but not read yet."""
 
     time: Tensor
     """int64 [n]: the number of each item's first step."""
     environment: Tensor
-    """int64 [n]"""
+    """int64 [n]: the environment of each item in its shard."""
     rollout: Tensor | None
     """int64 [n]: the place of the rollout that a sequence begins with; None for single steps."""
     weight: Tensor
@@ -24,7 +28,7 @@ class Drawn(ArrayTuple):
     noise: Tensor | None
     """fp32 [Z], uniform in (0, 1): for losses and models that draw numbers."""
     deviation: Tensor | None
-    """fp32 [1]: what rewards are divided by."""
+    """fp32 [1]: the deviation of returns, by which rewards are divided."""
 
     def part(self, index: int | Tensor, of: int) -> Drawn:
         """As Transitions.part."""
@@ -38,16 +42,20 @@ class Drawn(ArrayTuple):
 class Transitions(ArrayTuple):
     """n items with a leading time axis of length 1. Each leads from a step to the step that it is bootstrapped from.
 
-    Losses may treat the steps of sequences as such, behind cores: then that axis is longer, and `weight` has it, too.
+    Losses may also treat the steps of sequences as items, with a core's outputs as observations. Then this axis is
+    longer, and `weight` has it, too.
     """
 
     obs: Any
+    """[1, n, ...]"""
     action: Tensor
+    """[1, n, *action_shape]"""
     reward: Tensor
     """fp32 [1, n]: discounted sum of the rewards in between."""
     discount: Tensor
-    """fp32 [1, n]: γ to the number of steps in between; 0 where the episode terminated."""
+    """fp32 [1, n]: γ to the power of the number of steps in between; 0 if the episode terminated."""
     next_obs: Any
+    """[1, n, ...]: the observations that are bootstrapped from."""
     weight: Tensor
     """fp32 [n]: importance weight, not yet divided by the largest of the minibatch."""
     valid: Tensor
@@ -59,7 +67,7 @@ class Transitions(ArrayTuple):
         """Part `index` of the items, which are split into this many equal parts.
 
         Args:
-            index: a number, or int64 [1] where the items are, which a CUDA graph can read.
+            index: a number, or int64 [1] on the items' device, which a CUDA graph can read.
         """
         if isinstance(index, Tensor):
             along = functools.partial(_selected, index=index, of=of)
@@ -84,7 +92,7 @@ class Sequences(ArrayTuple):
     obs: Any
     """[L+M+N, n, ...]"""
     start: Tensor
-    """bool [L+M+N, n]: obs_t is the first of its episode, before which the core's state is reset."""
+    """bool [L+M+N, n]: whether obs_t is the first of its episode, before which the core's state is reset."""
     prev_action: Tensor | None
     """[L+M+N, n, *action_shape], for models that see it."""
     prev_reward: Tensor | None
@@ -94,14 +102,14 @@ class Sequences(ArrayTuple):
     action: Tensor
     """[M, n, *action_shape]"""
     reward: Tensor
-    """fp32 [M, n]: discounted sum of the rewards up to where the return is bootstrapped."""
+    """fp32 [M, n]: discounted sum of the rewards before the step that the return is bootstrapped from."""
     discount: Tensor
-    """fp32 [M, n]: γ to the number of steps up to there; 0 where the episode terminated."""
+    """fp32 [M, n]: γ to the power of the number of steps until there; 0 if the episode terminated."""
     ahead: Tensor
-    """int64 [M, n]: that number of steps, N unless the episode ended before."""
+    """int64 [M, n]: this number of steps, N unless the episode ended before."""
     weight: Tensor
     """fp32 [n]: importance weight, not yet divided by the largest of the minibatch."""
     valid: Tensor
-    """bool [M, n]: False on steps that environments spent on resets."""
+    """bool [M, n]: False on reset steps."""
     noise: Tensor | None
     """fp32 [Z], uniform in (0, 1): for losses and models that draw numbers."""

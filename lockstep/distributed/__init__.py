@@ -1,1 +1,1 @@
-"""Computing with several processes: groups, shared memory, channels, and the tree that sums over shards."""
+"""Computation with several processes: groups, shared memory, channels, and the tree that sums over shards."""

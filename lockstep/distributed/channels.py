@@ -18,7 +18,8 @@ class Channels:
 
     role: Literal["collector", "learner"]
     index: int
-    """Among the processes of its role on this machine. The first learner speaks for all of them."""
+    """The number of this process among those of its role on this machine. Learner 0 serves all learners of the machine:
+    it sends versions and requests to the collectors."""
     collects: list[range]
     """The shards of each collector."""
     learns: list[range]
@@ -28,16 +29,17 @@ class Channels:
     rollouts: list[SharedMemory]
     """The buffers of each collector."""
     versions: SharedMemory
-    """The newest versions, written by the first learner."""
+    """The newest versions, written by learner 0."""
     admission: SharedMemory
-    """What free-running processes agree on; with preemption, how many shards are done."""
+    """The Admission of free-running processes; with preemption, the counts of SharedPreemption."""
 
     @property
     def collectors(self) -> int:
+        """The number of collectors on this machine."""
         return len(self.rollouts)
 
     def send(self, message: Any, to: int) -> None:
-        """Send to one process of the other role. This waits only if tens of messages are unread.
+        """Send to one process of the other role. This blocks only if tens of messages are unread.
 
         Raises:
             ConnectionError: that process is gone.
@@ -62,7 +64,7 @@ class Channels:
                     while self.peers[origin].poll():
                         messages.append((origin, self.peers[origin].recv()))
                 except (EOFError, OSError):
-                    if not messages:  # otherwise messages sent before count first
+                    if not messages:  # otherwise the caller handles earlier messages first
                         raise self._gone(origin) from None
         return messages
 
@@ -80,7 +82,7 @@ class Channels:
 
 
 def open_channels(context: Any, collects: list[range], learns: list[range]) -> tuple[list[Channels], list[Channels]]:
-    """The ends of all learners and of all collectors, to be made by the process that starts them.
+    """The ends of all learners and of all collectors. The process that starts them makes these.
 
     Args:
         collects: the shards of each collector.

@@ -1,11 +1,13 @@
-"""Memory of a GPU that other processes of the machine open: tensors pass between processes without the CPU's memory.
+"""GPU memory that other processes of the machine can open. Tensors pass between processes without the CPU's memory.
 
-The process that sends owns the memory, an Outbox; each process that reads it opens it, as an Inbox, by a handle of CUDA
-IPC. GPUs wait for each other by events. Callers' messages say that an event was recorded, since its process may have
-died before. A host can still wait in the driver until the owner's GPU has done what it began: when it copies what it
-read to the CPU, and when it closes memory, also to open more. If the owner dies meanwhile, whoever watches the
-processes has to kill this one. https://docs.pytorch.org/docs/stable/notes/multiprocessing.html has torch's rules: the
-owner keeps what it shares for as long as a reader has it open, and cannot open its own handles.
+The sending process owns the memory, an Outbox. Each reading process opens it as an Inbox, by a handle of CUDA IPC. GPUs
+wait for each other by events. Callers send a message after an event has been recorded, since its process may die
+before that. A reader's host can still wait in the driver until the owner's GPU has finished its work: when it copies a
+received tensor to the CPU, and when it closes memory, also to open new memory. If the owner dies meanwhile, the
+supervisor of the processes must kill the reader.
+
+https://docs.pytorch.org/docs/stable/notes/multiprocessing.html has torch's rules: the owner keeps shared memory as long
+as a reader has it open, and cannot open its own handles.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ from torch.multiprocessing import reductions
 from lockstep.system.output import print_line
 
 _COUNTERS = Path("/dev/shm")
-"""Where torch counts the readers of what a process shares, in files with the process's number in their names."""
+"""The folder of the files in which torch counts the readers of shared memory. Their names contain the number of the
+process that shares it."""
 
 _ENDING = 1.0
-"""Seconds between the end of a process's GPU memory and the end of its pipes, at most."""
+"""When a process ends, its pipes close at most this many seconds after its GPU memory is gone."""
 
 
 class EventHandle(NamedTuple):
@@ -40,14 +43,14 @@ class EventHandle(NamedTuple):
 
 
 class Attempt:
-    """Shares and opens memory as a trial: whatever goes wrong, there is another way."""
+    """Shares and opens memory as a trial. Errors are recorded and not raised, since there is another route."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        """What went wrong first."""
+        """The first error."""
 
     def __call__(self, act: Callable[..., Any], *given: Any, **options: Any) -> Any:
-        """Call a function. Returns None if that fails, or if something that it needs is lacking (None)."""
+        """Call a function. Returns None if it fails, or without a call if a positional argument is None."""
         try:
             return None if any(each is None for each in given) else act(*given, **options)
         except Exception as error:
@@ -56,11 +59,11 @@ class Attempt:
 
 
 def report_transfer(what: str, problem: str | None) -> None:
-    """Print how tensors pass from process to process.
+    """Print how tensors pass between processes.
 
     Args:
-        what: who passes what.
-        problem: why GPUs' memory cannot be opened; None if it can.
+        what: the beginning of the sentence: the processes, and what they send or get.
+        problem: why the memory of GPUs cannot be opened; None if it can.
     """
     route = (
         "from GPU to GPU (CUDA IPC)"
@@ -71,26 +74,27 @@ def report_transfer(what: str, problem: str | None) -> None:
 
 
 class Outbox:
-    """Memory on this process's GPU that others read. Its event says that the tensor in it is complete."""
+    """Memory on this process's GPU that others read. An event marks that the tensor in it is complete."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stored = _event(device)
         self._copied: list[torch.cuda.Event] = []
-        """Of each reader: recorded after it has copied the memory."""
+        """An event of each reader, which records it after it has copied the memory."""
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
 
     @property
     def stored(self) -> EventHandle:
-        """For each reader's Inbox."""
+        """The event that each reader's Inbox waits for."""
         return _handle(self._stored, self._device)
 
     def add_reader(self, copied: EventHandle) -> None:
-        """Wait for this reader, too, before the memory changes."""
+        """From now on, wait for this reader, too, before the memory changes."""
         self._copied.append(_opened(copied))
 
     def reserve(self, size: int) -> bool:
-        """Have memory for so many bytes. Returns whether it is new, so that readers need a handle."""
+        """Allocate memory for at least this many bytes if necessary. Returns whether it is new, so that readers need a
+        handle."""
         if size <= self._memory.numel():
             return False
         self._memory = torch.empty(size, dtype=torch.uint8, device=self._device)
@@ -101,7 +105,7 @@ class Outbox:
         return lend(self._memory)
 
     def put(self, data: Tensor) -> None:
-        """Store uint8 [n]. The caller knows that all readers have said that they copied what was there before."""
+        """Store uint8 [n]. Before, all readers must have announced that they copied the previous tensor."""
         stream = torch.cuda.current_stream(self._device)
         for copied in self._copied:
             stream.wait_event(copied)
@@ -110,7 +114,7 @@ class Outbox:
 
 
 class Inbox:
-    """Memory of another process's GPU, which may be this process's GPU, too."""
+    """Memory on another process's GPU, which may be this process's GPU, too."""
 
     def __init__(self, stored: EventHandle, device: torch.device) -> None:
         self._device = device
@@ -119,7 +123,7 @@ class Inbox:
 
     @property
     def copied(self) -> EventHandle:
-        """For the owner."""
+        """The event that the owner waits for."""
         return _handle(self._copied, self._device)
 
     def open(self, handle: Any) -> None:
@@ -127,7 +131,7 @@ class Inbox:
         self._memory = reductions.rebuild_cuda_tensor(*handle)
 
     def copy(self, into: Tensor) -> None:
-        """Copy what the owner has said to be stored into uint8 [n] on this process's GPU."""
+        """Copy the tensor that the owner has announced into uint8 [n] on this process's GPU."""
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._stored)
         into.copy_(self._memory[: into.numel()], non_blocking=True)
@@ -135,13 +139,13 @@ class Inbox:
 
 
 def lend(x: Tensor) -> Any:
-    """A handle of a GPU's tensor, for one process, which must open it. Its memory stays until then, and so must its
-    content."""
+    """A handle of a GPU's tensor for one process, which must open it. The memory is kept until then, and its content
+    must not change."""
     return reductions.reduce_tensor(x)[1]
 
 
 def copy_of(handle: Any, device: torch.device) -> Tensor:
-    """A copy of what another process lends, on this process's GPU. The GPU waits until the tensor is complete."""
+    """A copy, on this process's GPU, of a tensor that another process lends. The GPU waits until it is complete."""
     return reductions.rebuild_cuda_tensor(*handle).to(device, copy=True)
 
 
@@ -154,23 +158,24 @@ def opening_from(pipe: Connection) -> Iterator[None]:
         deadline = time.monotonic() + _ENDING
         try:
             while (left := deadline - time.monotonic()) > 0 and pipe.poll(left):
-                pipe.recv_bytes()  # it was sent before the end, and this process fails in any case
+                pipe.recv_bytes()  # drop messages that it sent before, since this process fails in any case
         except (EOFError, OSError):
             raise ConnectionError("Connection closed by peer") from error
         raise
 
 
 def collect() -> None:
-    """Free memory that was shared, and that no process has open any more."""
+    """Free shared memory that no process has open any more."""
     torch.cuda.ipc_collect()
 
 
 def counters(process: int) -> set[Path]:
-    """The files that torch keeps for a process, and would leave behind if it did not exit by itself; empty if it has
-    ended. Only those that it has mapped: containers that share /dev/shm may have processes of the same number.
+    """The files that torch keeps for a process, and leaves behind if the process is killed; empty if it has ended.
+    Contains only files that the process has mapped, since containers that share /dev/shm may have processes of the same
+    number.
 
     Args:
-        process: its number.
+        process: the number of the process.
     """
     try:
         lines = Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines()
@@ -181,14 +186,15 @@ def counters(process: int) -> set[Path]:
 
 
 def forget(files: Iterable[Path]) -> None:
-    """Delete the counters of a process that was killed, or ends at once without torch's cleaning up."""
+    """Delete the counters of a process that was killed or ends without torch's cleanup."""
     for file in files:
         with contextlib.suppress(OSError):
             file.unlink()
 
 
 def _event(device: torch.device) -> torch.cuda.Event:
-    """An event for other processes. It is recorded here, so that it exists on this device and may be waited for."""
+    """An event for other processes. It is recorded once, so that it exists on this device and processes can wait for
+    it."""
     event = torch.cuda.Event(interprocess=True)
     event.record(torch.cuda.current_stream(device))
     return event

@@ -1,4 +1,4 @@
-"""The processes that compute together, and how they exchange tensors."""
+"""Groups of processes that compute together and exchange tensors."""
 
 from __future__ import annotations
 
@@ -17,56 +17,59 @@ from torch.distributed.rendezvous import rendezvous
 from lockstep.distributed.shared_memory import SharedMemory
 
 _PATIENCE = timedelta(days=1)
+"""Timeout of gloo's operations."""
 MEETING = timedelta(minutes=15)
-"""Time that processes may take to find each other. A process that dies before that goes unnoticed."""
-
-
+"""Time that processes may take to find each other. If one dies before, the others notice only after this time."""
 SMALL = 65_536
-"""Up to this many bytes, an exchange takes a time that hardly depends on their number."""
+"""Bytes. The time of an exchange of at most this size hardly depends on the size."""
 
 
 class Group:
-    """One process alone; also the interface of larger groups."""
+    """A group of a single process, and the interface of larger groups."""
 
     rank = 0
     size = 1
     groups = 1
-    """Into how many groups the processes are divided, each with its own collectors (lockstep.core.shards.block)."""
+    """The number of groups that the processes are divided into, each with its own collectors
+    (lockstep.core.shards.block)."""
     shared: SharedMemory | None = None
-    """Memory that all map, for what learners do without waiting for each other; None if there can be none."""
+    """Memory that all processes map, for learners that do not wait for each other; None if they cannot share any."""
     collected: SharedMemory | None = None
-    """The same for collectors (lockstep.collectors.preemption)."""
+    """Memory that all processes map, for collectors (lockstep.collectors.preemption); None likewise."""
 
     def __init__(self) -> None:
         self.waited = 0.0
-        """Seconds spent exchanging with others, transfers included, since the counter was last set to 0."""
+        """Seconds spent in exchanges with other processes, including transfers, since this was last set to 0."""
         self.waiting = False
-        """Whether it does so now."""
+        """Whether this process is in such an exchange now."""
         self.on_devices = False
-        """Whether tensors of GPUs can be sent as they are. Otherwise only those of the CPU can."""
+        """Whether GPU tensors can be sent directly. Otherwise only CPU tensors can be sent."""
 
     def open_devices(self, device: torch.device) -> str | None:
-        """Send tensors of GPUs without the CPU's memory from now on, where all processes can. All of them call it.
+        """From now on, send GPU tensors without the CPU's memory, if all processes can. All of them must call this.
 
         Args:
-            device: this process computes on it, and the others on one of the same kind.
+            device: this process's device. The other processes compute on devices of the same kind.
 
         Returns:
-            why they cannot; None if they can, or if there is nothing to send from GPU to GPU.
+            Why the processes cannot do this; None if they can, or if nothing is sent from GPU to GPU.
         """
 
     def send(self, value: Tensor, to: int) -> None:
+        """Send a tensor to another rank, which receives it by recv."""
         raise AssertionError("a single process has no peer to send to")
 
     def recv(self, into: Tensor, origin: int) -> None:
+        """Receive a tensor of the same shape and type from another rank."""
         raise AssertionError("a single process has no peer to receive from")
 
     def exchange(self, value: Tensor, into: Tensor, peer: int) -> None:
+        """Send a tensor to a peer and receive one from it, which calls this, too. Their sizes may differ."""
         raise AssertionError("a single process has no peer")
 
     def swap(self, value: Tensor, peer: int) -> Tensor:
-        """Give a peer a tensor, and return the one of the same shape and type that it gives. That lies in memory which
-        the next exchange with this peer may overwrite."""
+        """Send a tensor to a peer, and return the peer's tensor of the same shape and type. The next exchange with this
+        peer may overwrite its memory."""
         into = torch.empty_like(value)
         self.exchange(value, into, peer)
         return into
@@ -87,10 +90,14 @@ class Group:
 
 
 def meeting_point(host: str, port: int = 0) -> tuple[Store, tuple[str, int]]:
-    """Where the processes of a GlooGroup find each other. The first process makes it, on its own host; the others join.
+    """The meeting point of the processes of a GlooGroup. The first process makes it on its own host, and the others
+    join.
 
     Args:
-        port: of the one to join; 0 makes one, on any free port.
+        port: the port of the meeting point to join; 0 makes one on any free port.
+
+    Returns:
+        The store, with its host and port.
     """
     store = dist.TCPStore(host, port, is_master=port == 0, wait_for_workers=False)  # type: ignore[attr-defined]
     return store, (host, store.port)
@@ -101,7 +108,7 @@ CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken
 
 
 class PeerGone(RuntimeError):
-    """Another process of the group is gone, or cannot be reached any more."""
+    """Another process of the group is gone or cannot be reached any more."""
 
 
 @contextmanager
@@ -116,11 +123,11 @@ def _noticing_losses() -> Iterator[None]:
 
 
 class GlooGroup(Group):
-    """Processes joined by torch.distributed's gloo backend, point to point.
+    """Processes connected point to point by torch.distributed's gloo backend.
 
-    Every operation fails instead of waiting when a peer is gone: gloo reports a closed connection at once. A peer that
-    is only slow (it evaluates, or writes to a busy disk) is waited for. The supervisor sees progress and decides
-    whether a peer stalls.
+    Every operation fails at once when a peer is gone, since gloo reports closed connections. Operations wait for a peer
+    that is only slow (it evaluates, or writes to a busy disk). The supervisor sees progress and decides whether a peer
+    stalls.
 
     Raises:
         RuntimeError: not all processes came within MEETING.

@@ -1,9 +1,8 @@
-"""A group of processes on one machine: pipes carry messages, and large tensors pass through shared memory.
+"""A group of processes on one machine. Pipes carry messages, and large tensors pass through shared memory.
 
-Several times as fast as sockets for large tensors, and even faster for the small ones that cheap environments exchange
-at every iteration. Tensors that both sides exchange pass through memory without receipts; others that are sent pass
-through the pipe if they are small. Tensors of GPUs pass through the GPUs' memory where all processes can open each
-other's.
+This is several times as fast as sockets for large tensors, and even faster for small tensors. Tensors that both sides
+exchange pass through shared memory without receipts. A tensor that one side sends passes through the pipe if it is
+small. GPU tensors pass through the GPUs' memory if all processes can open each other's.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from lockstep.system.children import allow_files
 from lockstep.system.machine import cores_of_the_run
 
 _SPIN = 100e-6
-"""Seconds that a process polls for an answer before it sleeps until it arrives: waking up takes about as long."""
+"""Seconds that a process polls for an answer before it sleeps. Waking up takes about as long."""
 _TENSOR, _STORED, _PLACED, _RECEIPT, _SWAPPED, _OBJECT = b"t", b"s", b"d", b"a", b"x", b"o"
-"""Kinds of messages: a tensor's bytes, the size of a tensor in shared memory, the same on a GPU with a handle if the
-memory is new, the receipt that it was taken out, an exchanged tensor in shared memory, and a pickled object."""
+"""Kinds of messages: a tensor's bytes; the size of a tensor in shared memory; the size of a tensor on a GPU, with a
+handle if the memory is new; the receipt of a stored tensor; an exchanged tensor in shared memory; a pickled object."""
 _ALIGNMENT = 64
-"""Of memory for exchanged tensors, in bytes."""
+"""Alignment of memory for exchanged tensors, in bytes."""
 _TRIAL = 4096
-"""Bytes that processes exchange before they trust each other's GPUs."""
+"""Bytes that processes exchange as a trial of GPU memory."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +49,22 @@ class Ends:
     size: int
     """Number of processes in the group."""
     pipes: dict[int, Connection]
-    """By the rank of the other process."""
+    """By the rank of the other process, as the memories below."""
     outgoing: dict[int, SharedMemory]
+    """Memory for large tensors that this process sends."""
     incoming: dict[int, SharedMemory]
+    """Memory for large tensors that the other process sends."""
     exchanged: dict[int, SharedMemory]
-    """What both processes of a connection write and read."""
+    """Memory that both processes of a connection write and read."""
     shared: SharedMemory
-    """Memory of all processes, for learners."""
+    """As Group.shared."""
     collected: SharedMemory
-    """Memory of all processes, for collectors."""
+    """As Group.collected."""
     groups: int = 1
-    """As of Group."""
+    """As Group.groups."""
 
     def close(self) -> None:
-        """Close them in the process that started the others, which does not need them."""
+        """Close the ends. The process that started the others calls this, since it does not need them."""
         of_pairs = (*self.outgoing.values(), *self.incoming.values(), *self.exchanged.values())
         memories = (*of_pairs, self.shared, self.collected)
         for end in (*self.pipes.values(), *memories):
@@ -71,11 +72,11 @@ class Ends:
 
 
 def join(context: Any, size: int, pairs: set[tuple[int, int]], groups: int = 1) -> list[Ends]:
-    """The connections among `size` processes, to be passed to them when they start.
+    """The ends of the connections among `size` processes, which are passed to them when they start.
 
     Args:
-        pairs: of ranks that communicate, in addition to rank 0, which communicates with all.
-        groups: as of Group.
+        pairs: pairs of ranks that communicate. Rank 0 communicates with all in any case.
+        groups: as Group.groups.
     """
     shared, collected = SharedMemory(), SharedMemory()
     ends = [Ends(rank, size, {}, {}, {}, {}, shared, collected, groups) for rank in range(size)]
@@ -90,9 +91,9 @@ def join(context: Any, size: int, pairs: set[tuple[int, int]], groups: int = 1) 
 
 
 class LocalGroup(Group):
-    """Processes of one machine, joined by pipes and shared memory.
+    """Processes of one machine, connected by pipes and shared memory.
 
-    Every operation fails instead of waiting when a peer is gone.
+    Every operation raises ConnectionError when a peer is gone.
     """
 
     def __init__(self, ends: Ends) -> None:
@@ -177,7 +178,7 @@ class LocalGroup(Group):
 
     def close(self) -> None:
         if self.on_devices:
-            with contextlib.suppress(ConnectionError):  # they have left
+            with contextlib.suppress(ConnectionError):  # peers may have ended
                 self._leave_devices()
         for peer in self._peers.values():
             peer.pipe.close()
@@ -186,7 +187,7 @@ class LocalGroup(Group):
                 memory.close()
 
     def _leave_devices(self) -> None:
-        """Close the others' memory, and free this process's once they have closed it."""
+        """Close the other processes' GPU memory, and free this process's when they have closed it."""
         for peer in self._peers.values():
             peer.inbox = None
             peer.put(None)
@@ -213,7 +214,7 @@ class _Peer:
         self.outbox: Outbox | None = None
         self.inbox: Inbox | None = None
         self._free = True
-        """Whether the last stored tensor has been taken out."""
+        """Whether the other process has read the last stored tensor."""
         self._swaps = 0
         """Tensors exchanged so far."""
         self._unread: deque[bytes] = deque()
@@ -256,19 +257,19 @@ class _Peer:
         else:
             assert message[:1] == _STORED and int.from_bytes(message[1:], "little") == data.numel()
             data.copy_(self._incoming.at_least(data.numel())[: data.numel()])
-        with contextlib.suppress(OSError):  # it may have ended after its last message
+        with contextlib.suppress(OSError):  # the sender may have ended after its last message
             self.pipe.send_bytes(_RECEIPT)
 
     def swap(self, data: Tensor, size: int) -> Tensor:
-        """Exchange the bytes of tensors through memory for two of each side, and return those of the other process.
-        They stay there until the next exchange begins. No receipt is needed: a process that begins the next one has
-        read these, and only the one after that overwrites them.
+        """Exchange the bytes of tensors through shared memory with two places for each side. Returns the other
+        process's bytes, which are valid until the next exchange begins. No receipt is needed: a process that begins the
+        next exchange has read these bytes, and only the exchange after that overwrites them.
 
         Args:
-            size: how many the other process gives.
+            size: how many bytes the other process sends.
         """
-        if (larger := max(data.numel(), size)) > self._places.size:  # for both processes alike
-            self._meet()  # the other one has read what will lie elsewhere
+        if (larger := max(data.numel(), size)) > self._places.size:  # the same in both processes
+            self._meet()  # now the other process has read the old places
             self._places.grow(larger)
         place, self._swaps = self._swaps % 2, self._swaps + 1
         self._places.own[place, : data.numel()] = data.numpy()
@@ -276,13 +277,14 @@ class _Peer:
         return torch.from_numpy(self._places.others[place, :size])
 
     def _meet(self) -> None:
-        """Wait until the other process does."""
+        """Wait until the other process calls this, too."""
         self._write(_SWAPPED)
         message = self._next()
         assert message == _SWAPPED
 
     def offer_device(self, device: torch.device, rank: int) -> tuple[EventHandle, Any]:
-        """Make memory for what is sent to the other process, with its sender's rank in it, and let it be opened."""
+        """Allocate GPU memory for tensors that are sent to the other process, and store this process's rank in it.
+        Returns the event and the handle that the other process needs to open it."""
         self.outbox = Outbox(device)
         self.outbox.reserve(_TRIAL)
         offer = self.outbox.stored, self.outbox.handle()
@@ -290,7 +292,7 @@ class _Peer:
         return offer
 
     def open_device(self, device: torch.device, offer: tuple[EventHandle, Any]) -> EventHandle:
-        """Open the other process's memory. Returns what its owner has to wait for."""
+        """Open the other process's memory. Returns the event that its owner waits for."""
         stored, handle = offer
         self.inbox = Inbox(stored, device)
         self.inbox.open(handle)
@@ -301,13 +303,13 @@ class _Peer:
         self.outbox.add_reader(copied)
 
     def try_device(self, device: torch.device, rank: int) -> None:
-        """Raise RuntimeError unless the other process's rank arrives."""
+        """Raise RuntimeError if the other process's memory does not contain its rank."""
         if self.inbox is None:
             return
         into = torch.empty(_TRIAL, dtype=torch.uint8, device=device)
         self.inbox.copy(into)
         if (into.cpu() != rank % 256).any():
-            raise RuntimeError("memory of another process's GPU holds other numbers than it stored")
+            raise RuntimeError("memory of another process's GPU does not contain the numbers that the process stored")
 
     def put(self, value: Any) -> None:
         self._write(_OBJECT + pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
@@ -350,7 +352,7 @@ class _Peer:
 
 
 class _Buffer:
-    """Shared memory for a large tensor, mapped as far as it has been needed."""
+    """Shared memory for a large tensor, mapped up to the largest size that was needed."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory, self._mapped = memory, torch.empty(0, dtype=torch.uint8)
@@ -363,10 +365,10 @@ class _Buffer:
 
 
 class _Places:
-    """Shared memory for two tensors of each of two processes.
+    """Shared memory with places for two tensors of each of two processes.
 
     Args:
-        own: which of them this process is.
+        own: the number of this process, 0 or 1.
     """
 
     def __init__(self, memory: SharedMemory, own: int) -> None:
@@ -374,10 +376,10 @@ class _Places:
         self.size = 0
         """Bytes of a place."""
         self.own = self.others = np.empty((2, 0), np.uint8)
-        """uint8 [2, size] of each process."""
+        """uint8 [2, size]: the places of this process and of the other one."""
 
     def grow(self, least: int) -> None:
-        """Map places of at least this many bytes. They lie elsewhere then."""
+        """Map places of at least this many bytes. Their addresses change."""
         self.size = -(-max(least, SMALL) // _ALIGNMENT) * _ALIGNMENT
         both = self._memory.map(lambda arena: arena.zeros((2, 2, self.size), torch.uint8)).numpy()
         self.own, self.others = both[self._own], both[1 - self._own]

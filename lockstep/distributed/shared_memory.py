@@ -1,4 +1,4 @@
-"""Memory that processes share, and that the system frees with the last of them, however they end.
+"""Memory that processes share. The system frees it when the last of them ends in any way.
 
 It has no name in a file system, so it cannot be left behind, and the limits of /dev/shm do not apply to it.
 """
@@ -21,22 +21,22 @@ import torch
 from torch import Tensor
 
 _ALIGNMENT = 64
-"""Alignment in bytes of torch's own allocations: kernels may choose their code path by alignment."""
+"""Alignment of torch's own allocations, in bytes. Kernels may choose their code path by alignment."""
 
 
 class Arena:
     """Allocates tensors from one buffer, one after the other. Without a buffer it only counts their bytes.
 
-    Processes that ask for the same tensors in the same order get the same memory.
+    Processes that allocate the same tensors in the same order from shared memory get the same memory.
     """
 
     def __init__(self, buffer: Tensor | None = None) -> None:
         self._buffer = buffer
         self.size = 0
-        """Bytes given out so far."""
+        """Bytes allocated so far."""
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        """The next tensor. Fresh memory is zero; nothing is cleared here."""
+        """Allocate the next tensor. New memory is zero. This does not clear used memory."""
         begin = -(-self.size // _ALIGNMENT) * _ALIGNMENT
         self.size = begin + math.prod(shape) * dtype.itemsize
         if self._buffer is None:
@@ -45,7 +45,7 @@ class Arena:
 
 
 class PrivateArena(Arena):
-    """Allocates tensors of this process alone; pinned ones can be copied to a GPU while it computes."""
+    """Allocates private tensors of this process. Pinned tensors can be copied to a GPU while it computes."""
 
     def __init__(self, *, pinned: bool = False) -> None:
         super().__init__()
@@ -58,7 +58,8 @@ class PrivateArena(Arena):
 class SharedMemory:
     """An anonymous file, passed to child processes when they start (as an argument of Process).
 
-    The process that starts them need not know its size: each process maps as much as it needs, and the file grows.
+    The process that starts them need not know the file's size: each process maps as much as it needs, and the file
+    grows.
     """
 
     _descriptor = -1
@@ -69,9 +70,14 @@ class SharedMemory:
         self._descriptor = descriptor
 
     def map(self, layout: Callable[[Arena], Any], *, pinned: bool = False) -> Any:
-        """Map the tensors that layout allocates from an arena; every process must give the same layout.
+        """Map the tensors that `layout` allocates from an arena. Every process must use the same layout.
 
-        pinned: whether this process will copy it to and from a GPU.
+        Args:
+            layout: allocates the tensors; it is called twice.
+            pinned: whether to pin the memory, for copies to and from a GPU.
+
+        Returns:
+            The result of layout.
         """
         count = Arena()
         layout(count)
@@ -92,7 +98,7 @@ class SharedMemory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes that call this out; the lock disappears with the process."""
+        """Hold a lock that excludes other processes. The system releases it when the process ends."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
             yield
@@ -100,7 +106,7 @@ class SharedMemory:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the file; existing mappings stay."""
+        """Close the file. Existing mappings stay valid."""
         descriptor, self._descriptor = self._descriptor, -1  # first, since two threads may close it at the same time
         if descriptor >= 0:
             os.close(descriptor)
@@ -113,24 +119,24 @@ class SharedMemory:
 
 
 class PrivateMemory:
-    """Memory of one process, which its threads use as processes use SharedMemory."""
+    """Memory of one process, with the interface of SharedMemory for its threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def map(self, layout: Callable[[Arena], Any]) -> Any:
-        """New tensors, as layout allocates them."""
+        """Allocate new tensors with layout."""
         return layout(PrivateArena())
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other threads that call this out."""
+        """Hold a lock that excludes other threads."""
         with self._lock:
             yield
 
 
 class SharedCounts:
-    """Whole numbers, initially 0, that processes share; passed to them like SharedMemory."""
+    """Whole numbers, initially 0, that processes share. They are passed to processes like SharedMemory."""
 
     def __init__(self, count: int, memory: SharedMemory | None = None) -> None:
         self._memory = SharedMemory() if memory is None else memory
@@ -138,7 +144,7 @@ class SharedCounts:
         """Read and write them by index."""
 
     def close(self) -> None:
-        """Pass it to no more processes; existing mappings stay."""
+        """Close the file, so that no more processes can get it. Existing mappings stay valid."""
         self._memory.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
-"""Sums over all shards with one binary tree, whose shape depends on the number of shards alone.
+"""Sums over all shards with one binary tree. The shape of the tree depends only on the number of shards.
 
-Floating-point addition is commutative but not associative: a sum's bits depend on its parentheses, not on which process
-computes it. With the parentheses fixed to a complete binary tree over the S slots, the sum is the same on 1, 2, … S
-processes. A process adds up the complete subtrees inside its block; only these partial sums travel."""
+Floating-point addition is commutative but not associative: a sum's bits depend on its parentheses, not on the process
+that computes it. The parentheses form a complete binary tree over the S slots, so the sum is the same on 1, 2, … S
+processes. A process adds up the complete subtrees inside its block, and sends only these partial sums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.distributed.groups import SMALL, Group
 
 
 def partners(shards: int, workers: int, groups: int = 1) -> set[tuple[int, int]]:
-    """Pairs of workers that exchange partial sums; groups as of Group."""
+    """Pairs of workers that exchange partial sums. groups: as Group.groups."""
     if _halves(shards, workers):
         return {(rank, rank ^ (1 << level)) for rank in range(workers) for level in range(workers.bit_length() - 1)}
     pairs, size = set(), 2
@@ -31,18 +31,18 @@ def _halves(shards: int, workers: int) -> bool:
 
 
 def complete(shards: range) -> bool:
-    """Whether consecutive shards are all those of one node of the tree."""
+    """Whether these consecutive shards are exactly the leaves of one node of the tree."""
     count = len(shards)
     return count & (count - 1) == 0 and shards.start % count == 0
 
 
 class TreeSum:
-    """Reduces one tensor per shard to a global sum, known to every process of the group."""
+    """Reduces one tensor per shard to a global sum in every process of the group."""
 
     def __init__(self, shards: int, group: Group) -> None:
         self.shards, self.group = shards, group
         self.kept: dict[int, Tensor] = {}
-        """State per shard of a tree that does more than add. Checkpoints hold it; here it is empty."""
+        """State per shard of subclasses that do more than add. Checkpoints contain it. Here it is empty."""
         self._block = block(shards, group.size, group.rank, group.groups)
         self._subtrees: list[tuple[int, int, Tensor]] = []
         self._halving = _halves(shards, group.size)
@@ -53,7 +53,7 @@ class TreeSum:
         self.push_sum(shard, value, 1)
 
     def push_sum(self, shard: int, value: Tensor, size: int) -> None:
-        """Like push, but for the sum over a complete subtree of so many shards, which begins with this one."""
+        """As push, for the sum over a complete subtree of `size` shards, which begins with this shard."""
         assert shard in self._block
         self._subtrees.append((shard, size, value))
         while len(self._subtrees) > 1:
@@ -72,7 +72,7 @@ class TreeSum:
             subtrees = {place: value.cpu() for place, value in subtrees.items()}
         if self._halving:
             (total,) = subtrees.values()
-            # Two processes send as much either way. On GPUs messages take longer than copies do.
+            # Two processes send the same amount either way. On GPUs, messages take longer than copies.
             whole = self.group.size == 2 or total.nbytes <= SMALL or total.device.type != "cpu"
             return self._double(total) if whole else self._halve_and_double(total)
         like = next(iter(subtrees.values()))
@@ -86,18 +86,19 @@ class TreeSum:
         return self.finish()
 
     def _double(self, total: Tensor) -> Tensor:
-        """Equal power-of-two blocks, and two processes, few numbers or GPUs: at each level of the tree partners swap
-        their sums, and both add them up. That takes half as many exchanges."""
+        """For equal power-of-two blocks of two processes, small tensors, or GPUs. At each level of the tree, partners
+        swap their sums, and both add them up. This takes half as many exchanges as _halve_and_double."""
         group, own, distance = self.group, total.view(-1), 1
         while distance < group.size:
             incoming = group.swap(own, group.rank ^ distance)
             left, right = (incoming, own) if group.rank & distance else (own, incoming)
-            torch.add(left, right, out=own)  # of two NaNs, the left one remains
+            torch.add(left, right, out=own)  # in this order, since the sum of two NaNs has the bits of the left one
             distance *= 2
         return total
 
     def _halve_and_double(self, total: Tensor) -> Tensor:
-        """Equal power-of-two blocks: at each level of the tree partners swap halves, so 2N numbers travel in all."""
+        """For equal power-of-two blocks. At each level of the tree, partners swap halves, so a process sends fewer than
+        2N numbers in all."""
         group, flat = self.group, total.view(-1)
         low, high = 0, flat.numel()
         spans = []
@@ -110,7 +111,7 @@ class TreeSum:
             group.exchange(flat[give[0] : give[1]], incoming, group.rank ^ distance)
             own = flat[keep[0] : keep[1]]
             left, right = (incoming, own) if group.rank & distance else (own, incoming)
-            torch.add(left, right, out=own)  # of two NaNs, the left one remains
+            torch.add(left, right, out=own)  # in this order, as in _double
             spans.append((keep, give, distance))
             low, high = keep
             distance *= 2
@@ -119,8 +120,8 @@ class TreeSum:
         return total
 
     def _climb(self, start: int, size: int, subtrees: dict[tuple[int, int], Tensor], like: Tensor) -> Tensor | None:
-        """Blocks of any size: the process that holds a node's first shard forms the node's sum. All processes walk the
-        same tree in the same order, so no two can wait for each other."""
+        """For blocks of any size. The process that holds a node's first shard computes the node's sum. All processes
+        walk the same tree in the same order, so they cannot deadlock."""
         if (start, size) in subtrees:
             return subtrees[start, size]
         workers, groups = self.group.size, self.group.groups

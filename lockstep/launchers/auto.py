@@ -1,7 +1,7 @@
-"""The layout of a run whose user names none: a rule over the experiment and the machine.
+"""Chooses the layout of a run if the user names none, by a rule over the experiment and the machine.
 
-No layout changes a result (unless timing decides, which the user then asked for), so the rule is about speed alone. It
-never takes a GPU, which gives different bits than a CPU, a cluster, or a launcher of a user's own: these must be named.
+No layout changes a result (unless the user's scheme lets timing decide), so the rule only concerns speed. It never
+chooses a GPU, which gives other bits than a CPU, or a cluster, or a user's launcher. The user must name these.
 """
 
 from __future__ import annotations
@@ -30,29 +30,30 @@ from lockstep.system.machine import cores
 from lockstep.system.output import print_line
 
 _CALL = 1e-3
-"""Seconds that one shard's small network takes for a forward pass, or for a gradient, about."""
+"""Approximate seconds of a forward pass or gradient of one shard's small network."""
 _KERNELS = 0.2
-"""Share of that time which lockstep's kernels take, about."""
+"""Approximate share of this time that lockstep's kernels take."""
 _PICTURE = 1e-3
-"""Seconds that a sample takes in all, if a convolution learns from it, about."""
+"""Approximate total seconds per sample, if a convolution learns from it."""
 _CONVOLUTIONS = ("impala", *(name for name, each in IMAGE_ENCODERS.items() if each.costly))
-"""Encoders that cost so much."""
+"""Encoders that take this time."""
 _SHARED = 5e6
-"""Products of a gradient step, in the hidden layers and the core of one network, from which on processes share it with
-gain, if kernels compute it. On two cores: PPO on HalfCheetah has 0.3e6 and is a tenth slower with two processes,
-CartPole with minibatches of 1,024 has 4e6 and is as fast, SAC with 256 units has 17e6 and is half as fast again."""
+"""The least number of products in a gradient step, in the hidden layers and the core of one network, from which several
+processes are faster than one, if kernels compute it. On two cores: PPO on HalfCheetah has 0.3e6 and is a tenth slower
+with two processes, CartPole with minibatches of 1,024 has 4e6 and is as fast, and SAC with 256 units has 17e6 and is
+1.5 times as fast."""
 _GATES = {"gru": 3, "lstm": 4}
-"""How many gates those cores have that kernels compute."""
+"""The number of gates of each recurrent core that kernels compute."""
 _LONG = 10.0
-"""Seconds from which on a run is worth the start of several processes: two take a few seconds to import torch, and save
-at most half of the time that follows."""
+"""Seconds. Several processes start only for a run that takes at least this long: two take a few seconds to import
+torch, and save at most half of the remaining time."""
 _FILE = "layouts.json"
 """Layouts that lockstep tune found, by experiment and machine."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A layout, and why it is the one."""
+    """A layout, and why it was chosen."""
 
     layout: Layout
     reason: str
@@ -67,15 +68,15 @@ def choose(
     starts: bool = True,
     tuned: Layout | None = None,
 ) -> Choice:
-    """The fastest layout, as far as a rule can tell.
+    """The layout that is probably the fastest.
 
     Args:
-        experiment: of valid settings.
-        available: cores.
-        iterations: that will be run; by default, all of the experiment's.
-        repeats: whether a record says what timing decided, where it decides.
+        experiment: an experiment with valid settings.
+        available: the number of cores.
+        iterations: the number of iterations that will be run; by default, all of the experiment's.
+        repeats: whether the run repeats recorded decisions of timing.
         starts: whether this program can start processes.
-        tuned: what lockstep tune found for this experiment on this machine.
+        tuned: the layout that lockstep tune found for this experiment on this machine.
     """
     scheme = experiment.scheme
     shards = scheme.shards
@@ -103,8 +104,8 @@ def choose(
 
 
 def seconds(experiment: Experiment, iterations: int | None = None, *, kernels: bool = False) -> float:
-    """Seconds that the experiment takes in one process, within a factor of five or so: the time of calls for small
-    networks, of samples for large ones.
+    """Seconds that the experiment takes in one process, within a factor of about five. For small networks this is the
+    time of calls, and for large ones the time of samples.
 
     Args:
         kernels: whether lockstep.kernels compute it.
@@ -120,8 +121,8 @@ def seconds(experiment: Experiment, iterations: int | None = None, *, kernels: b
 
 
 def _too_small_to_share(experiment: Experiment) -> bool:
-    """Whether processes would exchange gradients for longer than they save, if kernels compute these. Environments that
-    are stepped in Python are worth a second process anyway."""
+    """Whether exchanging gradients would take processes longer than they save, if kernels compute the gradients. For
+    environments that are stepped in Python, a second process always pays."""
     model = experiment.model
     if not (isinstance(model, TrunkConfig) and model.encoder in ("mlp", "auto") and _steps_natively(experiment)):
         return False
@@ -140,7 +141,7 @@ def _steps_natively(experiment: Experiment) -> bool:
 
 
 def _has_kernels(experiment: Experiment) -> bool:
-    """Whether kernels compute it, in the environment that it names."""
+    """Whether kernels compute the experiment in its environment."""
     if experiment.precision != "portable":
         return False
     try:
@@ -152,12 +153,12 @@ def _has_kernels(experiment: Experiment) -> bool:
 def chosen(
     layout: Layout, experiment: Experiment, *, iterations: int | None = None, repeats: bool = False, say: bool = True
 ) -> Layout:
-    """The layout itself, unless it is auto: then the one for the experiment on this machine, with auto's options.
+    """The user's layout; if it is auto, the one that is chosen for the experiment on this machine, with auto's options.
 
     Args:
-        layout: as the user gave it.
-        iterations, repeats: as of choose.
-        say: whether to print which one it is.
+        layout: the user's layout.
+        iterations, repeats: as for choose.
+        say: whether to print the chosen layout.
     """
     if not layout.is_auto:
         return layout
@@ -175,7 +176,7 @@ def chosen(
 
 
 def with_options(layout: Layout, options: Layout) -> Layout:
-    """A chosen layout with the options of auto."""
+    """A chosen layout with the options of an auto layout."""
     places = ("launcher_name", "workers", "collectors", "learners", "device")
     given = {f.name: getattr(options, f.name) for f in dataclasses.fields(Layout) if f.name not in places}
     changed = {name: value for name, value in given.items() if value != getattr(Layout, name)}
@@ -183,7 +184,7 @@ def with_options(layout: Layout, options: Layout) -> Layout:
 
 
 def _can_start_processes() -> bool:
-    """Whether a new process can import this program again, without running all of it."""
+    """Whether a new process can import this program without running all of it."""
     if multiprocessing.current_process().daemon:
         return False
     file = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -196,7 +197,8 @@ def _can_start_processes() -> bool:
 
 
 def remember(experiment: Experiment, layout: Layout) -> Path | None:
-    """Keep what lockstep tune found, for auto to choose it; None if it cannot be kept."""
+    """Store the layout that lockstep tune found, so that auto chooses it. Returns the file; None if it cannot be
+    written."""
     path, key = _file(), _key(experiment)
     if key is None:
         return None
@@ -209,8 +211,8 @@ def remember(experiment: Experiment, layout: Layout) -> Path | None:
 
 
 def remembered(experiment: Experiment) -> Layout | None:
-    """What lockstep tune found for this experiment, of any seed and length, on this machine's CPU. A layout with GPUs
-    is not taken without being asked for: it gives different bits."""
+    """The layout that lockstep tune found for this experiment, with any seed and length, on this machine. A layout with
+    GPUs is ignored: it gives other bits, so users must name it."""
     path = _file()
     known = _known(path)
     text = known.get(_key(experiment) or "") if known else None
@@ -235,7 +237,7 @@ def _known(path: Path) -> dict[str, Any]:
 
 
 def _key(experiment: Experiment) -> str | None:
-    """The experiment without what does not matter to speed, the machine, and the cores that this process may use."""
+    """A hash of the settings that affect speed, of the machine, and of the cores that this process may use."""
     try:
         env = envs.resolve(experiment.env)
     except SettingsError:

@@ -1,4 +1,4 @@
-"""Runs in the calling process."""
+"""Runs everything in the calling process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lockstep.training.job import Job, Result
 
 
 def run_inline(work: Work, job: Job) -> Result:
-    """Run everything in the calling process, where a debugger can step through it."""
+    """Run everything in the calling process, so that a debugger can step through it."""
     status, fail = RunStatus(), stall_handler()
     stall_timeout, environments = job.layout.stall_timeout, job.environments_each
     watching = contextlib.nullcontext() if fail is None else watched(fail, status, stall_timeout, None, environments)
     with stopping_on_signals(status), watching:
         result = work(job, WorkerContext(), status)
-    assert result is not None, "learners return one"
+    assert result is not None, "learners return a result"
     return result

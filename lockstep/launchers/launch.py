@@ -1,4 +1,4 @@
-"""Starts runs: train() makes a run's folder, resume() continues in one, and both start processes as the layout says."""
+"""Starts runs. train() makes a run's folder, resume() continues in one, and both start the layout's processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def train(
         options: the run's folder and display; a text or a path is the run's folder.
         stop_after: end after this many iterations, without changing the schedules that total_steps defines.
         on_iteration: a function that is called with a lockstep.training.callbacks.Progress after every iteration, in
-            the process that records the run, or a lockstep.Callback. Default: what options.callback names.
+            the process that records the run, or a lockstep.Callback. Default: the callback that options.callback names.
+
+    Returns:
+        The result of the run.
 
     Raises:
         SettingsError: settings contradict each other, or something that they need is missing.
@@ -82,7 +85,7 @@ def launch(
     _check_callback(on_iteration, options, layout)
     begun_with = warm_start.weights(experiment, weights) if layout.launcher.leads else {}
     here = (layout.launcher.one_process or asked.is_auto) and recorded is None and not is_unattended()
-    if here or begun_with:  # like learn, but before the folder exists
+    if here or begun_with:  # the learner checks this, too, but only after the folder exists
         check_model(experiment, begun_with, new=here)
     if layout.launcher.leads and weights is None and recorded is None:  # not for a repetition
         warn_before_run(experiment, layout, options)
@@ -106,13 +109,16 @@ def resume(
     stop_after: int | None = None,
     on_iteration: CallbackLike | None = None,
 ) -> Result:
-    """Continue a stopped or killed run from its newest checkpoint, exactly: the run ends with the same digest and
-    ledger as without the interruption.
+    """Continue a stopped or killed run exactly from its newest checkpoint: the run ends with the same digest and ledger
+    as without the interruption.
 
     Args:
-        layout: as for train; it may differ from before. Default: what the run was started with; if that was auto, and
-            timing decides nothing, auto chooses anew.
-        checkpoint: latest (also None), best, or an iteration. Newer ones are renamed to `<name>.superseded`.
+        run: the run's folder.
+        layout: as for train; it may differ from before. Default: the layout that the run was started with. If this was
+            auto, and timing decides nothing, auto chooses again.
+        options: the display; default: the run's options.
+        checkpoint: "latest" (also None), "best", or an iteration. Newer ones are renamed to `<name>.superseded`.
+        stop_after: as for train.
         on_iteration: as for train.
 
     Raises:
@@ -125,7 +131,7 @@ def resume(
     folder = RunFolder.open(run)
     if (folder.path / "replay.json").exists():
         raise SettingsError(
-            f"{folder.path} repeats another run and ended where that run did: there is nothing to resume. Resume the "
+            f"{folder.path} repeats another run and ended at the same iteration, so it cannot be resumed. Resume the "
             "run that its replay.json names."
         )
     experiment, options = folder.experiment(), options or folder.options()
@@ -139,8 +145,8 @@ def resume(
         begin = iteration_of(path)
         if layout.launcher.leads and begin == experiment.iterations:
             print_line(
-                f"{folder.path} has all of its {begin} iterations. To continue learning in a new run: lockstep "
-                f"train {folder.path} --warm-start.run {folder.path} --total-steps STEPS",
+                f"{folder.path} has completed all of its {begin} iterations. To continue learning in a new run: "
+                f"lockstep train {folder.path} --warm-start.run {folder.path} --total-steps STEPS",
                 sys.stderr,
             )
         elif layout.launcher.leads:
@@ -150,7 +156,7 @@ def resume(
 
 
 def _join_others(layout: Layout) -> None:
-    """Take part in a run of several processes if srun has started this one."""
+    """Set torchrun's variables if srun has started this process as one of several."""
     if layout.copies > 1 or layout.launcher.started_externally:
         take_part()
 
@@ -167,7 +173,7 @@ def _check_callback(on_iteration: CallbackLike | None, options: RunOptions, layo
 
 
 def _writing(folder: RunFolder, layout: Layout) -> AbstractContextManager[None]:
-    """Hold the run's lock, in the process that prepares its folder."""
+    """Hold the run's lock in the process that prepares its folder."""
     return folder.locked() if layout.launcher.leads else contextlib.nullcontext()
 
 

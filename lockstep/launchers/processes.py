@@ -1,4 +1,4 @@
-"""Runs in child processes of this one, which watches them and reports why a run failed."""
+"""Runs in child processes. This process watches them and reports why a run failed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lockstep.training.context import RunStatus, Work, WorkerContext
 from lockstep.training.job import Job, Result
 
 _EXPLAINING = 2.0
-"""Seconds that another process has to report the cause of a broken connection, or of a stall."""
+"""Seconds that other processes have to report the cause of a broken connection or of a stall."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,23 +39,23 @@ class WorkerSpec:
     """A process to be started."""
 
     name: str
-    """For people."""
+    """The name in messages to the user."""
     ends: Ends | None = None
     """Its connections to the other learners."""
     channels: Channels | None = None
     """Its connections to the other role, in a split layout."""
     meeting: Meeting | None = None
-    """Where it meets the other learners, if they are in several groups that torchrun or srun started."""
+    """Its connection to the other learners, if they are in several groups that torchrun or srun started."""
 
     @property
     def only_collects(self) -> bool:
-        """Whether it does not learn, and so exchanges no gradients with others."""
+        """Whether it does not learn, and thus exchanges no gradients."""
         return self.ends is None and self.meeting is None
 
 
 @dataclasses.dataclass(frozen=True)
 class Meeting:
-    """Where a learner meets those of other groups, and its place among them."""
+    """The host and port where a learner meets those of other groups, and its rank among them."""
 
     host: str
     port: int
@@ -64,37 +64,38 @@ class Meeting:
     groups: int
 
     def join(self) -> Group:
+        """Wait for all learners, and return their group."""
         return GlooGroup(meeting_point(self.host, self.port)[0], self.rank, self.size, self.groups)
 
 
-class Alone:
-    """What a process that starts a run's processes knows of others that do: here, there are none.
-    lockstep.launchers.spread has the others."""
+class NoOtherGroups:
+    """The interface to the other groups of a run's processes, for the process that starts one group. In this class,
+    there are none. lockstep.launchers.spread has a subclass with others."""
 
     @property
     def connections(self) -> Sequence[Connection]:
-        """What to wait for, in addition to the own processes."""
+        """Connections to wait for, in addition to this group's processes."""
         return ()
 
     @property
     def running(self) -> bool:
-        """Whether others have not ended yet."""
+        """Whether other groups are still running."""
         return False
 
     def failure(self) -> str | None:
-        """How another group failed, if one has."""
+        """The failure of another group, if one has failed."""
         return None
 
     def moved(self, progress: object) -> bool:
-        """Tell the others of progress here; returns whether there was some elsewhere."""
+        """Tell the others about progress of this group. Returns whether another group has made progress."""
         return False
 
     def ended(self) -> None:
-        """Tell the others that all processes here have ended well."""
+        """Tell the others that all processes of this group have ended without errors."""
 
 
 def _worker_specs(layout: Layout, shards: int, context: Any) -> list[WorkerSpec]:
-    """Every process of a layout, the one that returns the result first."""
+    """Every process of a layout. The first one returns the result."""
     collectors, learners, copies = len(layout.collectors), layout.learning, layout.copies
     joined = join(context, learners, partners(shards, learners, copies), copies)
     if not layout.split:
@@ -114,17 +115,19 @@ def run_processes(work: Work, job: Job) -> Result:
     """Run workers, or learners and collectors, as child processes. This process only watches them.
 
     Raises:
-        WorkerError: with the traceback of the first process that failed.
+        WorkerError: a process failed; the message contains the traceback of the first one.
     """
     context = multiprocessing.get_context("spawn")
-    return run_specs(work, job, context, _worker_specs(job.layout, job.experiment.scheme.shards, context), Alone())
+    return run_specs(
+        work, job, context, _worker_specs(job.layout, job.experiment.scheme.shards, context), NoOtherGroups()
+    )
 
 
-def run_specs(work: Work, job: Job, context: Any, specs: list[WorkerSpec], others: Alone) -> Result:
-    """Start these processes and watch them; returns the result of the first.
+def run_specs(work: Work, job: Job, context: Any, specs: list[WorkerSpec], others: NoOtherGroups) -> Result:
+    """Start these processes and watch them. Returns the result of the first one.
 
     Raises:
-        WorkerError: one of them, or of the others, failed.
+        WorkerError: one of them, or of another group, failed.
     """
     available = machine.cores()
     shared = SharedCounts(2 + len(specs))
@@ -151,8 +154,8 @@ def run_specs(work: Work, job: Job, context: Any, specs: list[WorkerSpec], other
                 processes.append(process)
             for end in (end for spec in specs for end in (spec.ends, spec.channels) if end is not None):
                 end.close()
-            for pipe in pipes:  # not in start(), which would wait forever if the process died before reading
-                with contextlib.suppress(OSError):  # it has died, which _watch reports
+            for pipe in pipes:  # not by start(), which would wait forever if the process died before reading
+                with contextlib.suppress(OSError):  # the process has died, which _watch reports
                     pipe.send(job)
             names = [spec.name for spec in specs]
             return _watch(names, processes, pipes, status, job.layout, others, job.environments_each)
@@ -173,13 +176,13 @@ def _watch(
     pipes: list[Connection],
     status: RunStatus,
     layout: Layout,
-    others: Alone,
+    others: NoOtherGroups,
     environments: int = 0,
 ) -> Result:
-    """Wait until every process has answered; raise as soon as one fails or dies, or all stall.
+    """Wait until every process has answered. Raise WorkerError as soon as one fails or dies, or all stall.
 
     Args:
-        environments: of a process, which take time to make.
+        environments: the number of environments of a process, which take time to make.
     """
     results: dict[int, Result | None] = {}
     stall = StallDetector(layout.stall_timeout, environments)
@@ -206,12 +209,12 @@ def _watch(
                 f"wait for it. To allow more time, use --layout {longer},stall_timeout=SECONDS."
             )
     result = results[0]
-    assert result is not None, "learners return one"
+    assert result is not None, "learners return a result"
     return result
 
 
 def _failed(answers: dict[int, tuple[str, Any]], deaths: dict[int, str], results: dict[int, Any]) -> dict[int, str]:
-    """The errors and deaths of workers, by rank. Adds results to the others, and raises a user's mistake."""
+    """The errors and deaths of workers, by rank. Adds new results to `results`, and raises a user's mistake."""
     if mistake := next((value for kind, value in answers.values() if kind == "mistake"), None):
         raise mistake
     results |= {rank: value for rank, (kind, value) in answers.items() if kind == "result"}
@@ -225,9 +228,9 @@ def _first_cause(
     processes: list[Any],
     pipes: list[Connection],
     results: dict[int, Any],
-    others: Alone,
+    others: NoOtherGroups,
 ) -> str:
-    """The failure to show. When a worker dies, its peers fail a moment later with a broken connection; a death or
+    """The failure to show. When a worker dies, its peers fail a moment later with a broken connection. A death or
     another kind of error explains more."""
 
     def follows(text: str) -> bool:
@@ -244,18 +247,18 @@ def _first_cause(
 
 
 def _child(work: Work, spec: WorkerSpec, available: int, pipe: Connection, status: RunStatus) -> None:
-    """The main function of a run's process: it receives its job, joins the others, works, and reports how it ended.
+    """The main function of a run's process. It receives its job, joins the others, works, and reports how it ended.
 
     Args:
-        available: cores of the whole run.
+        available: the number of cores of the whole run.
     """
-    telling = threading.Lock()
+    reporting = threading.Lock()
     opens_gpus = False
     own_streams()
 
     def end(kind: str, what: str | SettingsError) -> None:
-        telling.acquire()  # never released: the first report counts
-        with contextlib.suppress(OSError):  # the result may have been sent and the pipe closed already
+        reporting.acquire()  # never released, since only the first report counts
+        with contextlib.suppress(OSError):  # the result may have been sent, and the pipe closed
             pipe.send((kind, what))
             pipe.close()
         sys.stdout.flush()

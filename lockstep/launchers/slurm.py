@@ -1,4 +1,4 @@
-"""Slurm jobs, through submitit: shared by sweeps and single runs."""
+"""Submits Slurm jobs through submitit, for sweeps and single runs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _REQUEUES = 1000
 """How often a job that reached its time limit is requeued."""
 
 _MINUTES = 24 * 60
-"""A job's default time limit."""
+"""A job's default time limit in minutes."""
 _CORES = "export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}"
-"""Since Slurm 22.05, srun does not take this from sbatch by itself."""
+"""Since Slurm 22.05, srun does not inherit this number from sbatch."""
 
 _LISTS = ("setup", "teardown")
 """Options with shell commands to run before and after the job's program."""
@@ -45,10 +45,10 @@ def executor(folder: Path, settings: dict[str, Any], options: dict[str, Any], *,
     """The object that submits jobs to Slurm.
 
     Args:
-        folder: of submitit's files; all nodes must be able to read it.
-        settings: of the jobs, by sbatch's names.
-        options: the user's, which take precedence.
-        dry_run: only show the jobs.
+        folder: the folder of submitit's files. All nodes must be able to read it.
+        settings: the jobs' settings, by sbatch's names.
+        options: the user's options, which take precedence.
+        dry_run: whether to only show the jobs.
 
     Raises:
         SettingsError: submitit or Slurm is missing, or Slurm refuses the options.
@@ -71,7 +71,7 @@ def executor(folder: Path, settings: dict[str, Any], options: dict[str, Any], *,
 
 
 def _typed(options: dict[str, Any]) -> dict[str, Any]:
-    """The user's options in submitit's types: some are lists, which the command line passes as texts.
+    """The user's options in submitit's types. Some of them are lists, which the command line passes as texts.
 
     Raises:
         SettingsError: an option does not exist, or has the wrong type.
@@ -112,7 +112,7 @@ def _require(fits: bool, what: str, kind: str, minutes: bool = False) -> None:
 
 @contextlib.contextmanager
 def refusals(options: dict[str, Any]) -> Iterator[None]:
-    """Explain in Slurm's own words what it refuses.
+    """Turn submitit's errors into a SettingsError with Slurm's message.
 
     Raises:
         SettingsError: Slurm refuses the options, or a job with them.

@@ -1,9 +1,9 @@
-"""Runs in groups of collectors and learners, as in a0-l1,2,3-d2: torchrun or srun starts one process for each group, on
-one machine or several, and this process starts the group.
+"""Runs in groups of collectors and learners, as in a0-l1,2,3-d2. torchrun or srun starts one process for each group, on
+one or more machines, and this process starts its group.
 
 Rollouts and parameters stay in a group, in memory that its processes share. The learners of all groups sum gradients
-over gloo. The processes that start the groups tell each other of failures: each is connected to the first one, which
-passes on what it hears.
+over gloo. The processes that start the groups tell each other about failures: each is connected to the first one, which
+forwards messages.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 from lockstep.core.shards import block
 from lockstep.distributed.channels import open_channels
 from lockstep.distributed.groups import Group, meeting_point
-from lockstep.launchers.processes import Alone, Meeting, WorkerSpec, run_specs
-from lockstep.launchers.torchrun import agreed, met
+from lockstep.launchers.processes import Meeting, NoOtherGroups, WorkerSpec, run_specs
+from lockstep.launchers.torchrun import agree, meet
 from lockstep.system.supervision import WorkerError
 from lockstep.training.context import RunStatus, Work
 from lockstep.training.job import Job, Result
@@ -30,36 +30,36 @@ from lockstep.training.job import Job, Result
 _CONNECTING = 60.0
 """Seconds that the processes have to connect to the first one, after all have met."""
 _SECRET = 32
-"""Bytes that only they know, with which they begin."""
+"""Bytes of a secret that only these processes know. Each connection begins with it."""
 _FAILED, _MOVED, _ENDED = b"f", b"m", b"e"
-"""What they tell each other: a failure, with its text; that there is progress; and a good end."""
+"""Kinds of messages: a failure with its text, progress, and an end without errors."""
 _SILENT = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
-"""A host that no longer answers is taken for lost after 30 seconds. Linux does not ask while sent data is not
-acknowledged; TCP_USER_TIMEOUT, in milliseconds, is for that."""
+"""Options by which a host that does not answer counts as lost after 30 seconds. Linux sends no keepalive probes while
+sent data is unacknowledged. TCP_USER_TIMEOUT, in milliseconds, covers this case."""
 _INTRODUCING = 5.0
-"""Seconds that a new connection has to say who it is; strangers may connect, too."""
+"""Seconds that a new connection has to send the secret, since other programs may connect, too."""
 _HEARING = 2.0
-"""Seconds that the others have to hear of a failure before connections close."""
+"""Seconds that the others have to receive a failure before connections close."""
 
 
 def run_spread(work: Work, job: Job) -> Result:
     """Start one group, and watch it.
 
     Raises:
-        WorkerError: a process of this group or of another failed.
+        WorkerError: a process of this group or of another one failed.
     """
     status = RunStatus()
-    status.begin()  # before its processes exist, a process that stops counts as lost
-    group = met(status)
+    status.begin()  # on a signal, stop together with the others: a process that ends alone would count as lost
+    group = meet(status)
     try:
-        job = agreed(group, job)
+        job = agree(group, job)
         store, meeting = meeting_point(os.environ["MASTER_ADDR"]) if group.rank == 0 else (None, None)
         host, port = group.broadcast(meeting)
         context = multiprocessing.get_context("spawn")
         specs = _specs(job, context, group.rank, host, port)
         with _connected(group, host) as others:
             result = run_specs(work, job, context, specs, others)
-        del store  # the learners of all groups have met in it
+        del store  # must exist until the learners of all groups have met
         return result
     finally:
         group.close()
@@ -93,13 +93,14 @@ def _specs(job: Job, context: Any, group: int, host: str, port: int) -> list[Wor
     ]
 
 
-class Others(Alone):
+class OtherGroups(NoOtherGroups):
     """The processes that start the other groups.
 
     Args:
-        links: to the first one; the first one's to each of the others. By number.
-        names: of all.
-        rank: the number of this one.
+        links: by number of the other process, a connection to it. The first process is connected to all others, and
+            each other process only to the first.
+        names: the names of all processes.
+        rank: the number of this process.
     """
 
     def __init__(self, links: dict[int, Connection], names: list[str], rank: int) -> None:
@@ -119,7 +120,7 @@ class Others(Alone):
 
     def failure(self) -> str | None:
         for number, link in list(self._open.items()):
-            with contextlib.suppress(EOFError, OSError):  # it has ended, as below
+            with contextlib.suppress(EOFError, OSError):  # the other process has ended; see below
                 while link.poll():
                     message = link.recv_bytes()
                     if message[:1] == _FAILED:
@@ -130,7 +131,7 @@ class Others(Alone):
                     self._heard = self._heard or message == _MOVED
                 continue
             if number in self._open:
-                self._failure = self._failure or f"{self._names[number]} was lost: it has ended, or its host."
+                self._failure = self._failure or f"{self._names[number]} was lost: it or its host has ended."
         return self._failure or None
 
     def moved(self, progress: object) -> bool:
@@ -147,10 +148,10 @@ class Others(Alone):
             self._tell(_ENDED)
 
     def fail(self, text: str) -> None:
-        """Tell the others how this group failed, or another one of which they may not know."""
+        """Tell the others how this group failed, or how another group failed, since they may not know it yet."""
         told = self._failure or f"{self._names[self._rank]}: {text}"
         self._tell(_FAILED + told.encode())
-        # To close a connection with unread messages would drop what was sent.
+        # Closing a connection with unread messages would drop the messages that were sent.
         until = time.monotonic() + _HEARING
         while self._open and (left := until - time.monotonic()) > 0:
             for link in wait(list(self._open.values()), left):
@@ -162,12 +163,12 @@ class Others(Alone):
 
     def _tell(self, message: bytes) -> None:
         for link in self._links.values():
-            with contextlib.suppress(OSError):  # it is lost, which failure() says
+            with contextlib.suppress(OSError):  # the other process is lost, which failure() reports
                 link.send_bytes(message)
 
 
 @contextlib.contextmanager
-def _connected(group: Group, host: str) -> Iterator[Others]:
+def _connected(group: Group, host: str) -> Iterator[OtherGroups]:
     """Connect this process to the others, and tell them if it fails.
 
     Raises:
@@ -189,12 +190,12 @@ def _connected(group: Group, host: str) -> Iterator[Others]:
             )
         except OSError as error:
             raise WorkerError(
-                f"{names[group.rank]} did not connect to the others: {error}. Each has to reach the first one at "
-                f"{host}, the address in MASTER_ADDR, on any port."
+                f"{names[group.rank]} did not connect to the others: {error}. Each group must be able to reach the "
+                f"first one at {host}, the address in MASTER_ADDR, on any port."
             ) from error
         for link in links.values():
             stack.callback(link.close)
-        others = Others(links, names, group.rank)
+        others = OtherGroups(links, names, group.rank)
         try:
             yield others
         except BaseException as error:
@@ -210,7 +211,7 @@ def _joined(host: str, port: int, secret: bytes, number: int) -> Connection:
 
 
 def _accepted(server: socket.socket, secret: bytes, count: int) -> dict[int, Connection]:
-    """Connections of all others, by number."""
+    """Connections from all other processes, by number."""
     links: dict[int, Connection] = {}
     deadline = time.monotonic() + _CONNECTING
     while len(links) < count:
@@ -218,7 +219,7 @@ def _accepted(server: socket.socket, secret: bytes, count: int) -> dict[int, Con
         link, _ = server.accept()
         link.settimeout(_INTRODUCING)
         said = b""
-        with contextlib.suppress(OSError):  # a stranger that says nothing, or has left
+        with contextlib.suppress(OSError):  # another program, which sends nothing or has disconnected
             said = link.recv(_SECRET + 4, socket.MSG_WAITALL)
         if len(said) == _SECRET + 4 and secrets.compare_digest(said[:_SECRET], secret):
             links[int.from_bytes(said[_SECRET:], "big")] = _kept(link)
@@ -228,10 +229,10 @@ def _accepted(server: socket.socket, secret: bytes, count: int) -> dict[int, Con
 
 
 def _kept(link: socket.socket) -> Connection:
-    """A connection that notices when the other host is silent."""
+    """A connection that fails when the other host is silent."""
     link.settimeout(None)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a failure must not wait for an answer to progress
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a failure must not wait for earlier acknowledgements
     for option, seconds in _SILENT.items():
         link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
     return Connection(link.detach())

@@ -1,7 +1,7 @@
-"""Tasks of Slurm that srun started without torchrun, as processes of layout torchrun.
+"""Lets tasks that srun started without torchrun be the processes of layout torchrun.
 
-torchrun tells its processes their ranks and where they meet by variables of their environment. Slurm has variables of
-its own for the same, and these are translated.
+torchrun sets environment variables that tell its processes their ranks and the address where they meet. Slurm sets
+other variables with the same information, and this module translates them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 from collections.abc import MutableMapping
 
 _PORTS = range(20_000, 32_000)
-"""Below those that Linux gives to connections."""
+"""Ports below those that Linux assigns to connections."""
 
 
 def take_part(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set torchrun's variables from Slurm's, if srun started this process and torchrun did not. Variables that are set
-    stay, so that MASTER_ADDR and MASTER_PORT can be chosen."""
+    """Set torchrun's variables from Slurm's if srun started this process and torchrun did not. Existing variables are
+    kept, so that users can choose MASTER_ADDR and MASTER_PORT."""
     if "RANK" in environment or not {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NODELIST"} <= environment.keys():
         return
     size, node = int(environment["SLURM_NTASKS"]), int(environment.get("SLURM_NODEID", "0"))
@@ -34,7 +34,7 @@ def take_part(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def first_host(hosts: str) -> str:
-    """The first of a list of hosts as Slurm writes it.
+    """The first host of a list in Slurm's format.
 
     >>> first_host("rack[2-3,7]-node[08-11],login")
     'rack2-node08'
@@ -45,7 +45,7 @@ def first_host(hosts: str) -> str:
 
 
 def _tasks_of(tasks: str, node: int) -> int:
-    """How many tasks a node has, from a text like 4(x2),3: two nodes with 4 and one with 3."""
+    """How many tasks a node has, from a text like 4(x2),3, which means two nodes with 4 tasks and one with 3."""
     counts: list[int] = []
     for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):
         counts += [int(number)] * int(times or 1)

@@ -1,4 +1,4 @@
-"""Runs in processes that torchrun has started, on one machine or several."""
+"""Runs in processes that torchrun has started on one or more machines."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from lockstep.training.context import RunStatus, Work, WorkerContext
 from lockstep.training.job import Job, Result
 
 VISIBLE = 60.0
-"""Seconds until a new file is visible on other hosts: NFS caches folders for a while."""
+"""Seconds until a new file is visible on other hosts, since NFS caches folders."""
 
 
 def run_torchrun(work: Work, job: Job) -> Result:
-    """Run one of the processes that torchrun started. torchrun notices when one ends; each watches itself for
-    stalls."""
+    """Run one of the processes that torchrun started. torchrun notices when a process ends, and each process watches
+    itself for stalls."""
     status = RunStatus()
-    status.begin()  # a process that stops before the others would count as lost
-    group = met(status)
+    status.begin()  # on a signal, stop together with the others: a process that ends alone would count as lost
+    group = meet(status)
     try:
-        job = agreed(group, job)
+        job = agree(group, job)
         job = dataclasses.replace(job, layout=dataclasses.replace(job.layout, workers=group.size))
         with (
             stopping_on_signals(status),
             watched(_end_here, status, job.layout.stall_timeout, group, job.environments_each),
         ):
             result = work(job, WorkerContext(group), status)
-        assert result is not None, "learners return one"
+        assert result is not None, "learners return a result"
         return result
     finally:
         group.close()
 
 
 def _end_here(reason: str) -> None:
-    """End this process; torchrun then ends the others."""
+    """End this process. Then torchrun ends the others."""
     print_line(f"Process {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {reason}", sys.stderr)
     os._exit(1)
 
 
-def met(status: RunStatus) -> GlooGroup:
-    """The group of all processes that torchrun or srun started, once all have come.
+def meet(status: RunStatus) -> GlooGroup:
+    """The group of all processes that torchrun or srun started. Waits until all have connected.
 
     Raises:
-        WorkerError: they have not.
+        WorkerError: some did not connect.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     late = (
@@ -69,9 +69,9 @@ def met(status: RunStatus) -> GlooGroup:
         ) from error
 
 
-def agreed(group: Group, job: Job) -> Job:
-    """The job with what the first process found: the folder, the checkpoint, and the experiment, which has the digests
-    of the files that it begins with.
+def agree(group: Group, job: Job) -> Job:
+    """The job with the first process's folder, checkpoint and experiment, which contains the digests of the files that
+    it begins with.
 
     Raises:
         SettingsError: not all processes see the folder.
@@ -86,13 +86,13 @@ def agreed(group: Group, job: Job) -> Job:
 
 
 def check_shared(group: Group, file: Path, visible: float = VISIBLE) -> None:
-    """Raise SettingsError unless all processes see the file that learner 0 wrote. Each of them writes its shards' parts
-    of checkpoints next to it.
+    """Raise SettingsError unless all processes see the file that the first process wrote. Each process writes its
+    shards' parts of checkpoints next to it.
 
     Args:
         group: the processes.
-        file: what learner 0 wrote.
-        visible: seconds until every process must see it.
+        file: the file that the first process wrote.
+        visible: seconds within which every process must see it.
     """
     written = group.broadcast(file.read_bytes() if group.rank == 0 else None)
     deadline = time.monotonic() + visible

@@ -1,4 +1,4 @@
-"""How a process that does the work itself ends: on a signal after a checkpoint, and with an error if it stalls."""
+"""Ends a process that does the work itself: on a signal after a checkpoint, and with an error if it stalls."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lockstep.training.context import RunStatus
 @contextlib.contextmanager
 def stopping_on_signals(status: RunStatus) -> Iterator[None]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into a stop request. A later SIGINT or SIGTERM ends the process at once,
-    and so does the first one during the start of the run.
+    and so does the first one while the run starts.
 
-    A SIGTERM that arrives together with the first request is ignored, and so is a SIGHUP: a shutdown sends them to
-    every process, and the parent process may forward its own. In an unattended run, every further SIGTERM is ignored:
-    the parent process may forward it late, and ends the run itself if necessary.
+    A later SIGHUP is ignored, and so is a SIGTERM that arrives together with the first request: a shutdown sends them
+    to every process, and the parent process may forward its own. In an unattended run, every further SIGTERM is
+    ignored, since the parent process may forward it late, and ends the run itself if necessary.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -68,10 +68,11 @@ def watched(
     group: Group | None = None,
     environments: int = 0,
 ) -> Iterator[None]:
-    """Make a thread watch the calling one for stalls. Waiting for other processes of its group is not a stall.
+    """Watch the calling thread for stalls, in another thread. Waiting for other processes of its group is not a stall.
 
     Args:
-        environments: of this process, which take time to make.
+        fail: called with the error message if the calling thread stalls.
+        environments: the number of environments of this process, which take time to make.
     """
     ended, stall = threading.Event(), StallDetector(stall_timeout, environments)
     arguments = (fail, status, ended, stall, threading.get_ident(), group or Group())

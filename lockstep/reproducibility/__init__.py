@@ -1,1 +1,1 @@
-"""Checks that runs are what they claim to be: verify, diff and replay."""
+"""Checks that runs are reproducible: verify, diff and replay."""

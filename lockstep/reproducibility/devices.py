@@ -1,4 +1,4 @@
-"""On which devices a run is repeated: the kinds that computed it, since a GPU gives different bits than a CPU."""
+"""Chooses the devices of a repetition. They are of the run's kinds, since a GPU gives different bits than a CPU."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from lockstep.run.folder import RunFolder
 
 
 def layout_to_repeat(folder: RunFolder, head: dict[str, Any], asked: Layout) -> Layout:
-    """The layout of a repetition: the one asked for, or for auto the smallest one with the run's kinds of device, if it
-    used GPUs.
+    """The layout of a repetition: the user's layout or, if this is auto and the run used GPUs, the smallest layout with
+    the run's kinds of device.
 
     Args:
-        head: of the run's ledger.
+        folder: the run.
+        head: the head of the run's ledger.
+        asked: the user's layout.
 
     Raises:
         SettingsError: the layout or this machine lacks a kind of device that computed the run.
     """
     try:
         recorded = folder.layout()
-    except SettingsError as error:  # it names a launcher in a file that is gone, or mixes devices in a role
+    except SettingsError as error:  # it names a launcher in a file that no longer exists, or mixes devices in a role
         if head["platform"].get("gpu"):
             raise SettingsError(
                 f"{folder.path} was computed on a GPU, with a layout that this version cannot repeat: {error}"

@@ -1,4 +1,4 @@
-"""Repeats a run, with all recorded timing decisions, on any layout: it ends with the same bits."""
+"""Repeats a run with all recorded timing decisions on any layout. The repetition ends with the same bits."""
 
 from __future__ import annotations
 
@@ -34,32 +34,35 @@ class Replay:
     digest: str
     """The digest of the repetition's final state."""
     iterations: int
+    """Iterations that were repeated."""
     difference: Difference | None
+    """The first difference between the ledgers; None if there is none."""
     stopped: bool
     """Whether it was interrupted before all recorded iterations were repeated."""
     warning: str | None = None
-    """Set if the run was made or resumed on another platform, or if its experiment does not promise identical bits:
-    this may explain differing ones."""
+    """Set if the run was made or resumed on another platform, or if its experiment does not promise identical bits.
+    This may explain a difference."""
 
 
 def require_memory(folder: RunFolder, experiment: Experiment, iterations: int) -> None:
-    """Raise SettingsError if this many iterations cannot be repeated, because a resume began with an empty memory."""
+    """Raise SettingsError if this many iterations cannot be repeated because a resume began with an empty replay
+    memory."""
     if experiment.algorithm.resumes_exactly:
         return
     resumed = [each["iteration"] for each in folder.facts().get("resumed", []) if each.get("iteration")]
     if resumed and min(resumed) < iterations:
         raise SettingsError(
             f"{folder.path} was resumed after {min(resumed)} iterations without its replay memory, which its "
-            "checkpoints do not hold (algorithm.replay.no-checkpoint). Only the iterations before that can be "
+            "checkpoints do not contain (algorithm.replay.no-checkpoint). Only the iterations before that can be "
             f"repeated: lockstep verify {folder.path} --iterations {min(resumed)}"
         )
 
 
 def recorded_schedule(experiment: Experiment, lines: list[dict[str, Any]], of: Path) -> Recorded | None:
-    """The decisions in the ledger of the run in `of`; None if timing decides nothing in the experiment.
+    """The timing decisions in the ledger of the run in folder `of`; None if timing decides nothing in the experiment.
 
     Raises:
-        LedgerError: no run could have made these decisions: repeating them could take forever.
+        LedgerError: no run could have made these decisions, so that repeating them could take forever.
     """
     scheme, schedule = experiment.scheme, experiment.schedule()
     if not scheme.timing_decides:
@@ -124,7 +127,7 @@ def _check_updates(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
             steps = algorithm.updates_in(iteration, samples)
             last, taken = dict.fromkeys(range(scheme.shards), -1), dict.fromkeys(range(scheme.shards), 0)
             for place, (slot, behind) in enumerate(line["updates"]):
-                # A slot's next gradient is not begun before its previous one was applied.
+                # A slot's next gradient does not begin before its previous one has been applied.
                 if slot not in last or not 0 <= behind <= scheme.max_gradient_lag or place - behind <= last[slot]:
                     raise _undecidable(iteration, f"update {place} is {[slot, behind]}")
                 last[slot], taken[slot] = place, taken[slot] + 1
@@ -135,7 +138,7 @@ def _check_updates(experiment: Experiment, lines: list[dict[str, Any]]) -> None:
 
 @contextlib.contextmanager
 def _decided(iteration: int) -> Iterator[None]:
-    """Read a line of the ledger; raises LedgerError if an entry is missing or has another type than a run writes."""
+    """For reading a line of the ledger: raise LedgerError if an entry is missing or has a wrong type."""
     try:
         yield
     except LedgerError:
@@ -158,14 +161,14 @@ def replay(
     """Repeat all recorded iterations of a run.
 
     Args:
-        run: its folder.
-        layout: of the repetition: any that the recorded decisions allow and whose kinds of device are the run's.
-            Default: auto, or the run's kinds of device if it used GPUs.
+        run: the run's folder.
+        layout: the layout of the repetition. The recorded decisions must allow it, and it must have the run's kinds of
+            device. Default: auto, or the smallest layout with the run's kinds of device if it used GPUs.
         options: the repetition's folder and display; a text or a path is its folder.
 
     Raises:
-        SettingsError: the run does not exist, nothing is recorded, GPUs computed it and this machine has none, or
-            portable arithmetic was another one.
+        SettingsError: the run does not exist, nothing is recorded, GPUs computed it and this machine has none, or it
+            was computed in another version of portable arithmetic.
         LedgerError: its ledger is damaged.
         WorkerError: the repetition failed.
     """
@@ -173,7 +176,7 @@ def replay(
     experiment = folder.experiment()
     head, lines = ledger.read(folder.ledger)
     if not lines:
-        raise SettingsError(f"The ledger of {folder.path} records no iteration yet: there is nothing to replay.")
+        raise SettingsError(f"The ledger of {folder.path} records no iteration yet, so there is nothing to replay.")
     edited = edited_settings(folder, head)
     if edited is not None:
         raise SettingsError(f"{folder.path} contradicts its own ledger: {edited} Restore experiment.json from a copy.")
@@ -184,7 +187,7 @@ def replay(
     result = launch(
         experiment,
         layout,
-        dataclasses.replace(RunOptions.of(options), on_nonfinite="continue"),  # as far as the run went
+        dataclasses.replace(RunOptions.of(options), on_nonfinite="continue"),  # repeat all iterations of the run
         stop_after=len(lines),
         recorded=recorded,
         weights=folder.weights,

@@ -1,4 +1,4 @@
-"""Verifies a run afterwards: repeats its beginning under any layout and compares, or compares two runs."""
+"""Verifies a run: repeats its first iterations with any layout and compares the results. Also compares two runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lockstep.run.ledger import Difference, LedgerError
 
 DEFAULT_ITERATIONS = 3
 _SCORES = ("score/mean", "score/length", "score/iteration_mean", "score/iteration_max", "env/")
-"""Beginnings of the metrics of training episodes, which the ledger does not contain."""
+"""Prefixes of the metrics of training episodes, which the ledger does not contain."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,16 @@ class Verdict:
     """The result of verify."""
 
     ok: bool
+    """Whether every check succeeded."""
     iterations: int
     """Iterations that were repeated and compared."""
     difference: Difference | None
     """The first difference; None if ok."""
     message: str
-    """The verdict in a sentence or two."""
+    """The verdict in one or two sentences."""
     warning: str | None = None
-    """Set if this platform, or a user's file, has changed since the run was made or resumed, or if the experiment does
-    not promise identical bits: this may explain differing ones."""
+    """Set if this platform or a user's file has changed since the run was made or resumed, or if the experiment does
+    not promise identical bits. This may explain a difference."""
 
 
 def verify(
@@ -63,15 +64,17 @@ def verify(
 
     Args:
         run: the folder of the run.
-        layout: of the repetition, or a text such as "processes:2": any that suits the number of shards and whose
-            kinds of device are the run's. Default: auto, or the run's kinds of device if it used GPUs.
-        iterations: how many to repeat, at most those recorded; None means 3.
-        workdir: an existing folder for the repetition, which is deleted afterwards. Default: the system's.
+        layout: the layout of the repetition, or a text such as "processes:2". It must suit the number of shards and
+            have the run's kinds of device. Default: auto, or the smallest layout with the run's kinds of device if it
+            used GPUs.
+        iterations: how many to repeat, at most as many as are recorded; None means 3.
+        workdir: an existing folder for the repetition, which is deleted afterwards. Default: the system's folder for
+            temporary files.
         seed: repeat with another seed, to see where the results differ.
 
     Raises:
-        SettingsError: the run does not exist, nothing is recorded, GPUs computed it and this machine has none, or
-            portable arithmetic was another one.
+        SettingsError: the run does not exist, nothing is recorded, GPUs computed it and this machine has none, or it
+            was computed in another version of portable arithmetic.
         WorkerError: the repetition failed.
     """
     folder, layout = RunFolder.open(run), Layout.of(layout)
@@ -103,8 +106,8 @@ def verify(
     share = f"{count} of {len(lines)} recorded iterations, repeated with layout {layout}"
     if difference is None and damage is not None:
         message = (
-            f"{folder.metrics} has changed since it was written. {damage} Restore it from a copy, or do without those "
-            f"rows. What was learned is not affected: {share}, gave the same bits."
+            f"{folder.metrics} has changed since it was written. {damage} Restore it from a copy, or ignore those "
+            f"rows. The learned parameters are not affected: {share}, gave the same bits."
         )
         return Verdict(False, count, Difference(None, folder.metrics.name, "written", "read"), message, warning)
     if difference is None:
@@ -132,12 +135,12 @@ def diff(run_a: str | Path, run_b: str | Path) -> Difference | None:
 
 def _iterations(asked: int | Literal["all"] | None, recorded: int, folder: RunFolder) -> int:
     if recorded == 0:
-        raise SettingsError(f"The ledger of {folder.path} records no iteration yet: there is nothing to verify.")
+        raise SettingsError(f"The ledger of {folder.path} records no iteration yet, so there is nothing to verify.")
     if asked is None or asked == "all":
         return min(DEFAULT_ITERATIONS, recorded) if asked is None else recorded
     if not 1 <= asked <= recorded:
         raise SettingsError(
-            f"--iterations {asked} is too many: {folder.path} records {recorded}. Give a number from 1 to "
+            f"--iterations {asked} is not possible: {folder.path} records {recorded}. Give a number from 1 to "
             f"{recorded}, or all."
         )
     return asked
@@ -160,7 +163,7 @@ def _rerun(
             tensorboard=False,
             checkpoint_every=count,
             keep_checkpoints=1,
-            on_nonfinite="continue",  # the repetition goes as far as the run did
+            on_nonfinite="continue",  # repeat all requested iterations
         )
         schedule = recorded_schedule(experiment, lines[:count], folder.path)
         result = launch(experiment, layout, options, stop_after=count, recorded=schedule, weights=folder.weights)
@@ -199,7 +202,7 @@ def _other_scores(
 
 
 def checkpoint_digest(path: Path) -> str | None:
-    """The `digest:` of a checkpoint, computed from its tensors; None if the checkpoint was not kept."""
+    """The `digest:` of a checkpoint, computed from its tensors; None if the checkpoint has been deleted."""
     if not path.is_dir():
         return None
     tensors, _ = checkpoint.open_checkpoint(path, only=("learner",)).part("learner")

@@ -1,1 +1,1 @@
-"""What a run writes: its folder, ledger, checkpoints and metrics."""
+"""The files of a run: its folder, ledger, checkpoints and metrics."""

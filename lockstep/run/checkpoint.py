@@ -4,8 +4,8 @@
                                               was the best so far
     checkpoints/00000040/<part>.safetensors   tensors, with the part's JSON in the file's metadata
 
-A checkpoint exists if and only if its folder has its final name: parts are gathered in `.partial-00000040`, which one
-rename completes. Deletion renames the folder to `.removing-00000040` first.
+A checkpoint exists if and only if its folder has its final name. Parts are written into `.partial-00000040`, and a
+rename completes the checkpoint. Deletion renames the folder to `.removing-00000040` first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CheckpointError(SettingsError):
 
 
 class _Damage(Exception):
-    """The damage of one checkpoint, before an alternative is offered."""
+    """Describes the damage of one checkpoint. CheckpointError adds an alternative to it."""
 
 
 def _folder(iteration: int) -> str:
@@ -47,20 +47,20 @@ def _folder(iteration: int) -> str:
 
 
 def checkpoint_path(directory: Path, iteration: int) -> Path:
-    """The path of an iteration's checkpoint, whether it exists yet or not."""
+    """The path of an iteration's checkpoint, which need not exist."""
     return directory / _folder(iteration)
 
 
 def _sealed(entries: Mapping[str, Any]) -> bytes:
     """Canonical JSON with its own SHA-256 (over all other entries) added."""
-    # Through JSON once: keys become text, which may sort differently.
+    # Convert to JSON and back first: keys become text, which may sort differently.
     body = json.loads(json.dumps({key: value for key, value in entries.items() if key != "sha256"}))
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return (json.dumps({**body, "sha256": digest}, sort_keys=True, indent=1) + "\n").encode()
 
 
 def _unsealed(path: Path) -> dict[str, Any]:
-    """The entries that _sealed wrote into a file; raises _Damage if a byte of it differs."""
+    """The entries that _sealed wrote into a file. Raises _Damage if a byte of the file has changed."""
     try:
         raw = path.read_bytes()
         entries = json.loads(raw)
@@ -79,15 +79,16 @@ def _unsealed(path: Path) -> dict[str, Any]:
 def write_part(
     directory: Path, iteration: int, name: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write one part of a checkpoint; any process may write parts under its own names. `finish` completes the
+    """Write one part of a checkpoint. Any process may write parts under its own names. `finish` completes the
     checkpoint.
 
     Args:
         directory: the run's checkpoints folder.
-        name: of the file, unique in the checkpoint; one per shard rather than per process, so that any layout can
-        resume.
-        tensors: of any dtype and shape, on any device; they may share memory.
-        meta: JSON values (tuples come back as lists, keys as text).
+        iteration: the number of iterations done.
+        name: the name of the part, unique in the checkpoint. Write one part per shard and not per process, so that any
+            layout can resume.
+        tensors: tensors of any dtype and shape, on any device. They may share memory.
+        meta: JSON values (tuples are read back as lists, and keys as text).
 
     Returns:
         The entry for `finish`: name, sha256 and bytes of the file.
@@ -103,12 +104,13 @@ def write_part(
 
 
 def link_part(directory: Path, iteration: int, part: Mapping[str, Any], origin: Path) -> dict[str, Any]:
-    """Reuse a part of another checkpoint unchanged: as a hard link if the file system supports it, else as a copy.
+    """Reuse a part of another checkpoint unchanged, as a hard link if the file system supports it, else as a copy.
 
     Args:
         directory: the run's checkpoints folder.
-        part: what write_part returned for it.
-        origin: the folder of a finished checkpoint that contains it.
+        iteration: the number of iterations done.
+        part: the entry that write_part returned for it.
+        origin: the folder of a finished checkpoint that contains the part.
 
     Returns:
         The entry for `finish`.
@@ -134,15 +136,22 @@ def finish(
     best: bool = False,
     finite: bool = True,
 ) -> Path:
-    """Complete a checkpoint from the entries of write_part; delete all but the newest `keep` and the best.
+    """Complete a checkpoint from the entries of write_part. Delete all checkpoints except the newest `keep` and the
+    best.
 
     A crash at any moment leaves the old state or the new one. Checkpoints of later iterations (of a run that was
     resumed from an earlier one) are neither counted nor deleted.
 
     Args:
+        directory, iteration: as for write_part.
+        parts: the entries of all parts.
         meta: JSON values of the run as a whole.
-        best: whether this is the run's best so far, which is kept until a better one is recorded.
-        finite: whether its parameters are finite; if they are not, the newest checkpoint with finite ones is kept, too.
+        keep: how many checkpoints to keep.
+        best: whether this is the run's best checkpoint so far, which is kept until a better one is written.
+        finite: whether its parameters are finite. If not, the newest checkpoint with finite ones is kept, too.
+
+    Returns:
+        The checkpoint's folder.
     """
     assert keep >= 1, "the checkpoint just written is always kept"
     partial, final = directory / f".partial-{_folder(iteration)}", directory / _folder(iteration)
@@ -173,7 +182,7 @@ def finish(
 
 
 def _sweep(directory: Path) -> None:
-    """Restore a checkpoint whose replacement was not completed, then delete what is no longer a checkpoint."""
+    """Restore a checkpoint whose replacement was not completed. Then delete folders that are no longer checkpoints."""
     for path in directory.glob(".replaced-*"):
         final = directory / path.name.removeprefix(".replaced-")
         if final.exists():
@@ -193,9 +202,10 @@ def recover(directory: Path) -> None:
 
 
 def set_aside_newer(directory: Path, iteration: int) -> list[Path]:
-    """Rename checkpoints newer than iteration to `<name>.superseded`: a run resumed there will replace them.
+    """Rename checkpoints that are newer than an iteration to `<name>.superseded`, since a run that is resumed there
+    will replace them.
 
-    An earlier checkpoint that was set aside under the same name is deleted. Returns the new names.
+    A checkpoint that was set aside under the same name before is deleted. Returns the new paths.
     """
     moved = []
     for path in list_checkpoints(directory):
@@ -212,11 +222,11 @@ def set_aside_newer(directory: Path, iteration: int) -> list[Path]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An intact checkpoint. Its parts are read, and checked again, on demand."""
+    """An intact checkpoint. Its parts are read and checked again on demand."""
 
     path: Path
     iteration: int
-    """Iterations done when it was taken, which is the version of its parameters."""
+    """Iterations done when it was written, which is the version of its parameters."""
     meta: dict[str, Any]
     """The meta that `finish` received."""
     parts: dict[str, dict[str, Any]]
@@ -227,7 +237,7 @@ class Checkpoint:
         return sorted(self.parts)
 
     def part(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The tensors (CPU, own memory) and JSON values of one part.
+        """The tensors (on the CPU, in new memory) and JSON values of one part.
 
         Raises:
             CheckpointError: the part does not exist, or its file is damaged.
@@ -246,7 +256,7 @@ class Checkpoint:
 
 
 def _intact(path: Path, part: Mapping[str, Any]) -> bytes:
-    """The bytes of one part's file; raises _Damage if they are not those that were written."""
+    """The bytes of one part's file. Raises _Damage if they have changed since they were written."""
     file = f"{part['name']}.safetensors"
     try:
         data = (path / file).read_bytes()
@@ -274,7 +284,7 @@ def _open(path: Path, only: Collection[str] | None = None) -> Checkpoint:
 
 
 def _error(path: Path, damage: _Damage) -> CheckpointError:
-    """Describe the damage, and offer the newest earlier checkpoint that is intact."""
+    """An error that describes the damage and offers the newest intact checkpoint before this one."""
     earlier = [p for p in list_checkpoints(path.parent) if p.name < path.name]
     for candidate in reversed(earlier):
         try:
@@ -282,7 +292,7 @@ def _error(path: Path, damage: _Damage) -> CheckpointError:
         except _Damage:
             continue
         offer = (
-            f"The newest earlier one that is intact is {candidate.name}: "
+            f"The newest intact one before it is {candidate.name}: "
             f"lockstep resume {path.parent.parent} --checkpoint {candidate.name}"
         )
         break
@@ -295,11 +305,11 @@ def open_checkpoint(path: str | os.PathLike[str], only: Collection[str] | None =
     """Open a checkpoint folder after checking the size and SHA-256 of every file.
 
     Args:
-        only: the parts to check; None checks all, which may be gigabytes with replay. Each part is also checked when
-        read.
+        only: the parts to check; None checks all, which may be gigabytes with replay. Each part is also checked when it
+            is read.
 
     Raises:
-        CheckpointError: something is missing, truncated or changed.
+        CheckpointError: a file is missing, truncated or changed.
     """
     path = Path(path)
     if not path.is_dir():
@@ -319,8 +329,7 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> list[Path]:
 
 
 def iteration_of(path: Path | None) -> int:
-    """Iterations done when a checkpoint was taken, according to its name, also for one that was set aside; 0 for
-    None."""
+    """Iterations done when a checkpoint was written, by its name. The checkpoint may be set aside. 0 for None."""
     return 0 if path is None else int(path.name.partition(".")[0])
 
 
@@ -334,7 +343,7 @@ def latest(directory: str | os.PathLike[str]) -> Path:
     if not found:
         raise CheckpointError(
             f"There is no checkpoint in {directory} yet: the first is written after --checkpoint-every iterations, or "
-            "when the run ends. If it ended before that, lockstep resume begins it again."
+            "when the run ends. If the run was killed before that, lockstep resume starts it again."
         )
     return found[-1]
 
@@ -352,8 +361,8 @@ def find(directory: Path, name: str | int | None = None) -> Path:
         best = best_iteration(directory)
         if best is None:
             raise CheckpointError(
-                f"{run} has no best checkpoint yet: one is marked at the first checkpoint taken after episodes have "
-                "ended. Use --checkpoint latest."
+                f"{run} has no best checkpoint yet: the first checkpoint after an episode has ended becomes the best. "
+                "Use --checkpoint latest."
             )
         return checkpoint_path(directory, best)
     if Path(name).name == name and (directory / name).is_dir():  # the name of a folder, for example set aside
@@ -380,7 +389,7 @@ def newest_finite(directory: Path) -> Path | None:
 
 
 def _best(paths: list[Path]) -> Path | None:
-    """The newest of these checkpoints that was its run's best when it was taken."""
+    """The newest of these checkpoints that was its run's best when it was written."""
     for path in reversed(paths):
         with contextlib.suppress(_Damage):
             if _unsealed(path / _MANIFEST).get("best"):

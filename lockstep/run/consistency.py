@@ -1,4 +1,4 @@
-"""Whether the files in a run's folder agree with its ledger."""
+"""Checks that the files in a run's folder agree with its ledger."""
 
 from __future__ import annotations
 
@@ -17,26 +17,30 @@ from lockstep.run.platform import PORTABLE, this_platform
 
 _NOT_PROMISED = (
     "The experiment allows operations without deterministic kernels (allow_nondeterministic), so identical bits are "
-    "not promised where GPUs compute it."
+    "not promised if GPUs compute it."
 )
 _OF_PROCESSOR = ("cpu.", "variables.")
 """Entries of a platform that portable arithmetic does not depend on."""
 
 
 def of_processor(difference: str) -> bool:
-    """Whether portable arithmetic does not depend on an entry of a platform that differs."""
+    """Whether a difference between platforms is in an entry that portable arithmetic does not depend on."""
     return difference.startswith(_OF_PROCESSOR)
 
 
 def edited_settings(folder: RunFolder, head: dict[str, Any]) -> Difference | None:
-    """Whether experiment.json is still exactly what the ledger started with."""
+    """How experiment.json differs from the settings in the ledger's head; None if it does not."""
     written = folder.read("experiment.json")
     return ledger.compare(head, [], {**head, "settings": written}, [])
 
 
 def require_same_arithmetic(folder: RunFolder, head: dict[str, Any]) -> None:
-    """Raise SettingsError if a run, with the head of its ledger, computed in an earlier version of portable arithmetic,
-    so that no repetition or continuation here could have its bits."""
+    """Raise SettingsError if a run was computed in another version of portable arithmetic, so that no repetition or
+    continuation here could have its bits.
+
+    Args:
+        head: the head of the run's ledger.
+    """
     recorded = head["platform"].get("portable", 1)
     if head["settings"].get("precision") == "portable" and recorded != PORTABLE:
         raise SettingsError(
@@ -46,20 +50,20 @@ def require_same_arithmetic(folder: RunFolder, head: dict[str, Any]) -> None:
 
 
 def platform_warning(folder: RunFolder, head: dict[str, Any], layout: Layout | None = None) -> str | None:
-    """A warning if this platform, one that the run was resumed on, a node that took part in it, or a user's file is not
-    as it was when the run started, or if the experiment does not promise identical bits.
+    """A warning if this platform, one that the run was resumed on, a node that took part in the run, or a user's file
+    differs from those at its start, or if the experiment does not promise identical bits. None if neither is the case.
 
     Args:
-        head: of its ledger.
-        layout: of the repetition that it is compared with; by default the CPU computes it.
+        head: the head of the run's ledger.
+        layout: the layout of the repetition that the run is compared with; by default, the CPU computes it.
     """
     here = ledger.differing_platform(head["platform"], this_platform(head["settings"], layout))
     told = [f"Recorded and present: {'; '.join(here)}."] if here else []
-    every, facts, elsewhere = list(here), folder.facts(), "what a part of the run was computed with"
+    every, facts, elsewhere = list(here), folder.facts(), "the platform of a part of the run"
     for each in facts.get("resumed", []):
         if each.get("differs"):
             told.append(f"Recorded, and resumed on after {each['iteration']} iterations: {'; '.join(each['differs'])}.")
-            every, elsewhere = [*every, *each["differs"]], "what the run was resumed with"
+            every, elsewhere = [*every, *each["differs"]], "the platform that the run was resumed on"
     for differs, processes in _by_difference(facts.get("nodes", [])).items():
         told.append(f"Recorded, and of {', '.join(processes)}: {'; '.join(differs)}.")
         every += differs
@@ -68,16 +72,17 @@ def platform_warning(folder: RunFolder, head: dict[str, Any], layout: Layout | N
         return loose or None
     what = ledger.platform_or_code(here) if here else elsewhere
     portable = head["settings"].get("precision") == "portable" and all(map(of_processor, every))
-    only = "is not what it was when the run started, " + (
-        "which portable arithmetic does not depend on, but an environment's library may."
+    only = (
+        "differs from that at the start of the run. Portable arithmetic does not depend on the difference, but an "
+        "environment's library may."
         if portable
-        else "and bits are only comparable if it is."
+        else "differs from that at the start of the run, so bits may differ, too."
     )
     return f"{what[0].upper()}{what[1:]} {only} {' '.join(told)} {loose}".rstrip()
 
 
 def _by_difference(nodes: Sequence[dict[str, Any]]) -> dict[tuple[str, ...], list[str]]:
-    """The processes whose nodes differ from learner 0's, by what differs."""
+    """The processes whose nodes differ from learner 0's, by their differences."""
     found: dict[tuple[str, ...], list[str]] = {}
     for each in nodes:
         if each.get("differs"):
@@ -86,7 +91,7 @@ def _by_difference(nodes: Sequence[dict[str, Any]]) -> dict[tuple[str, ...], lis
 
 
 def checkpoint_difference(saved: checkpoint.Checkpoint, line: dict[str, Any]) -> Difference | None:
-    """The first of a checkpoint's parameters and normalizers that differs from its line in the ledger, or None.
+    """The first difference between a checkpoint's parameters and normalizers and its line in the ledger, or None.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
@@ -110,9 +115,10 @@ def newest_checkpoint_difference(
     """How the newest checkpoint differs from its line in the ledger; None if it does not, or if there is none.
 
     Args:
-        whole: also check the files of shards and replay, which may be gigabytes.
-        found: the run's checkpoints, the newest last, listed before the ledger was read: then each has its line, even
-        if the run is still training.
+        found: the run's checkpoints, the newest last. List them before the ledger is read. Then each has its line, even
+            if the run is still training.
+        lines: the lines of the ledger.
+        whole: whether to check also the files of shards and replay, which may be gigabytes.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
@@ -125,6 +131,6 @@ def newest_checkpoint_difference(
                 return Difference(None, where, f"{len(lines)}", f"{saved.iteration}")
             return checkpoint_difference(saved, lines[saved.iteration - 1])
         except checkpoint.CheckpointError:
-            if path.exists():  # otherwise the run, which is still training, has removed it
+            if path.exists():  # otherwise the run is still training and has removed it
                 raise
     return None

@@ -1,4 +1,4 @@
-"""Files that a crash cannot leave half written, and locks against simultaneous writers."""
+"""Atomic writes of files, and locks against simultaneous writers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _locks: set[int] = set()
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file atomically: its name holds the old contents or the new ones, never a part of them."""
+    """Write a file atomically: after a crash, it has its old contents or the new ones, but never a part of them."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -27,7 +27,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        partial.unlink(missing_ok=True)  # on a full disk, even these bytes matter
+        partial.unlink(missing_ok=True)  # on a full disk, every byte matters
         raise
     os.replace(partial, path)
 
@@ -42,8 +42,8 @@ def set_aside(path: Path, why: str) -> Path:
 
 
 def read_objects(data: bytes) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Each complete line of a file with one JSON object per line, and the object; None for a damaged line, for example
-    after a power failure. An incomplete last line is skipped: another process may be writing it."""
+    """Each complete line of a file with one JSON object per line, and the object; None for a line that is damaged, for
+    example by a power failure. An incomplete last line is skipped, since another process may be writing it."""
     for line in data.split(b"\n")[:-1]:
         found = None
         with contextlib.suppress(ValueError):
@@ -89,11 +89,11 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(file: IO[Any], seconds: float) -> Iterator[bool]:
-    """Hold an open file's lock; False if another process still holds it after this many seconds. The lock disappears
-    with this process, however it ends, even if processes that it forked live on.
+    """Hold an open file's lock. Yields False if another process still holds it after this many seconds. The system
+    releases the lock when this process ends in any way, even if processes that it forked live on.
 
-    Uses flock rather than lockf: a process loses lockf's locks as soon as it closes the file anywhere, for example
-    after copying the folder.
+    Uses flock and not lockf: a process loses lockf's locks as soon as it closes the file anywhere, for example after
+    copying the folder.
 
     Raises:
         OSError: the file system has no locks.
@@ -108,8 +108,8 @@ def locked(file: IO[Any], seconds: float) -> Iterator[bool]:
 
 
 def _release_locks() -> None:
-    """In a process forked from this one, for example by an environment: it shares the open files, and with them the
-    locks."""
+    """Release the locks in a process that was forked from this one, for example by an environment. It shares the open
+    files, and thus the locks."""
     if _locks:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in _locks:
@@ -122,7 +122,7 @@ os.register_at_fork(after_in_child=_release_locks)
 
 
 def open_in(path: Path) -> list[int]:
-    """The processes of this machine that have a file open, as far as this process may see them."""
+    """The processes of this machine that have a file open and that this process may see."""
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
@@ -132,8 +132,8 @@ def open_in(path: Path) -> list[int]:
 
 
 def locked_within(file: int, seconds: float, *, shared: bool = False) -> bool:
-    """Lock an open file, shared or exclusively; False if it stayed locked for this many seconds. The lock disappears
-    with its process, however it ends.
+    """Lock an open file, shared or exclusively. Returns False if another process held the lock for this many seconds.
+    The system releases the lock when this process ends in any way.
 
     Raises:
         OSError: the file system has no locks.

@@ -1,4 +1,4 @@
-"""A run's folder, which holds everything about the run."""
+"""The folder of a run, which contains all of its files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from lockstep.system.machine import cores
 from lockstep.system.output import print_warning
 
 _NAMED = 5
-"""Maximum number of runs to list for a user who named none."""
+"""Maximum number of runs to list if the user's path is not a run."""
 _WEIGHTS, _REPLAY = "weights.safetensors", "replay.json"
 _FACTS: dict[str, type] = {
     "layout": str,
@@ -61,7 +61,7 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        """One line per iteration: the digests that prove what was computed."""
+        """One line per iteration: the digests that prove the results."""
         return self.path / "ledger.jsonl"
 
     @property
@@ -76,15 +76,17 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of checkpoints (lockstep.run.checkpoint)."""
         return self.path / "checkpoints"
 
     @property
     def checkpointed(self) -> Path:
-        """An empty file, which exists after the first checkpoint even if all checkpoints are deleted."""
+        """An empty file that exists after the first checkpoint, even if all checkpoints have been deleted."""
         return self.path / ".checkpointed"
 
     @property
     def tensorboard(self) -> Path:
+        """The folder of TensorBoard's files."""
         return self.path / "tensorboard"
 
     @staticmethod
@@ -96,19 +98,21 @@ class RunFolder:
         repeats: str | None = None,
         asked: Layout | None = None,
     ) -> RunFolder:
-        """Make a new folder and write experiment.json and run.json; also the initial weights of a warm start, and the
-        run that this one repeats, if any. A folder whose creation was interrupted is reused.
+        """Make a new folder, and write experiment.json and run.json. Also write the initial weights of a warm start,
+        and the run that this one repeats, if any. A folder whose creation was interrupted is reused.
 
         Args:
-            asked: the layout that the user gave, if it was auto.
+            weights: the content of the file with initial weights.
+            repeats: the folder of the run that this one repeats.
+            asked: the layout that the user gave. It is recorded if it is auto.
 
         Raises:
             SettingsError: the folder that the options name exists and is not empty.
         """
         if not layout.launcher.leads:
-            return RunFolder(Path(options.run or "runs"))  # until rank 0 sends the folder that it made
+            return RunFolder(Path(options.run or "runs"))  # until rank 0 sends its folder's path
         seeds = envs.first_seeds(experiment.env, experiment.seed)
-        settings = to_json(experiment)  # before the folder exists: an error leaves none behind
+        settings = to_json(experiment)  # before the folder exists, so that an error leaves none behind
         facts = {
             **_here_and_now(layout),
             **({"auto": str(asked)} if asked is not None and asked.is_auto else {}),
@@ -122,7 +126,7 @@ class RunFolder:
         with writing(options.run or "runs"):
             folder = RunFolder(_new_folder(experiment, options.run))
             with folder.locked(warn=False):
-                require_empty(str(folder.path))  # another process may have made a run of it meanwhile
+                require_empty(str(folder.path))  # another process may have begun a run in it meanwhile
                 folder.checkpoints.mkdir(exist_ok=True)
                 try:
                     replayed = b"" if repeats is None else _json({"of": repeats})
@@ -154,8 +158,8 @@ class RunFolder:
                     command = RunFolder(path).facts().get("command")
                 again = f": {command}" if command else "."
                 raise SettingsError(
-                    f"{path} is the folder of a run that stopped before it began: there is nothing to resume. Repeat "
-                    f"the command that started it, which reuses this folder{again}"
+                    f"{path} is the folder of a run that stopped before it began, so it cannot be resumed. Repeat the "
+                    f"command that started it, which reuses this folder{again}"
                 )
             what = "is not the folder of a run (it has no experiment.json)" if path.is_dir() else "does not exist"
             near = path if path.is_dir() else path.parent
@@ -174,10 +178,10 @@ class RunFolder:
         return RunFolder(path)
 
     def experiment(self) -> Experiment:
-        """The settings that this run was started with.
+        """The experiment that this run was started with.
 
         Raises:
-            SettingsError: experiment.json is damaged, or names code that does not exist.
+            SettingsError: experiment.json is damaged or names code that does not exist.
         """
         look_for_files_in(self.facts().get("directory", ""))
         try:
@@ -186,7 +190,7 @@ class RunFolder:
             name = str(self.path / "experiment.json")
             raise error if name in str(error) else SettingsError(f"{name}: {error}") from error
         if not isinstance(experiment, Experiment):
-            raise self.damaged("experiment.json", "it holds no experiment")
+            raise self.damaged("experiment.json", "it does not contain an experiment")
         return experiment
 
     def layout(self) -> Layout:
@@ -194,7 +198,7 @@ class RunFolder:
         return Layout.parse(self._fact("layout"))
 
     def asked_layout(self) -> Layout:
-        """What the user gave as the layout, which may be auto; where timing decides, the layout itself."""
+        """The layout that the user gave, which may be auto. If timing decides, the layout that was chosen."""
         asked = self.facts().get("auto")
         return self.layout() if asked is None or self.experiment().scheme.timing_decides else Layout.parse(asked)
 
@@ -216,7 +220,7 @@ class RunFolder:
         return RunOptions(**{**options, "run": str(self.path)})
 
     def locked(self, *, warn: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Keep other processes from writing this run at the same time; see lockstep.run.lock."""
+        """Prevent other processes from writing this run at the same time. See lockstep.run.lock."""
         return run_lock(self.path, warn=warn)
 
     def facts(self) -> dict[str, Any]:
@@ -232,8 +236,8 @@ class RunFolder:
         return facts
 
     def note_resumption(self, iteration: int, layout: Layout, options: RunOptions, differs: Sequence[str]) -> None:
-        """Record in run.json how the run continues after this many iterations, replacing entries about the part that it
-        repeats. differs: entries of the platform that differ from the ledger's head."""
+        """Record in run.json how the run continues after this many iterations. Entries about iterations that the run
+        repeats are removed. differs: the entries of the platform that differ from the ledger's head."""
         facts = self.facts()
         before = [each for each in facts.get("resumed", []) if each.get("iteration", 0) < iteration]
         again = {"iteration": iteration, "checkpoint_every": options.checkpoint_every, **_here_and_now(layout)}
@@ -242,24 +246,24 @@ class RunFolder:
         _write_json(self.path / "run.json", {**facts, "resumed": [*before, again]})
 
     def note_difference(self, differs: Sequence[str]) -> None:
-        """Record in run.json that it was last resumed on a platform in which these entries differ from the ledger's
-        head."""
+        """Record in run.json that these entries of the platform on which the run was last resumed differ from the
+        ledger's head."""
         facts = self.facts()
         *before, last = facts["resumed"]
         _write_json(self.path / "run.json", {**facts, "resumed": [*before, {**last, "differs": list(differs)}]})
 
     def note_node(self, process: str, host: str, differs: Sequence[str]) -> None:
-        """Record in run.json that a process takes part in the run on a host, in which these entries of the platform
-        differ from learner 0's."""
+        """Record in run.json the host of a process, and the entries of its platform that differ from learner 0's."""
         facts, entry = self.facts(), {"process": process, "host": host, "differs": list(differs)}
         if entry not in facts.get("nodes", []):
             _write_json(self.path / "run.json", {**facts, "nodes": [*facts.get("nodes", []), entry]})
 
     def begin_again(self, experiment: Experiment) -> None:
-        """Set aside the records of a run that ended before its first checkpoint. experiment: as it starts now.
+        """Set aside the records of a run that ended before its first checkpoint. experiment: the run's experiment,
+        which is written again.
 
         Raises:
-            SettingsError: it had a checkpoint.
+            SettingsError: the run had a checkpoint.
         """
         recorded = self.ledger.read_bytes().count(b"\n") - 1 if self.ledger.is_file() else 0
         every = self._fact("options").get("checkpoint_every", 0)
@@ -274,7 +278,7 @@ class RunFolder:
                 written.replace(written.with_name(f"{written.name}.superseded"))
             elif written.exists():
                 set_aside(written, "superseded")
-        _write_json(self.path / "experiment.json", to_json(experiment))  # this version may write it differently
+        _write_json(self.path / "experiment.json", to_json(experiment))  # since an earlier version may have written it
 
     def remove_unbegun(self) -> None:
         """Remove the folder of a run that recorded nothing, unless it contains other files."""
@@ -292,13 +296,17 @@ class RunFolder:
         return read_rows(self.metrics)
 
     def read(self, name: str) -> dict[str, Any]:
-        """Read one of the folder's files with a JSON object."""
+        """Read the JSON object in one of the folder's files.
+
+        Raises:
+            SettingsError: the file is missing or damaged.
+        """
         try:
             found = json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise self.damaged(name, error) from error
         if not isinstance(found, dict):
-            raise self.damaged(name, "it holds no JSON object")
+            raise self.damaged(name, "it does not contain a JSON object")
         return found
 
     def _fact(self, name: str) -> Any:
@@ -339,12 +347,12 @@ def version(distribution: str) -> str | None:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run, completely created."""
+    """Whether a folder is the completely created folder of a run."""
     return (folder / "experiment.json").is_file()
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether the creation of a run's folder was interrupted, so that it contains only first files."""
+    """Whether the creation of a run's folder was interrupted, so that it contains only some of the first files."""
     made = ("checkpoints", "run.json", _WEIGHTS, _REPLAY)
     known = {*made, ".lock", *(f".{name}.partial" for name in (*made, "experiment.json"))}
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
@@ -354,13 +362,13 @@ def is_unfinished(folder: Path) -> bool:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs in a sweep's folder, or in any folder of runs, by name; empty for other folders."""
+    """The runs in a sweep's folder, or in another folder of runs, sorted by name; empty for other folders."""
     home = folder / "runs" if (folder / "queue").is_dir() else folder
     return sorted(path.parent for path in home.glob("*/experiment.json"))
 
 
 def require_empty(requested: str) -> None:
-    """Raise SettingsError unless a run can be made in a folder."""
+    """Raise SettingsError unless a new run can use this folder."""
     path = Path(requested)
     if path.exists() and not (path.is_dir() and (not any(path.iterdir()) or is_unfinished(path))):
         advice = f"continue it with: lockstep resume {shlex.quote(requested)}, or " if is_run(path) else ""

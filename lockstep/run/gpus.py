@@ -1,4 +1,4 @@
-"""What the bits of a run depend on where GPUs compute it: their models, their driver and their libraries."""
+"""The entries of a platform about GPUs: their models, driver and libraries, which the bits of a run depend on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def used_gpus(layout: Layout) -> dict[str, Any]:
-    """Entries of a platform about the GPUs that a layout uses: their names, which role computes on which, and their
-    libraries. Their number and the processes do not matter. Empty if it uses none."""
+    """The entries of a platform about the GPUs that a layout uses: their names, the roles that compute on them, and
+    their libraries. The numbers of GPUs and processes do not matter. Empty if the layout uses no GPUs."""
     if not layout.uses_gpus:
         return {}
     collecting, learning = (_of(layout, "collector", layout.collecting), _of(layout, "learner", layout.learning))
@@ -37,7 +37,7 @@ def used_gpus(layout: Layout) -> dict[str, Any]:
 
 
 def _of(layout: Layout, role: Literal["collector", "learner"], count: int) -> list[Any]:
-    """Properties of the GPUs of a role, without the CPU."""
+    """Properties of the GPUs that a role computes on."""
     devices = dict.fromkeys(layout.device_of(role, index) for index in range(count))
     return [torch.cuda.get_device_properties(device) for device in devices if device != "cpu"]
 
@@ -47,7 +47,7 @@ def _names(gpus: list[Any]) -> str:
 
 
 def _model(gpu: Any) -> dict[str, Any]:
-    """A slice of a GPU (MIG) has fewer multiprocessors, and libraries choose other kernels for it."""
+    """The properties by which libraries choose kernels. A slice of a GPU (MIG) has fewer multiprocessors."""
     return {
         "capability": f"{gpu.major}.{gpu.minor}",
         "multiprocessors": gpu.multi_processor_count,
@@ -75,7 +75,7 @@ def _driver_version_by_nvml() -> str | None:
 
 
 def _cublas_version() -> str | None:
-    """The version of the cuBLAS that torch has loaded; None if it cannot be asked."""
+    """The version of the cuBLAS that torch has loaded; None if it is unknown."""
     try:
         maps = Path("/proc/self/maps").read_text().splitlines()
         path = next(line.split(maxsplit=5)[-1] for line in maps if "/libcublas.so" in line)

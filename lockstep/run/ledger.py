@@ -1,7 +1,7 @@
-"""The ledger: the record that proves what a run computed, with one chained line of digests per iteration
-(`ledger.jsonl`).
+"""The ledger (`ledger.jsonl`) proves the results of a run. It has one chained line of digests per iteration.
 
-Nothing in it depends on layout or time, so two runs of one experiment on one platform have equal files.
+Unless timing decides, nothing in it depends on the layout or on time, so two runs of one experiment on one platform
+have equal files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_CHAIN = "0" * 64
 
 
 class LedgerError(SettingsError):
-    """A ledger was damaged or edited; `iteration` names its first bad line (None: the head)."""
+    """A ledger was damaged or edited. `iteration` is the iteration of its first bad line; None for the head."""
 
     def __init__(self, text: str, iteration: int | None = None) -> None:
         super().__init__(text)
@@ -37,7 +37,8 @@ _ORDER = ("iteration", "collected_with", "events", "cuts", "rollout", "updates",
 
 
 def _canonical(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Known entries first, shards in numerical order; tensors in the order of the rollout and the model."""
+    """The line with known entries first, and shards in numerical order. Tensors keep the order of the rollout and the
+    model."""
     known = [name for name in _ORDER if name in line]
     result = {name: line[name] for name in [*known, *sorted(set(line) - set(known))]}
     for name in ("rollout", "gradient"):
@@ -47,14 +48,14 @@ def _canonical(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seal(line: Mapping[str, Any], chain: str) -> tuple[str, str]:
-    """The line's text with its chain hash, which is SHA-256 over the previous hash and the line; and that hash."""
+    """The line's text with its chain hash, and this hash: SHA-256 over the previous hash and the line."""
     text = json.dumps(line, separators=(",", ":"))
     chain = hashlib.sha256((chain + text).encode()).hexdigest()
     return f'{text[:-1]}{_CHAIN}{chain}"}}\n', chain
 
 
 def _unseal(raw: bytes, chain: str) -> tuple[dict[str, Any], str]:
-    """The inverse of _seal; raises ValueError if a byte is not what _seal wrote."""
+    """The inverse of _seal. Raises ValueError if a byte has changed."""
     body, _, rest = raw.rpartition(_CHAIN.encode())
     expected = hashlib.sha256(chain.encode() + body + b"}").hexdigest()
     if rest != f'{expected}"}}\n'.encode():
@@ -66,12 +67,12 @@ def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
     """Head and lines, each with its chain hash and the file offset of its end.
 
     Raises:
-        LedgerError: the file does not exist, or a line is not what was written.
+        LedgerError: the file does not exist, or a line has changed since it was written.
     """
     if not path.is_file():
         raise LedgerError(
-            f"There is no ledger {path}, without which nothing can be proven or continued. Restore it from a copy, or "
-            "give the folder of another run."
+            f"There is no ledger {path}. A run without a ledger can be neither verified nor resumed. Restore it from a "
+            "copy, or give the folder of another run."
         )
     chain, end = _NO_CHAIN, 0
     with path.open("rb") as file:
@@ -88,7 +89,7 @@ def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
                     else "is incomplete, as after a crash during the write (resume repairs that)"
                 )
                 raise LedgerError(
-                    f"The ledger {path} proves nothing from {which} on: line {index + 1} {why}. Restore the "
+                    f"The ledger {path} is invalid from {which} on: line {index + 1} {why}. Restore the "
                     "file from a copy, or run the experiment again.",
                     index - 1 if index else None,
                 ) from None
@@ -99,7 +100,7 @@ def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
 
 
 def _first(path: Path, iterations: int) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """The entries of the head and of the first iterations; later lines may be damaged."""
+    """As _entries, for the head and the first iterations. Later lines may be damaged."""
     count = 0
     for each in itertools.islice(_entries(path), iterations + 1):
         yield each
@@ -112,7 +113,7 @@ def _first(path: Path, iterations: int) -> Iterator[tuple[dict[str, Any], str, i
 
 
 class Ledger:
-    """A ledger being written. Line i records iteration i, counted from 0."""
+    """A ledger that is being written. Line i records iteration i, counted from 0."""
 
     def __init__(self, path: Path, file: IO[str], chain: str, iterations: int) -> None:
         self.path = path
@@ -142,14 +143,14 @@ class Ledger:
 
     @staticmethod
     def reopen(path: str | os.PathLike[str], iterations: int) -> Ledger:
-        """Continue a ledger after its first `iterations` lines; later lines and an incomplete last line are cut off.
+        """Continue a ledger after its first `iterations` lines. Later lines and an incomplete last line are cut off.
 
         Raises:
             LedgerError: a line to be kept is missing or damaged.
         """
         path = Path(path)
         chain, end = _NO_CHAIN, 0
-        for _, chain, end in _first(path, iterations):  # noqa: B007 - the last ones count
+        for _, chain, end in _first(path, iterations):  # noqa: B007 - the last values are used
             pass
         os.truncate(path, end)
         ledger = Ledger(path, path.open("a", encoding="ascii", newline="\n"), chain, iterations)
@@ -159,8 +160,8 @@ class Ledger:
     def append(self, line: Mapping[str, Any]) -> None:
         """Write one iteration's line and flush it.
 
-        It holds `iteration`, `collected_with` (the version), `rollout` (digests by shard and field),
-        `gradient` (by shard), `parameters` (by name), and what the run's parts add, such as `normalizer`.
+        It contains `iteration`, `collected_with` (the version), `rollout` (digests by shard and field), `gradient` (by
+        shard), `parameters` (by name), and further entries such as `normalizer`.
         """
         assert line["iteration"] == self.iterations, f"line {self.iterations} was due, not {line}"
         self._write(_canonical(line))
@@ -172,19 +173,19 @@ class Ledger:
         self._file.flush()
 
     def sync(self) -> None:
-        """Make the lines so far survive a power failure; called before a checkpoint, which relies on them."""
+        """Make the lines so far survive a power failure. Called before a checkpoint, which relies on them."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Flush to disk and close; further calls do nothing."""
+        """Flush to disk and close the file. Further calls do nothing."""
         if not self._file.closed:
             self.sync()
             self._file.close()
 
 
 def ledger_head(experiment: Any, layout: Layout | None = None) -> dict[str, Any]:
-    """The head of an experiment's ledger: version, identity, settings, and this platform with users' files, and with
-    the GPUs that the layout uses."""
+    """The head of an experiment's ledger: version, identity, settings, and this platform with users' files and the
+    layout's GPUs."""
     settings = to_json(experiment)
     return {
         "version": VERSION,
@@ -195,13 +196,13 @@ def ledger_head(experiment: Any, layout: Layout | None = None) -> dict[str, Any]
 
 
 def read(path: str | os.PathLike[str], iterations: int | None = None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Head and lines of a ledger, with every byte checked against the chain; the chain hashes are left out.
+    """Head and lines of a ledger, without their chain hashes. Every byte is checked against the chain.
 
     Args:
         iterations: read only this many lines, which must exist; None reads all.
 
     Raises:
-        LedgerError: it is missing or damaged; names the first bad iteration.
+        LedgerError: the ledger is missing or damaged. The error names the first bad iteration.
     """
     path = Path(path)
     first, *lines = (entry for entry, _, _ in (_entries(path) if iterations is None else _first(path, iterations)))
@@ -210,15 +211,15 @@ def read(path: str | os.PathLike[str], iterations: int | None = None) -> tuple[d
 
 
 def read_last(path: str | os.PathLike[str], iterations: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Head, and the last of this many lines, all of which are checked. Like read, without keeping them.
+    """The head, and the last of this many lines. All of them are checked as in read, but not kept in memory.
 
     Raises:
-        LedgerError: see read.
+        LedgerError: as read.
     """
     path = Path(path)
     entries = (entry for entry, _, _ in _first(path, iterations))
     first = last = next(entries)
-    for last in entries:  # noqa: B007 - the last one counts
+    for last in entries:  # noqa: B007 - the last value is used
         pass
     _require_version(path, first)
     return first, last
@@ -242,9 +243,11 @@ class Difference:
     iteration: int | None
     """The first iteration that differs; None if no recorded iteration does."""
     where: str
-    """What differs, such as "rollout of shard 2, obs" or "parameter encoder.0.weight"."""
+    """The differing entry, such as "rollout of shard 2, obs" or "parameter encoder.0.weight"."""
     a: str
+    """Its value in run a."""
     b: str
+    """Its value in run b."""
     settings: tuple[str, ...] = ()
     """Differing settings and entries of the platform, which may be the cause."""
 
@@ -266,7 +269,7 @@ _CPUS = {"collecting": "CPU", "learning": "CPU"}
 
 
 def _differing(a: Any, b: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Dotted name and both values of every leaf of nested dicts that differs, in the order of a."""
+    """The dotted name and both values of every leaf that differs between nested dicts, in the order of a."""
     if isinstance(a, dict) and b == _ABSENT and a:
         b = {}
     if isinstance(b, dict) and a == _ABSENT and b:
@@ -284,19 +287,19 @@ def without_gpus(platform: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing_platform(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
-    """The entries of two platforms that differ, each as `name: a != b`. A library that only one of them has was not
-    used, and a user's file that only one of them has was not found, or an earlier version did not check it. Earlier
-    versions also recorded GPUs that a run did not use, so their entries about GPUs say nothing."""
+    """The entries of two platforms that differ, each as `name: a != b`. Libraries and users' files that only one
+    platform has are ignored: such a library was not used, and such a file was not found, or an earlier version did not
+    check it. Earlier versions also recorded GPUs that a run did not use, so their entries about GPUs are ignored."""
     if any(each.get("gpu") and "devices" not in each for each in (a, b)):
         a, b = ({name: value for name, value in each.items() if name not in _OF_GPUS} for each in (a, b))
-    elif ("devices" in a) != ("devices" in b):  # the rest would say the same in ten entries
+    elif ("devices" in a) != ("devices" in b):  # the other entries would repeat this difference
         a, b = ({"devices": _CPUS} | {n: x for n, x in each.items() if n not in _MODELS} for each in (a, b))
     found = _differing(dict(a), dict(b))
     return tuple(_told(*each) for each in found if not (each[0].startswith(_OPTIONAL) and _ABSENT in each[1:]))
 
 
 def platform_or_code(differs: Sequence[str]) -> str:
-    """A name for differing entries."""
+    """A phrase for differing entries, as the subject of a sentence."""
     return "your own code" if all(each.startswith("code.") for each in differs) else "this platform"
 
 
@@ -337,7 +340,9 @@ def compare(
     shard's gradient, the parameters. Differing settings are named with the difference, or alone if all lines agree.
 
     Args:
-        iterations: compare only this many; both ledgers must have them.
+        head_a, lines_a: the ledger of run a.
+        head_b, lines_b: the ledger of run b.
+        iterations: compare only this many, which both ledgers must have.
     """
     settings_a, settings_b = (with_current_names(head["settings"]) for head in (head_a, head_b))
     differing = list(_differing(settings_a, settings_b))

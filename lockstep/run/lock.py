@@ -1,4 +1,4 @@
-"""The lock of a run's folder, which keeps two processes from training the same run."""
+"""The lock of a run's folder. It prevents two processes from training the same run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class RunBusy(SettingsError):
 
 @contextlib.contextmanager
 def run_lock(folder: Path, *, warn: bool = True) -> Iterator[None]:
-    """Keep other processes from writing a run at the same time. The lock disappears with the process.
+    """Prevent other processes from writing a run at the same time. The system releases the lock when the process ends.
 
-    warn: print a warning if the file system has no locks.
+    Args:
+        warn: whether to print a warning if the file system has no locks.
 
     Raises:
-        RunBusy: another process is writing it.
+        RunBusy: another process is writing the run.
     """
     path = folder / ".lock"
     with writing(folder):
@@ -51,7 +52,7 @@ def run_lock(folder: Path, *, warn: bool = True) -> Iterator[None]:
 
 
 def _holder(path: Path, noted: str) -> str:
-    """Which process holds the lock, according to its own note, and what to do about it."""
+    """The process that holds the lock, by its entry in the lock file, and advice."""
     number, _, host = noted.strip().partition(" ")
     advice = ". Wait until it has ended, or stop it with Ctrl-C or SIGTERM, before resuming the run."
     if not number.isdecimal():
@@ -62,6 +63,6 @@ def _holder(path: Path, noted: str) -> str:
         return f", {number}{advice}"
     left = ", ".join(str(process) for process in open_in(path) if process != os.getpid()) or "unknown to this one"
     return (
-        f": {number}, which trained it, has ended, but left behind a process that holds the lock ({left}). End "
+        f": {number}, which trained it, has ended, but a process that it started still holds the lock ({left}). End "
         "that process before resuming the run."
     )

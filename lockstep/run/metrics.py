@@ -1,7 +1,7 @@
-"""The rows of metrics.jsonl: one for each iteration, others for evaluations. Checks that all are there as written.
+"""Writes and checks the rows of metrics.jsonl: one for each iteration, and others for evaluations.
 
-The ledger proves what was computed. It does not hold the metrics, which depend on time, so a checkpoint stores a seal
-of them: the size and the SHA-256 of the file so far.
+The ledger proves the results of a run. It does not contain the metrics, which depend on time. So a checkpoint contains
+a seal of them: the size and the SHA-256 of the file so far.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lockstep.run.rows import iteration_of, keep_rows
 
 
 class Rows:
-    """metrics.jsonl being written, after its existing rows."""
+    """Appends rows to metrics.jsonl."""
 
     def __init__(self, path: Path) -> None:
         before = path.read_bytes() if path.exists() else b""
@@ -36,7 +36,7 @@ class Rows:
         self._hash.update(data)
 
     def seal(self) -> dict[str, Any]:
-        """Make the rows so far survive a power failure; returns the seal for a checkpoint."""
+        """Make the rows so far survive a power failure. Returns the seal for a checkpoint."""
         os.fsync(self._file.fileno())
         return {"bytes": self._size, "sha256": self._hash.hexdigest()}
 
@@ -45,12 +45,12 @@ class Rows:
 
 
 def sealed(folder: RunFolder, saved: checkpoint.Checkpoint) -> bool:
-    """Whether the rows up to a checkpoint are exactly those at its time."""
+    """Whether the rows up to a checkpoint have not changed since it was written."""
     return "metrics" in saved.meta and folder.metrics.is_file() and _matches(folder.metrics, saved.meta["metrics"])
 
 
 def fault(folder: RunFolder, iterations: int, found: Sequence[Path] = ()) -> str | None:
-    """What is wrong with the rows of the first iterations, in a sentence; None if each exists once, as written.
+    """A sentence about a fault in the rows of the first iterations; None if each row exists once and is unchanged.
 
     Args:
         found: checkpoints whose seals the file must match, oldest first. Checkpoints of earlier versions have no seals.
@@ -73,14 +73,14 @@ def fault(folder: RunFolder, iterations: int, found: Sequence[Path] = ()) -> str
 
 
 def keep(folder: RunFolder, iterations: int, seal: dict[str, Any] | None) -> str | None:
-    """Cut off the rows that a run resumed after this many iterations will repeat. A damaged file is set aside as a
-    whole, and its readable rows are kept.
+    """Cut off the rows that a run resumed after this many iterations will repeat. A damaged file is set aside, and its
+    readable rows are copied to a new file.
 
     Args:
-        seal: the checkpoint's, if it has one.
+        seal: the checkpoint's seal, if it has one.
 
     Returns:
-        What is lost or changed, in a sentence; None if nothing is.
+        A sentence about lost or changed rows; None if there are none.
     """
     path = folder.metrics
     data = path.read_bytes() if path.is_file() else b""
@@ -96,7 +96,7 @@ def keep(folder: RunFolder, iterations: int, seal: dict[str, Any] | None) -> str
     if path.exists():
         set_aside(path, "damaged")
     kept = dict.fromkeys(line for line, row in read_objects(data) if iteration_of(row) in range(1, iterations + 1))
-    write_whole(path, b"".join(kept))  # of a repeated line, one remains
+    write_whole(path, b"".join(kept))  # repeated lines are written once
     return seal.get("damage") if seal is not None and _matches(path, seal) else damage
 
 
@@ -129,7 +129,7 @@ def _matches(rows: bytes | Path, seal: dict[str, Any]) -> bool:
 
 def _seals(found: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
     for path in found:
-        with contextlib.suppress(checkpoint.CheckpointError):  # other code reports it
+        with contextlib.suppress(checkpoint.CheckpointError):  # other code reports the damage
             saved = checkpoint.open_checkpoint(path, only=())
             if "metrics" in saved.meta:
                 yield saved.iteration, saved.meta["metrics"]

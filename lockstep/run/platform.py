@@ -1,5 +1,5 @@
-"""What bits depend on in addition to the experiment: the machine, its libraries, the variables that these read, and the
-contents of users' files, which settings only name."""
+"""The platform of a run. Its bits depend on the platform in addition to the experiment: on the machine, its libraries,
+the environment variables that these read, and the contents of users' files, which settings only name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ _ARITHMETIC_VARIABLES = (
 _LIBRARIES = sorted(
     {"numpy", "gymnasium", "box2d", "dm-control"}.union(*(extra.environments for extra in EXTRAS.values()))
 )
-"""Distributions by name. A version that another platform did not record makes no difference, so this list may grow."""
+"""Names of distributions. A version that only one of two platforms records is not a difference, so this list may grow.
+"""
 
 
 def _cpu() -> dict[str, str]:
@@ -65,10 +66,10 @@ def _library_versions() -> dict[str, str]:
 
 
 def code_of(settings: Mapping[str, Any] | None) -> dict[str, str]:
-    """The digests of the users' files that settings name, also of those that the models of their opponents need.
+    """The digests of the users' files that settings name, including those that their opponents' models need.
 
     Args:
-        settings: in JSON form.
+        settings: the settings of an experiment in JSON form.
     """
     found: dict[str, str] = {}
     env = (settings or {}).get("env") or {}
@@ -77,7 +78,7 @@ def code_of(settings: Mapping[str, Any] | None) -> dict[str, str]:
         run = TrainedRun.parse(opponent.partition("=")[2] if of_sides else opponent)
         if run.digest is None:
             continue
-        with contextlib.suppress(OSError, ValueError):  # the match itself tells what is missing or damaged
+        with contextlib.suppress(OSError, ValueError):  # the match itself reports missing or damaged files
             theirs, facts = (
                 json.loads((Path(run.folder) / f"{name}.json").read_bytes()) for name in ("experiment", "run")
             )
@@ -87,14 +88,14 @@ def code_of(settings: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def this_platform(settings: Mapping[str, Any] | None = None, layout: Layout | None = None) -> dict[str, Any]:
-    """What a run's bits depend on in addition to its experiment: processor, torch, Python, C library, environment
-    libraries, GPUs with their libraries, and the users' files named in its settings and by its opponents.
+    """The platform of a run: processor, torch, Python, C library, environment libraries, GPUs with their libraries, and
+    the users' files named in its settings and by its opponents.
 
-    Runs are comparable bit for bit only if this is equal.
+    Runs have comparable bits only if their platforms are equal.
 
     Args:
-        settings: in JSON form.
-        layout: whose GPUs, if it uses any, are named; by default the CPU computes everything.
+        settings: the settings of its experiment in JSON form.
+        layout: the layout whose GPUs are recorded; by default, the CPU computes everything.
     """
     code, layout = code_of(settings), layout or Layout()
     portable = (settings or {}).get("precision") == "portable"

@@ -1,4 +1,4 @@
-"""Reading and cutting metrics.jsonl: one row for each iteration, others for evaluations."""
+"""Reads and cuts metrics.jsonl, which has one row for each iteration, and others for evaluations."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from lockstep.config.settings import SettingsError
 from lockstep.run.files import read_objects, write_whole
 
 _END = 2**16
-"""Bytes at the end of metrics.jsonl that hold its last rows."""
+"""The number of bytes at the end of metrics.jsonl that are read for its last rows."""
 
 
 def read_rows(path: Path) -> list[dict[str, float | None]]:
     """The complete rows of metrics.jsonl.
 
     Raises:
-        SettingsError: one is damaged.
+        SettingsError: a row is damaged.
     """
     found = []
     for number, (_, values) in enumerate(read_objects(path.read_bytes()), 1):
         if values is None or not all(x is None or isinstance(x, (int, float)) for x in values.values()):
             raise SettingsError(
-                f"Line {number} of {path} is damaged: train did not write it. Remove the line; only the metrics of one "
-                "iteration are lost."
+                f"Line {number} of {path} is damaged: train did not write it. Remove the line, which only loses the "
+                "metrics of one iteration."
             )
         found.append(values)
     return found
 
 
 def diverged(path: Path) -> list[str]:
-    """Losses that are NaN or infinite at the end of metrics.jsonl."""
+    """Names of the losses that are NaN or infinite in the last row of metrics.jsonl that has losses."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _END))
         for _, values in reversed(list(read_objects(file.read()))):
@@ -43,7 +43,7 @@ def diverged(path: Path) -> list[str]:
 
 
 def keep_rows(path: Path, iterations: int) -> None:
-    """Keep the rows of the first iterations, which a resumed run does not repeat. A damaged row is lost."""
+    """Keep the rows of the first iterations, which a resumed run does not repeat. Damaged rows are removed."""
     if path.is_file():
         found = ((line, iteration_of(row)) for line, row in read_objects(path.read_bytes()))
         write_whole(path, b"".join(line for line, done in found if done is not None and done <= iterations))

@@ -1,4 +1,4 @@
-"""Child processes, which ignore Ctrl-C and never outlive their parent, and signals that ask this process to stop."""
+"""Child processes, which ignore Ctrl-C and end with their parent, and signals that request this process to stop."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from lockstep.system.output import print_line
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _SHOWING = 0.3
-"""Seconds that a process has to print its stack, so that no two print at once."""
+"""Seconds that a process has to print its stack, so that two processes do not print at once."""
 _NOTICING = 1.0
-"""Seconds that a process waiting for another's answer has to report its death in more detail."""
+"""Seconds that code which waits for a process's answer has to report the process's death in more detail."""
 
 _CLOSED = 5.0
-"""Seconds that a process which has closed its pipe has to end, so that its exit code is known."""
+"""Seconds that a process has to end after it has closed its pipe, so that its exit code is known."""
 _OTHER_FILES = 512
-"""Files that a process opens in addition to its connections to others."""
+"""Files that a process opens in addition to its connections to other processes."""
 
 _ECHO = 1.0
-"""Seconds in which another SIGTERM repeats the previous request instead of insisting: `timeout` sends one to the
-process and one to its group, and a shutdown also signals processes that forward the signal."""
+"""Seconds in which a further SIGTERM counts as a part of the first request. `timeout` sends one to the process and one
+to its group, and a shutdown also signals processes that forward the signal."""
 _ENDING = 10.0
-"""Seconds that a process has to clean up after it was asked to end at once."""
+"""Seconds that a process has to clean up after a request to end at once."""
 _INTERRUPTED = 130
-"""Exit code of a process that was asked to end."""
+"""Exit code of a process that ends on request."""
 
 _report_loss: Callable[[str], Any] | None = None
 _before: dict[int, Any] = {}
-"""The signal handlers before this process installed its own, by number."""
+"""By signal number: the handler before this process installed its own."""
 _forking = threading.local()
-"""These handlers, with the signals that the thread had blocked before it began to fork."""
+"""In `mask`: the signals that a thread had blocked before it began to fork."""
 
 
 def start(target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     """Start a child process that runs target(*args).
 
-    The child ignores Ctrl-C, which also reaches children, SIGTERM and SIGHUP: the parent decides when it ends. Programs
-    that the child starts do not ignore them. The child ends as soon as the parent is gone. It prints its stack when it
-    crashes or when show_stack asks for it.
+    The child ignores Ctrl-C, which also reaches children, SIGTERM and SIGHUP, since the parent decides when it ends.
+    Programs that the child starts do not ignore them. The child ends as soon as the parent is gone. It prints its stack
+    when it crashes, and on request by show_stack.
     """
-    resource_tracker.ensure_running()  # otherwise it would be started below, and unblock the signals
+    resource_tracker.ensure_running()  # otherwise it would start below, and unblock the signals
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(_Behaviour(), target, *args), name=name)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
@@ -68,7 +68,8 @@ def start(target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
 
 
 class _Behaviour:
-    """Applies when it is unpickled, before the target, whose import of torch takes seconds."""
+    """Sets the child's behaviour when it is unpickled. The target is unpickled later, since its import of torch takes
+    seconds."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _behave, (os.getpid(),)
@@ -89,7 +90,8 @@ def _behave(parent: int) -> None:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Not SIG_IGN, which programs started by this process would inherit: terminate() would not end them."""
+    """A handler that does nothing. Programs that this process starts would inherit SIG_IGN, so that terminate() would
+    not end them."""
 
 
 def ignore(numbers: Iterable[int]) -> None:
@@ -107,7 +109,7 @@ def ignores(number: int) -> bool:
 
 def _before_fork() -> None:
     if _before:
-        # Until the child has its own handlers: a signal to a very young child would run this process's handlers.
+        # Until the child has its own handlers. Before, a signal to the child would run this process's handlers.
         _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
 
 
@@ -117,7 +119,7 @@ def _after_fork() -> None:
 
 
 def _forked() -> None:
-    """In a process forked from this one, for example by an environment: restore the previous signal handlers."""
+    """Restore the previous signal handlers in a process that was forked from this one, perhaps by an environment."""
     if _before:
         signal.set_wakeup_fd(-1)
     for number, handler in _before.items():
@@ -131,8 +133,8 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 @contextlib.contextmanager
 def handling_stops(handle: Callable[[int], None], *, ctrl_c: bool = True) -> Iterator[None]:
-    """Handle the signals that ask this process to stop: Ctrl-C, a shutdown, and a closed terminal, unless nohup makes
-    the process ignore the last.
+    """Handle the signals that request this process to stop: Ctrl-C, a shutdown and, unless the process runs under
+    nohup, a closed terminal.
 
     Args:
         handle: called with the signal's number.
@@ -159,7 +161,7 @@ class Requests:
     """The requests to stop that a process has received.
 
     Args:
-        patient: a SIGTERM never counts as a second request.
+        patient: whether a SIGTERM never counts as a second request.
     """
 
     def __init__(self, *, patient: bool = False) -> None:
@@ -167,8 +169,8 @@ class Requests:
         self._first: float | None = None
 
     def insists(self, number: int) -> bool:
-        """Record a signal. Returns whether it repeats the request, so that the process should end at once: Ctrl-C
-        always does, and a SIGTERM unless it was sent together with the first request."""
+        """Record a signal. Returns whether it is a further request, so that the process should end at once. After the
+        first signal, every Ctrl-C is one, and so is every SIGTERM that was not sent together with the first request."""
         now = time.monotonic()
         if self._first is None:
             self._first = now
@@ -178,11 +180,11 @@ class Requests:
 
 @contextlib.contextmanager
 def ending_for_certain(at_once: Callable[[int], bool]) -> Iterator[None]:
-    """Start a thread that ends this process if it is still running long after a SIGTERM that asks it to end at once.
-    The process may hang in native code, where Python handles no signals, or in an environment's close.
+    """Start a thread that ends this process if it is still running long after a SIGTERM that requests it to end at
+    once. The process may hang in native code, where Python handles no signals, or in an environment's close.
 
     Args:
-        at_once: whether a signal asks the process to end at once.
+        at_once: whether the signal of this number requests the process to end at once.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -211,7 +213,7 @@ def ending_for_certain(at_once: Callable[[int], bool]) -> Iterator[None]:
 
 
 def forget_terminal() -> None:
-    """Stop printing to a terminal that may be gone, where printing would raise."""
+    """Stop printing to a terminal. It may be gone, and then printing would raise an error."""
     descriptors = {1, 2}
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -224,10 +226,11 @@ def forget_terminal() -> None:
 
 
 def allow_files(more: int) -> int:
-    """Raise this process's limit of open files (ulimit -n) by as many as needed, as far as the system allows.
+    """Raise this process's limit of open files (ulimit -n) so that it can open `more` files, as far as the system
+    allows.
 
     Returns:
-        How many files this process can open now, in addition to those that are open.
+        How many files this process can open in addition to those that are open.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = len(os.listdir("/proc/self/fd"))
@@ -239,38 +242,38 @@ def allow_files(more: int) -> int:
 
 
 def pin(process: Any, index: int, count: int) -> None:
-    """Pin a process that was just started, one of count, to its share of the cores that this process may use."""
+    """Pin process number `index` of `count`, which was just started, to its share of this process's cores."""
     cores = sorted(os.sched_getaffinity(0))
     workers = min(count, len(cores))
     begin, end = (len(cores) * (index % workers + i) // workers for i in (0, 1))
-    with contextlib.suppress(ProcessLookupError):  # whoever watches it will report its death
+    with contextlib.suppress(ProcessLookupError):  # its death is reported elsewhere
         os.sched_setaffinity(process.pid, cores[begin:end])
 
 
 def yield_to_others(process: Any, nice: int) -> None:
-    """Raise the niceness of a process that was just started above this one's, which its threads and children inherit.
+    """Raise the niceness of a process that was just started above this one's. Its threads and children inherit it.
 
     Args:
-        nice: how much, 0 to 19. The system takes at most 19 in all.
+        nice: the difference, 0 to 19. The system limits niceness to 19.
     """
     if nice:
-        with contextlib.suppress(ProcessLookupError):  # whoever watches it will report its death
+        with contextlib.suppress(ProcessLookupError):  # its death is reported elsewhere
             os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Make the kernel end this process as soon as the parent is gone, for whatever reason, even if this process hangs
-    in native code.
+    """Make the kernel end this process as soon as the parent is gone for any reason, even if this process hangs in
+    native code.
 
     Args:
-        parent: its process id, if multiprocessing does not know it yet.
+        parent: the parent's process id, if multiprocessing does not know it yet.
     """
     if parent is None:
         process = multiprocessing.parent_process()
         assert process is not None and process.pid is not None
         parent = process.pid
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call above
+    if os.getppid() != parent:  # the parent ended before the call above
         os._exit(1)
 
 
@@ -289,10 +292,11 @@ def first_answers(
     others: Sequence[Any] = (),
     timeout: float = 1.0,
 ) -> tuple[dict[int, Any], dict[int, str]]:
-    """Wait until one of some child processes answers or ends, at most for a while.
+    """Wait until one of several child processes answers or ends, or until the timeout.
 
     Args:
-        processes, pipes: all of them, and what each sends its answer through.
+        processes: all child processes.
+        pipes: for each process, the pipe through which it sends its answer.
         missing: the indices of those that have not answered.
         others: further objects whose readiness ends the wait.
         timeout: seconds.
@@ -304,30 +308,31 @@ def first_answers(
     wait([*others, *(end for i in missing for end in (pipes[i], processes[i].sentinel))], timeout)
     answers, deaths = {}, {}
     for i in missing:
-        gone = not processes[i].is_alive()  # check first: messages sent before its death still count
+        gone = not processes[i].is_alive()  # check this first, since a message sent before its death still counts
         try:
             if pipes[i].poll():
                 answers[i] = pipes[i].recv()
             elif gone:
                 deaths[i] = death_report(processes[i])
-        except (EOFError, OSError):  # OSError: it died before it read what it was sent
+        except (EOFError, OSError):  # OSError: it died before it read its messages
             processes[i].join(_CLOSED)
             deaths[i] = death_report(processes[i])
     return answers, deaths
 
 
 def report_losses(report: Callable[[str], Any]) -> None:
-    """Set the function that watch calls in this process, from a separate thread. Without one, watch does nothing."""
+    """Set the function that `watch` calls in this process from a separate thread. Without one, `watch` does nothing."""
     global _report_loss
     _report_loss = report
 
 
 def watch(processes: Sequence[BaseProcess], what: str, noticed: Callable[[], bool]) -> None:
-    """Report the first death among child processes, even if this process does not communicate with them for long.
+    """Report the first death among child processes, even if this process does not communicate with them for a long
+    time.
 
     Args:
-        what: describes the processes; the report begins with it.
-        noticed: whether the death was noticed or caused by other code; called a moment after the death.
+        what: describes the processes. The report begins with it.
+        noticed: whether other code has noticed or caused the death. It is called a moment after the death.
     """
 
     def report_death() -> None:
@@ -340,7 +345,7 @@ def watch(processes: Sequence[BaseProcess], what: str, noticed: Callable[[], boo
 
 
 def death_report(process: BaseProcess) -> str:
-    """How a process ended, as a predicate for its name."""
+    """Describes how a process ended. The subject of the sentence is missing: it is the process's name."""
     code = process.exitcode
     if code is not None and code < 0:
         name = signal.Signals(-code).name

@@ -1,4 +1,4 @@
-"""Calls in a forked copy of this process, which leave this process unchanged."""
+"""Calls functions in a forked copy of this process, so that they do not change this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from lockstep.system.children import die_with_parent
 
 _CLEANING_UP = 3.0
-"""Seconds that the copy has to close what it has open, after it was asked to end."""
+"""Seconds that the copy has to clean up after a request to end."""
 
 
 def call_in_fork(function: Callable[[], Any], seconds: float) -> tuple[bool, Any]:
@@ -53,7 +53,7 @@ def call_in_fork(function: Callable[[], Any], seconds: float) -> tuple[bool, Any
         while (left := deadline - time.monotonic()) > 0 and ready.poll(1000 * left):
             part = os.read(reading, 2**16)
             told += part
-            if not part or told.endswith(b"\n"):  # a process that the function forked may keep the pipe open
+            if not part or told.endswith(b"\n"):  # a process that the function has forked may keep the pipe open
                 break
         return (True, json.loads(told)) if told.endswith(b"\n") else (False, None)
     finally:
@@ -65,7 +65,7 @@ def _end(child: int, *, asked: bool) -> None:
     """End the copy and everything that the function started in its process group.
 
     Args:
-        asked: whether to first ask it to end what the function started elsewhere.
+        asked: whether to first request the copy to end, so that it also ends processes in other groups.
     """
     try:
         deadline = time.monotonic() + _CLEANING_UP
@@ -74,7 +74,7 @@ def _end(child: int, *, asked: bool) -> None:
         while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and time.monotonic() < deadline:
             time.sleep(0.01)
     finally:
-        for end in (os.killpg, os.kill):  # it may have no group yet
+        for end in (os.killpg, os.kill):  # the copy may have no group yet
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 end(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -85,11 +85,11 @@ def _copy(function: Callable[[], Any], writing: int, parent: int) -> None:
     die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # closes what the function has open
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # runs the function's cleanup
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - where these are not files, as in notebooks
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - they may not be files, as in notebooks
     text = json.dumps(function()) + "\n"
     with open(writing, "wb") as file:
         file.write(text.encode())

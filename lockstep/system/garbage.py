@@ -1,4 +1,4 @@
-"""Python's garbage collector."""
+"""Settings of Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def objects_frozen() -> Iterator[None]:
-    """Leave all objects that exist now out of garbage collections, until the end.
+    """Exclude all existing objects from garbage collections until the end.
 
-    Torch and Numba have hundreds of thousands that live as long as the process. To look through them again and again
-    took a tenth of the time of small iterations. Garbage, which would otherwise stay, is collected first. Nothing
-    happens if the caller's program has frozen objects itself.
+    Torch and Numba have hundreds of thousands of objects that live as long as the process. Scanning them again and
+    again took a tenth of the time of small iterations. Garbage is collected first, since it would otherwise stay. This
+    does nothing if the user's program has frozen objects itself.
     """
     own = gc.get_freeze_count() == 0
     if own:

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 _of_the_run: int | None = None
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-"""What Linux calls the instructions for bf16 of Intel's, AMD's and ARM's CPUs."""
+"""Linux's names for the bf16 instructions of Intel's, AMD's and ARM's CPUs."""
 
 
 def cores() -> int:
-    """Number of CPU cores that this process may use. A container's quota may allow fewer than it shows."""
+    """Number of CPU cores that this process may use. A container's quota may be lower than its number of cores."""
     allowed = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):  # no quota ("max"), or no cgroups of version 2
         quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
@@ -24,18 +24,18 @@ def cores() -> int:
 
 
 def belongs_to_a_run_with(count: int) -> None:
-    """Record that this process is one of several that share this many cores."""
+    """Record that this process is one of several processes of a run that share this many cores."""
     global _of_the_run
     _of_the_run = count
 
 
 def cores_of_the_run() -> int:
-    """The cores of all processes of a run on this machine together; each process may be pinned to some of them."""
+    """Number of cores of all processes of a run on this machine. Each process may be pinned to some of them."""
     return cores() if _of_the_run is None else _of_the_run
 
 
 class Cpu(NamedTuple):
-    """What Linux says of the CPU; on other systems, only its model may be known."""
+    """Linux's description of the CPU. On other systems, only the model may be known."""
 
     model: str
     flags: frozenset[str]
@@ -43,7 +43,7 @@ class Cpu(NamedTuple):
 
 
 def cpu() -> Cpu:
-    """This machine's CPU. Kernels ask their compiler instead, since a user may have it compile for another one."""
+    """This machine's CPU. Kernels do not use this: a user may make their compiler compile for another CPU."""
     info: dict[str, str] = {}
     cpuinfo = Path("/proc/cpuinfo")
     for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.exists() else ():

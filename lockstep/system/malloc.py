@@ -1,4 +1,4 @@
-"""How the C library allocates the memory of tensors."""
+"""Settings of the C library's memory allocator."""
 
 from __future__ import annotations
 

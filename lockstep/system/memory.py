@@ -1,4 +1,4 @@
-"""The memory that this process can still get."""
+"""The memory that this process can still allocate."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _CGROUPS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
-"""Files with this process's memory limit, its current use, and the part of that use which is reclaimable file cache:
-version 2, version 1."""
+"""For versions 2 and 1 of cgroups: the files with the memory limit, the current use, and statistics, and the name of
+the statistic for reclaimable file cache, which is a part of the use."""
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that this process can still get without swapping; None if the system does not tell."""
+    """Bytes that this process can still allocate without swapping; None if unknown."""
     try:
         lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text(encoding="ascii").splitlines())
     except OSError:
@@ -32,8 +32,8 @@ def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
 
 
 def _groups(proc: Path, cgroup: Path) -> list[Path]:
-    """The cgroup of this process and all its parents, each of which may have a limit: Slurm jobs and services are not
-    at the root."""
+    """The cgroup of this process and all its parents. Each may have a limit, since Slurm jobs and services are not at
+    the root."""
     own = Path("/")
     with contextlib.suppress(OSError):
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 CUBLAS_WORKSPACE = ":4096:8"
-"""CUBLAS_WORKSPACE_CONFIG of runs that do not set it: without one, cuBLAS's sums may differ between calls."""
+"""CUBLAS_WORKSPACE_CONFIG of runs that do not set it. Without it, cuBLAS's sums may differ between calls."""
 
 
 class _Setting(NamedTuple):
@@ -24,11 +24,13 @@ class _Setting(NamedTuple):
 
 
 def configure_torch(threads: int, device: str = "cpu", *, strict: bool = True) -> None:
-    """Compute with this many threads, and otherwise with torch's defaults, whatever this process has set; on a GPU with
-    deterministic kernels that keep all bits of fp32.
+    """Set torch's number of threads, and reset its other settings to the defaults. On a GPU, use deterministic kernels
+    with the full precision of fp32.
 
     Args:
-        strict: on a GPU, raise where an operation has no deterministic kernel; otherwise torch only warns.
+        threads: the number of threads of an operation.
+        device: the device that this process computes on.
+        strict: on a GPU, raise an error if an operation has no deterministic kernel. Otherwise torch only warns.
     """
     torch.set_num_threads(threads)
     for setting in _settings(device):
@@ -38,14 +40,14 @@ def configure_torch(threads: int, device: str = "cpu", *, strict: bool = True) -
         torch.set_default_device(None)
     if device != "cpu":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
-        os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # if a model of the user's compiles
+        os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # for users' models that torch compiles
         _be_deterministic(True, not strict)
         torch.cuda.set_device(device)
 
 
 @contextlib.contextmanager
 def torch_configured(threads: int, device: str = "cpu", *, strict: bool = True) -> Iterator[None]:
-    """Like configure_torch, but temporary and without autocast. The current GPU stays."""
+    """As configure_torch, but temporarily and without autocast. The current GPU is not restored."""
     before = [(setting, setting.read()) for setting in _settings(device)]
     had = torch.get_num_threads()
     was, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -68,8 +70,8 @@ def torch_configured(threads: int, device: str = "cpu", *, strict: bool = True) 
 
 @contextlib.contextmanager
 def each_written_once() -> Iterator[None]:
-    """For calls that write every number once, so that all kernels have the same bits. Torch's deterministic kernels for
-    them sort the indices first, and wait for the GPU to check them."""
+    """Allow nondeterministic kernels for calls that write every number once, so that all kernels give the same bits.
+    Torch's deterministic kernels for these calls sort the indices first, and wait for the GPU to check them."""
     was, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     if not was:
         yield
@@ -82,8 +84,8 @@ def each_written_once() -> Iterator[None]:
 
 
 def _be_deterministic(on: bool, warns: bool) -> None:
-    """As torch.use_deterministic_algorithms(on, warn_only=warns), but torch's compiler is told only if it is there.
-    That function imports it, which takes each process two seconds."""
+    """As torch.use_deterministic_algorithms(on, warn_only=warns), but without importing torch's compiler, which takes
+    each process two seconds. The compiler is configured only if it has been imported."""
     if "torch._inductor.config" in sys.modules:
         torch.use_deterministic_algorithms(on, warn_only=warns)
     else:
@@ -91,7 +93,7 @@ def _be_deterministic(on: bool, warns: bool) -> None:
 
 
 def _settings(device: str) -> list[_Setting]:
-    """Settings that matter on a device, without those that are not plain values."""
+    """The settings that matter on a device and are plain values."""
     everywhere = [
         _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
         _Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
@@ -101,7 +103,7 @@ def _settings(device: str) -> list[_Setting]:
         return everywhere
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     # Convolutions and recurrent cores use TF32 by default, which keeps 10 of fp32's 23 bits.
-    # torch 2.9 and later also have a setting for each, and refuse to read allow_tf32 where it contradicts these.
+    # torch 2.9 and later also have a setting for each of them, and refuse to read allow_tf32 if it contradicts these.
     kinds = [cudnn.conv, cudnn.rnn] if hasattr(cudnn, "conv") else []
     return [
         *everywhere,
@@ -110,7 +112,7 @@ def _settings(device: str) -> list[_Setting]:
         _of(matmul, "allow_bf16_reduced_precision_reduction", False),
         _of(matmul, "allow_fp16_reduced_precision_reduction", False),
         _of(cudnn, "benchmark", False),  # it would choose kernels by timing them
-        # Deterministic mode would fill every new tensor with NaN, which costs a kernel each and finds no fault here.
+        # Deterministic mode would fill every new tensor with NaN, which costs a kernel for each tensor.
         _of(torch.utils.deterministic, "fill_uninitialized_memory", False),
     ]
 

@@ -1,4 +1,4 @@
-"""Output to the user. A run does not end because its output has no reader any more."""
+"""Output to the user. A run continues if its output no longer has a reader."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def print_line(text: str, stream: TextIO | None) -> None:
         except UnicodeEncodeError:
             print(text.encode(stream.encoding, "replace").decode(stream.encoding), file=stream, flush=True)
     except (BlockingIOError, RuntimeError):
-        # A pipe that is full and has no waiting reader, or a signal handler that interrupts a write: this line is lost,
-        # but the next one may arrive.
+        # The pipe is full and no reader waits, or a signal handler has interrupted a write. This line is lost, but the
+        # next one may arrive.
         pass
     except (OSError, ValueError):  # ValueError: the stream was closed
         silence(stream)
@@ -41,7 +41,7 @@ def print_warning(text: str) -> None:
 
 
 def silence(stream: IO[str]) -> None:
-    """Discard all further writes to a stream, so that Python does not complain when it shuts down."""
+    """Discard all further writes to a stream, so that Python raises no error when it shuts down."""
     with contextlib.suppress(OSError, ValueError):
         descriptor = stream.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -52,8 +52,8 @@ def silence(stream: IO[str]) -> None:
 
 
 def reserve_streams() -> None:
-    """Redirect standard streams that were closed at the start of this process to nowhere. Otherwise a file or pipe
-    would take their numbers and receive the output of libraries and child processes."""
+    """Redirect standard streams that were closed at the start of this process to os.devnull. Otherwise a file or pipe
+    would get their numbers and receive the output of libraries and child processes."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -63,7 +63,7 @@ def reserve_streams() -> None:
 
 
 def own_streams() -> None:
-    """Make Python print to duplicated descriptors: an environment may close or redirect descriptors 1 and 2, for
+    """Make Python print to duplicated descriptors, since an environment may close or redirect descriptors 1 and 2, for
     example to silence a simulator."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
@@ -74,8 +74,8 @@ def own_streams() -> None:
 
 
 def _like(stream: io.TextIOWrapper, descriptor: int) -> TextIO:
-    """A stream that prints to a descriptor, and does not close it."""
-    raw = open(descriptor, "wb", closefd=False)  # noqa: SIM115 - kept as long as the process lives
+    """A stream like another one that prints to a descriptor, and does not close it."""
+    raw = open(descriptor, "wb", closefd=False)  # noqa: SIM115 - open as long as the process lives
     return io.TextIOWrapper(
         raw, stream.encoding, stream.errors, line_buffering=stream.line_buffering, write_through=stream.write_through
     )
@@ -83,7 +83,7 @@ def _like(stream: io.TextIOWrapper, descriptor: int) -> TextIO:
 
 @contextlib.contextmanager
 def keeping_streams() -> Iterator[None]:
-    """Restore Python's standard streams at the end, whatever users' code has done to them."""
+    """Restore Python's standard streams at the end, since users' code may replace or close them."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     numbers = {}
     for name, stream in before.items():
@@ -99,7 +99,7 @@ def keeping_streams() -> Iterator[None]:
 
 
 class PatientConsole(Console):
-    """A console that survives the loss of its reader: rich's own console would end the process."""
+    """A console that survives the loss of its reader. rich's own console would end the process."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -107,12 +107,12 @@ class PatientConsole(Console):
 
 
 def on_terminal() -> bool:
-    """Whether standard output is a terminal that can be drawn on."""
+    """Whether standard output is a terminal that supports drawing."""
     return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def reader_gone() -> bool:
-    """Whether standard output is a pipe or a socket that nobody reads any more."""
+    """Whether standard output is a pipe or a socket without a reader."""
     poll = select.poll()
     try:
         poll.register(sys.stdout.fileno(), 0)

@@ -1,4 +1,4 @@
-"""Supervision of processes: detecting stalls, and the error that reports how a worker failed."""
+"""Supervision of processes: a detector of stalls, and the error that reports how a worker failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 _STARTUP = 120.0
 """Seconds that a process may take to import everything and make its environments, regardless of the stall timeout."""
 _ENVIRONMENT = 0.5
-"""Seconds that it may take longer for each environment. ALE's games and Doom's engines take 0.15 of a core."""
+"""Additional seconds that it may take for each environment. ALE's games and Doom's engines take 0.15 seconds of a core.
+"""
 _BETWEEN_LOOKS = 5.0
 """Maximum number of seconds between two checks of progress that count as waiting."""
 
@@ -18,18 +19,18 @@ _stall_handler: Callable[[str], Any] | None = None
 
 
 class WorkerError(RuntimeError):
-    """A worker raised, died or stalled; the message holds its traceback or signal."""
+    """A worker raised an error, died or stalled. The message contains its traceback or signal."""
 
 
 class StallDetector:
-    """Measures how long there has been no progress.
+    """Measures the time without progress.
 
-    At most a few seconds count between two checks: a watcher that did not check for longer was itself suspended, for
+    At most a few seconds count between two checks. If more time has passed, the watcher itself was suspended, for
     example by Ctrl-Z, together with the processes that it watches.
 
     Args:
-        stall_timeout: seconds that a process may go without progress.
-        environments: those that a process makes before its first step.
+        stall_timeout: seconds that a process may take without progress.
+        environments: how many environments a process makes before its first step.
     """
 
     def __init__(self, stall_timeout: float, environments: int = 0) -> None:
@@ -61,8 +62,8 @@ class StallDetector:
 
 @contextlib.contextmanager
 def unattended(fail: Callable[[str], Any]) -> Iterator[None]:
-    """Watch inline runs, too, from a thread. If one makes no progress for the layout's stall_timeout, call fail, which
-    must end the process. This is not the default, since the user may have stopped a run in a debugger."""
+    """Watch inline runs, too, from a thread. If a run makes no progress for the layout's stall_timeout, call fail,
+    which must end the process. This is not the default, since the user may have stopped a run in a debugger."""
     global _stall_handler
     _stall_handler = fail
     try:
@@ -72,7 +73,7 @@ def unattended(fail: Callable[[str], Any]) -> Iterator[None]:
 
 
 def stall_handler() -> Callable[[str], Any] | None:
-    """The function given to `unattended`; None outside of it."""
+    """The function that was passed to `unattended`; None outside of it."""
     return _stall_handler
 
 

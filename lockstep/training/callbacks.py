@@ -1,4 +1,4 @@
-"""Users' functions that follow a run in the process that records it. They get copies, so they change no bit."""
+"""Calls users' functions in the process that records a run. They get copies, so they do not change its bits."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ from lockstep.config.user_code import load_object
 from lockstep.evaluation.policy import Policy
 from lockstep.evaluation.scores import Evaluation
 
-_THEIRS = EnvironmentSettings()
-"""The process-wide settings, such as torch's default dtype, that callbacks make. They apply while callbacks run."""
+_SETTINGS = EnvironmentSettings()
+"""The process-wide settings, such as torch's default dtype, that callbacks change. They apply while callbacks run."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A run after an iteration, as callbacks see it."""
+    """The state of a run after an iteration, for callbacks."""
 
     run: Path
     """The run's folder."""
     iteration: int
     """Iterations done."""
     iterations: int
-    """Those of the whole run."""
+    """Iterations of the whole run."""
     metrics: dict[str, float]
     """A copy of the iteration's line in metrics.jsonl: samples, score/mean, loss/policy, …"""
     policy: Callable[[], Policy]
-    """Makes a copy of the present policy on the CPU, for lockstep.Actor, or for its parameters
+    """Makes a copy of the current policy on the CPU, for lockstep.Actor or to read its parameters
     (`progress.policy().model.named_parameters()`). Each call copies all parameters."""
     stop: Callable[[], None]
-    """Ends the run after this iteration, or if on_checkpoint calls it after the next one, as at its ordinary end: with
-    a checkpoint, from which `lockstep resume` goes on."""
+    """Ends the run after this iteration, or after the next one if on_checkpoint calls it. The run writes a checkpoint,
+    from which `lockstep resume` continues."""
 
 
 class Callback:
-    """Follows a run. Override some of its methods, and name it (`--callback file.py:Name`) or pass an object of it to
-    lockstep.train. An exception that one of them raises ends the run."""
+    """Follows a run. Override some of its methods. Then name the class (`--callback file.py:Name`), or pass an object
+    of it to lockstep.train. An exception in a method ends the run."""
 
     def on_iteration(self, progress: Progress) -> None:
         """Called after every iteration."""
 
     def on_evaluation(self, progress: Progress, evaluation: Evaluation) -> None:
-        """Called after every evaluation (--eval-every), which follows on_iteration."""
+        """Called after every evaluation (--eval-every). Evaluations come after on_iteration."""
 
     def on_checkpoint(self, progress: Progress, path: Path) -> None:
-        """Called after every checkpoint, the last one included; path: its folder."""
+        """Called after every checkpoint, including the last one. path: the checkpoint's folder."""
 
 
 CallbackLike = Callback | Callable[[Progress], Any]
-"""A callback, or its on_iteration."""
+"""A callback, or a function that is called like on_iteration."""
 
 
 class _Function(Callback):
-    """A callback that is only an on_iteration."""
+    """A callback with a function as its on_iteration."""
 
     def __init__(self, function: Callable[[Progress], Any]) -> None:
         self._function = function
@@ -73,17 +73,17 @@ class _Function(Callback):
 
 
 def callback_of(given: CallbackLike | str) -> Callback:
-    """The callback that a user has given; see check."""
+    """The Callback for a user's setting or argument, which `check` has checked."""
     found = load_object(given) if isinstance(given, str) else given
     found = found() if isinstance(found, type) else found
     return found if isinstance(found, Callback) else _Function(found)
 
 
 def check(given: CallbackLike | str, layout: Layout) -> None:
-    """Check the callback that a user has given: a Callback, its class, a function, or a reference to one of these.
+    """Check a user's callback: a Callback, its class, a function, or a reference to one of these.
 
     Raises:
-        SettingsError: it is something else, or the layout starts processes and cannot send it to them.
+        SettingsError: it is something else, or it cannot be sent to the processes that the layout starts.
     """
     named = isinstance(given, str)
     name = f"--callback {given}" if named else f"on_iteration={given!r}"
@@ -122,14 +122,14 @@ def _takes(function: Any, arguments: int) -> bool:
 
 @contextlib.contextmanager
 def _their_code() -> Iterator[None]:
-    """Apply the settings of callbacks, and show what they print at once: a worker process ends without doing so.
+    """Apply the settings of callbacks, and flush their output, since a worker process may end without flushing it.
 
     Raises:
-        RuntimeError: a callback raised SettingsError, which would pass for a mistake in the run's own settings and
-            be told without a traceback.
+        RuntimeError: a callback raised SettingsError. Without this, it would be reported without a traceback, like a
+            mistake in the run's settings.
     """
     try:
-        with _THEIRS.applied(thorough=True):
+        with _SETTINGS.applied(thorough=True):
             yield
     except SettingsError as error:
         raise RuntimeError(f"The callback raised {type(error).__name__}: {error}") from error
@@ -145,19 +145,21 @@ class CallbackRunner:
         self._frames_per_step = frames_per_step
         self._done, self._metrics = 0, dict[str, float]()
         self.stopped = False
-        """Whether the callback has asked for the end."""
+        """Whether the callback has called Progress.stop."""
 
     def iteration(self, done: int, metrics: dict[str, float]) -> None:
-        """Tell it of an iteration; done: how many there are with it."""
+        """Call on_iteration. done: how many iterations are done, including this one."""
         self._done, self._metrics = done, metrics
         with _their_code():
             self._callback.on_iteration(self._progress())
 
     def evaluation(self, result: Evaluation) -> None:
+        """Call on_evaluation."""
         with _their_code():
             self._callback.on_evaluation(self._progress(), copy.deepcopy(result))
 
     def checkpoint(self, path: Path) -> None:
+        """Call on_checkpoint."""
         with _their_code():
             self._callback.on_checkpoint(self._progress(), path)
 

@@ -1,4 +1,4 @@
-"""What every process of a run receives in addition to its job: its links to the others, and the run's status."""
+"""The context of every process of a run, in addition to its job: connections to the others, and the run's status."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from lockstep.transport.inbox import Inbox
 
 @dataclasses.dataclass(frozen=True)
 class WorkerContext:
-    """How a process reaches the other processes of its run."""
+    """A process's connections to the other processes of its run."""
 
     group: Group = dataclasses.field(default_factory=Group)
-    """The learners."""
+    """The group of all learners."""
     channels: Channels | None = None
     """Its channels to the other role, in a split layout on one machine."""
     inbox: Inbox | None = None
     """A learner's messages from and to collectors, in a split layout on several machines."""
     store: Store | None = None
-    """Keeps the parameters of learners on several machines, if gradients are asynchronous."""
+    """The parameters of learners on several machines, if gradients are asynchronous."""
     counts: DistantCounts | None = None
-    """Says which collected rollouts are late, on several machines, if these are preempted."""
+    """The counts of collected rollouts on several machines, if late rollouts are preempted."""
 
 
 class RunStatus:
-    """What processes say of a run while it goes on: whether it is to stop, whether it has begun, and their heartbeats.
+    """The status of a running run, which its processes share: whether it should stop, whether it has begun, and each
+    process's heartbeat.
 
     Args:
         shared: `2 + processes` numbers that all processes of the run share.
-        rank: of this process among them.
+        rank: the number of this process among them.
     """
 
     def __init__(self, shared: SharedCounts | None = None, rank: int = 0) -> None:
@@ -45,17 +46,19 @@ class RunStatus:
         """Whether a stop was requested, whether the first iteration has begun, and each process's steps."""
 
     def request_stop(self) -> None:
-        """Ask for a checkpoint and a clean end after the current iteration."""
+        """Request a checkpoint and a clean end after the current iteration."""
         self._counts[0] = 1
 
     def stop_requested(self) -> bool:
+        """Whether request_stop was called."""
         return bool(self._counts[0])
 
     def begin(self) -> None:
-        """Record that the first iteration begins: from now on there is something to save."""
+        """Record that the first iteration begins. From now on, a stop writes a checkpoint."""
         self._counts[1] = 1
 
     def begun(self) -> bool:
+        """Whether begin was called."""
         return bool(self._counts[1])
 
     def heartbeat(self) -> None:
@@ -75,4 +78,4 @@ class RunStatus:
 
 
 Work = Callable[[Job, WorkerContext, RunStatus], Result | None]
-"""What every process of a run does (lockstep.training.loops.work)."""
+"""The function that every process of a run calls (lockstep.training.loops.work)."""

@@ -1,4 +1,4 @@
-"""The function of a curriculum by metrics: learner 0 calls it after each iteration."""
+"""A curriculum that chooses environments' options by metrics. Learner 0 calls the user's function every iteration."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lockstep.envs.curriculum import pack, unpack
 from lockstep.experiment import Experiment
 
 _OF_THIS_MACHINE = ("seconds", "speed/", "wait/", "time/", "lag/")
-"""Metrics that differ from layout to layout, by the beginnings of their names."""
+"""Prefixes of the names of metrics that depend on the layout."""
 
 
 class Curriculum:
-    """Decides options of training environments.
+    """Chooses the options of training environments.
 
     Raises:
-        SettingsError: the setting names no function of metrics and options.
+        SettingsError: the setting does not name a function of metrics and options.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -36,14 +36,14 @@ class Curriculum:
             )
 
     def next(self, line: dict[str, float], packed: Tensor) -> Tensor:
-        """The options that follow.
+        """The next options.
 
         Args:
             line: the iteration's line in metrics.jsonl.
-            packed: the present options.
+            packed: the current options, float64 [K].
 
         Raises:
-            SettingsError: the function did not return options.
+            SettingsError: the function did not return valid options.
         """
         metrics = {name: x for name, x in line.items() if not name.startswith(_OF_THIS_MACHINE)}
         options = unpack(self._config, packed)
@@ -53,8 +53,8 @@ class Curriculum:
         for name, value in found.items():
             if name not in options:
                 raise SettingsError(
-                    f"{self._name} returned the option {name!r}, but --env.curriculum begins with "
-                    f"{', '.join(options)} alone. Add it there, or leave it out."
+                    f"{self._name} returned the option {name!r}, but --env.curriculum begins only with "
+                    f"{', '.join(options)}. Add it there, or leave it out."
                 )
             if not isinstance(value, (np.bool_, numbers.Real)) or not math.isfinite(value):
                 raise SettingsError(f"{self._name} returned {name}={value!r}. Options must be finite numbers.")
@@ -62,6 +62,6 @@ class Curriculum:
             if kind(value) != value:
                 raise SettingsError(
                     f"{self._name} returned {name}={value!r}, but --env.curriculum begins with {options[name]!r}, and "
-                    f"the type {kind.__name__} stays. For fractions, begin with {float(options[name])}."
+                    f"options keep their type, here {kind.__name__}. For fractions, begin with {float(options[name])}."
                 )
         return pack({**options, **found})

@@ -1,4 +1,4 @@
-"""Explains the error of an operation that has no deterministic kernel on a GPU."""
+"""Explains errors of operations that have no deterministic kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TORCH = str(Path(torch.__file__).parent)
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Turn torch's error about an operation without a deterministic kernel into advice.
+    """Turn torch's errors about operations without deterministic kernels into advice.
 
     Raises:
-        SettingsError: torch has raised such an error.
+        SettingsError: torch raised such an error.
     """
     try:
         yield
@@ -43,7 +43,7 @@ def explained() -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """The last line outside of torch that led to an error. For an error in a backward pass, this is the call of
+    """The last line outside torch that led to an error. For an error in a backward pass, this is the call of
     backward()."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_TORCH)]
     return f" ({frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""

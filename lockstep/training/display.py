@@ -1,4 +1,4 @@
-"""The display of a running training: a live panel on a terminal, plain lines elsewhere."""
+"""The display of a running training: a live panel on a terminal, and plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLAIN_INTERVAL = 5.0
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """The finite values as bars of eight heights, averaged down to at most width characters."""
+    """The finite values as bars of eight heights, averaged to at most `width` characters."""
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return ""
@@ -42,7 +42,7 @@ def sparkline(values: list[float], width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """1:02:03 or 02:03, with days if there are any."""
+    """Seconds as 1:02:03 or 02:03, with days if there are any."""
     if seconds != seconds or seconds > 365 * 86400:
         return "--:--"
     minutes, second = divmod(round(seconds), 60)
@@ -53,7 +53,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four significant digits, without exponents where they are readable."""
+    """Four significant digits, with an exponent only for very small and very large numbers."""
     if value is None:
         return "–"
     if value == 0 or 1e-3 <= abs(value) < 1e6:
@@ -78,7 +78,7 @@ class NoDisplay:
 
 
 class PlainDisplay:
-    """A line every few seconds, and one for the last iteration."""
+    """Prints a line every few seconds, and one for the last iteration."""
 
     def __init__(self, title: str, folder: str) -> None:
         self._shown = float("-inf")
@@ -115,7 +115,7 @@ def plain_line(status: Status) -> str:
 
 
 class LiveDisplay:
-    """A panel, redrawn below the messages."""
+    """A panel that is redrawn below the messages."""
 
     def __init__(self, title: str, folder: str, console: Console | None = None) -> None:
         self._title = title
@@ -205,7 +205,7 @@ def panel(
 
 
 def make_display(kind: Literal["auto", "live", "plain", "none"], title: str, folder: str) -> Display:
-    """The display that the options ask for."""
+    """The display of this kind."""
     if kind == "auto":
         kind = "live" if on_terminal() else "plain"
     if kind == "live":

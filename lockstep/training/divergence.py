@@ -1,4 +1,4 @@
-"""Divergence of learning: notices it, stops the run, and names the last finite checkpoint."""
+"""Detects that learning diverges, stops the run, and names the last finite checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def losses_not_finite(metrics: Mapping[str, float]) -> list[str]:
 
 
 class Divergence:
-    """Notices that learning has diverged, for learner 0.
+    """Detects in learner 0 that learning has diverged.
 
     Args:
         stop: whether to stop the run on divergence.
@@ -31,11 +31,12 @@ class Divergence:
         self._since = 0
         """Consecutive iterations with losses that were not finite."""
 
-    def look(self, iterations: int, metrics: Mapping[str, float], lost: Sequence[str], fault: str) -> None:
-        """Check what an iteration has learned.
+    def check(self, iterations: int, metrics: Mapping[str, float], lost: Sequence[str], fault: str) -> None:
+        """Check the results of an iteration.
 
         Args:
-            iterations: done, including this one.
+            iterations: how many iterations are done, including this one.
+            metrics: the iteration's metrics.
             lost: names of parameters and statistics that are not finite.
             fault: which non-finite values environments returned, if any.
 
@@ -46,8 +47,12 @@ class Divergence:
         self._since = self._since + 1 if losses else 0
         if not self._stop or not (lost or self._since >= PATIENCE):
             return
-        what = f"parameters are not finite ({_some(lost)})" if lost else f"losses were not for {self._since} iterations"
-        shown = f"; {_some(losses)} is not either" if lost and losses else f" ({_some(losses)})" if losses else ""
+        what = (
+            f"parameters are not finite ({_some(lost)})"
+            if lost
+            else f"losses have not been finite for {self._since} iterations"
+        )
+        shown = f", and neither is {_some(losses)}" if lost and losses else f" ({_some(losses)})" if losses else ""
         cause = (
             f"The cause is probably that {fault}."
             if fault
@@ -60,14 +65,13 @@ class Divergence:
         )
 
     def _kept(self, iterations: int) -> str:
-        """Where to find what was learned before."""
+        """A sentence about the newest finite checkpoint."""
         path = checkpoint.newest_finite(self._folder.checkpoints)
         if path is None:
-            return "No checkpoint was taken before that."
+            return "No checkpoint is from before the divergence."
         return (
-            f"The newest checkpoint, {path}, is from before: lockstep eval {self._folder.path} --checkpoint "
-            f"{int(path.name)} plays it. lockstep resume would repeat the {iterations - int(path.name)} iterations "
-            "since then."
+            f"The checkpoint {path} is from before: lockstep eval {self._folder.path} --checkpoint {int(path.name)} "
+            f"plays it. lockstep resume would repeat the {iterations - int(path.name)} iterations since then."
         )
 
 

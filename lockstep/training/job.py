@@ -21,17 +21,19 @@ class Result:
     """The result of a run."""
 
     run: Path
+    """The run's folder."""
     digest: str
     """SHA-256 over parameters, normalisers and optimizer state: equal for equal experiments on any layout."""
     iterations: int
+    """Iterations done."""
     score: float | None
-    """Mean raw score of the last 100 training episodes."""
+    """Mean raw score of the last 100 training episodes; None before the first episode ends."""
     stopped: bool
-    """Whether a signal ended the run before total_steps; resume continues it."""
+    """Whether a signal ended the run before total_steps. resume continues it."""
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """The lines of metrics.jsonl as columns: float64 [lines] by name, NaN where a line has no such number.
-        `pandas.DataFrame(result.metrics())` is a table of them."""
+        """The lines of metrics.jsonl as columns: float64 [lines] by name, NaN where a line does not have the number.
+        `pandas.DataFrame(result.metrics())` makes a table of them."""
         lines = RunFolder(self.run).records()
         names = dict.fromkeys(name for line in lines for name in line)
         return {name: np.array([line.get(name) for line in lines], np.float64) for name in names}
@@ -48,27 +50,28 @@ class Job:
     checkpoint: Path | None = None
     stop_after: int | None = None
     recorded: Recorded | None = None
-    """The recorded timing decisions to repeat, if the run repeats another."""
+    """The recorded timing decisions to repeat, if the run repeats another one."""
 
     on_iteration: CallbackLike | None = None
-    """What follows the run, instead of what the options name."""
+    """The callback that replaces the one that the options name."""
 
     @property
     def callback(self) -> CallbackLike | str | None:
-        """What follows the run, if anything does."""
+        """The run's callback, or its name; None if there is none."""
         return self.options.callback if self.on_iteration is None else self.on_iteration
 
     def saved(self) -> Checkpoint | None:
-        """The checkpoint to continue from, if there is one. Its parts are not read yet."""
+        """The checkpoint to continue from, if there is one. This does not read its parts."""
         return None if self.checkpoint is None else open_checkpoint(self.checkpoint, only=())
 
     @property
     def environments_each(self) -> int:
-        """About how many environments a collecting process has."""
+        """The approximate number of environments of a collecting process."""
         return self.layout.environments_each(self.experiment.env.num_envs)
 
     @property
     def schedule(self) -> Schedule:
+        """The recorded schedule if the run repeats another one, else the experiment's."""
         return self.recorded or self.experiment.schedule()
 
     @property
@@ -78,5 +81,5 @@ class Job:
 
     @property
     def collects_freely(self) -> bool:
-        """Whether collectors do not wait for learners: lag async, unless its record is repeated."""
+        """Whether collectors run freely: with lag async, unless the run repeats a record."""
         return self.experiment.scheme.free_running and self.recorded is None

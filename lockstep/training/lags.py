@@ -1,4 +1,4 @@
-"""The age of the data that a run learns from, and of the parameters that its gradients were computed with."""
+"""Measures the age of the data that a run learns from, and of the parameters that its gradients were computed with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lockstep.collectors.collectors import RolloutInfo
 from lockstep.experiment import Experiment
 
 _MOST = 16
-"""Up to this many versions behind, shares of samples are reported."""
+"""Shares of samples are reported for versions that are at most this far behind."""
 TRAJECTORY = 240
 """Environment steps per version in section 3 of the Cleanba paper (arXiv:2310.00036)."""
 
@@ -36,9 +36,9 @@ class Lags:
         """Metrics of one iteration.
 
         Args:
-            iteration: the one that learned, from the version of the same number.
+            iteration: the iteration that learned. It began with the version of the same number.
             before: gradient steps before this iteration.
-            acted: the rollouts that it learned from.
+            acted: the rollouts that the iteration learned from.
             behind: for each of its gradients, the number of updates between the parameters that it was computed with
             and those that it changes.
         """
@@ -75,7 +75,7 @@ class Lags:
         if not (self._bound or self._free):
             return lags
         lags["policy_versions_max"] = float(iteration - min(by_version))
-        if all(v in self._updates for v in by_version):  # a resumed run does not know it for earlier versions
+        if all(v in self._updates for v in by_version):  # a resumed run does not know them for earlier versions
             lags["gradient_steps"] = sum((before - self._updates[v]) * n for v, n in by_version.items()) / total
             lags["gradient_steps_max"] = float(before - min(self._updates[v] for v in by_version))
         if not self._free:

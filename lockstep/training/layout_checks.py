@@ -1,4 +1,4 @@
-"""Whether a layout can run an experiment, or repeat a recorded run."""
+"""Checks that a layout can run an experiment or repeat a recorded run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.experiment import Experiment
 
 
 def check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
-    """Raise SettingsError if this kind of layout cannot run an experiment, or cannot repeat a recorded run."""
+    """Raise SettingsError if the layout cannot run an experiment, or cannot repeat a recorded run."""
     _check_stepping(experiment, layout)
     _check_growing(experiment, layout)
     if experiment.scheme.free_running:
@@ -27,13 +27,13 @@ def check_layout(experiment: Experiment, layout: Layout, recorded: Recorded | No
 
 
 def _check_stepping(experiment: Experiment, layout: Layout) -> None:
-    """Whether the layout can step the environments as it says."""
+    """Check that the adapter supports the layout's env_processes and env_threads."""
     adapter = envs.adapter_of(experiment.env) if layout.env_processes or layout.env_threads > 1 else None
     if adapter and layout.env_processes and not adapter.processes:
         raise SettingsError(
             f"--layout {layout}: env_processes cannot step {experiment.env.id} with env.adapter="
             f"{experiment.env.adapter}. {'Use env_threads=N' if adapter.threads else 'Leave it out'}, or use "
-            "--env.adapter gymnasium if that serves the id (its results differ)."
+            "--env.adapter gymnasium if it has this id (another result)."
         )
     if experiment.curriculum and layout.env_processes:
         raise SettingsError(
@@ -48,17 +48,17 @@ def _check_stepping(experiment: Experiment, layout: Layout) -> None:
 
 
 def _check_growing(experiment: Experiment, layout: Layout) -> None:
-    """Whether collectors may come and go."""
+    """Check that collectors may join and leave, if the layout lets them."""
     if layout.growing and not experiment.scheme.free_running:
         raise SettingsError(
-            f"--layout {layout} with --scheme.lag {experiment.scheme.lag}: collectors may only come and go if no "
+            f"--layout {layout} with --scheme.lag {experiment.scheme.lag}: collectors may only join and leave if no "
             "iteration waits for particular ones. Use --scheme.lag async, or --layout "
             f"{dataclasses.replace(layout, growing=False)}, which replaces lost collectors."
         )
 
 
 def _check_free_running(experiment: Experiment, layout: Layout, recorded: Recorded | None) -> None:
-    """Whether collectors can run freely, or one process can repeat what they did."""
+    """Check that collectors can run freely, or that the layout can repeat a free-running run."""
     launcher = layout.launcher
     if recorded is not None:
         if not (launcher.shares_memory and (layout.split or launcher.one_process)):
@@ -82,16 +82,16 @@ def _check_free_running(experiment: Experiment, layout: Layout, recorded: Record
 
 
 def _check_preempting(experiment: Experiment, layout: Layout) -> None:
-    """Whether rollouts of late collectors can be cut."""
+    """Check that rollouts of late collectors can be preempted."""
     if experiment.scheme.preempt < 1 and not layout.launcher.decides:
         raise SettingsError(
-            f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: collectors must see who is late. "
-            f"Use --layout {_deciding(layout)}, or leave out --scheme.preempt."
+            f"--scheme.preempt {experiment.scheme.preempt:g} with --layout {layout}: collectors must see which shards "
+            f"are late. Use --layout {_deciding(layout)}, or leave out --scheme.preempt."
         )
 
 
 def _check_asynchronous_gradients(layout: Layout, recorded: Recorded | None) -> None:
-    """Whether learners can apply their gradients one by one, or one learner can repeat it."""
+    """Check that learners can apply their gradients one by one, or that a single learner repeats a record of this."""
     if not layout.launcher.decides:
         raise SettingsError(
             f"--scheme.gradient-lag async with --layout {layout}: learners must be able to update the same "
@@ -109,14 +109,14 @@ def _deciding(layout: Layout, *, split: bool = False) -> str:
     """The layouts that let timing decide.
 
     Args:
-        split: name those with separate collectors and learners.
+        split: whether to name only those with separate collectors and learners.
     """
     return layouts_with(attrgetter("decides"), layout.launcher_name, split=split)
 
 
 def check_torchrun(experiment: Experiment, layout: Layout) -> None:
-    """Raise SettingsError if torchrun has to start the processes and has not, or has started more processes than there
-    are shards."""
+    """Raise SettingsError if the layout needs torchrun, and torchrun has not started this process, or has started a
+    wrong number of processes."""
     if not layout.launcher.started_externally:
         return
     if "RANK" not in os.environ:

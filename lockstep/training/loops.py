@@ -1,8 +1,8 @@
-"""The loops: read this file first.
+"""The training loops. Read this file first.
 
-lockstep.launchers.launch makes the run's folder and has every process call work(). learn() is what every learner runs,
-with collectors in its own process or in others; learner 0 also records the run: metrics, ledger, checkpoints, display.
-collect() is what a process runs that only collects. What they need is made in lockstep.training.start.
+lockstep.launchers.launch makes the run's folder, and every process calls work(). Every learner runs learn(), with
+collectors in its own process or in others. Learner 0 also records the run: metrics, ledger, checkpoints, display.
+Processes that only collect run collect(). lockstep.training.start makes the objects that the loops use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lockstep.transport.rollouts import acting_with
 
 
 def work(job: Job, context: WorkerContext, status: RunStatus) -> Result | None:
-    """What every process of a run does."""
+    """Learn or collect, as this process's context says. Every process of a run calls this function."""
     keep_freed_memory()
     heartbeat = slowed(status.heartbeat, job.layout.jitter)
     channels = context.channels if context.channels is not None and context.channels.role == "collector" else None
@@ -67,7 +67,7 @@ def learn(job: Job, agent: Agent, context: WorkerContext, status: RunStatus, hea
             learned = process.learner.learn(iteration, taken)
             stopped, count = process.merge_statistics(taken, stop=status.stop_requested())
             not_finite = agent.not_finite()
-            if not (not_finite and job.stops):  # or recording ends the run
+            if not (not_finite and job.stops):  # otherwise recording ends the run
                 rollouts.publish(agent.version(iteration + 1, copied=rollouts.keeps))
 
             done = iteration + 1
@@ -77,13 +77,13 @@ def learn(job: Job, agent: Agent, context: WorkerContext, status: RunStatus, hea
                 recording.save(done)
             if last:
                 break
-            group.barrier()  # what learner 0 alone did since is no waiting of the next iteration
+            group.barrier()  # so that time for learner 0's own work does not count as waiting in the next iteration
         stopped = stopped and done < experiment.iterations
         return Result(job.folder.path, state_digest(process.state()), done, recording.score(), stopped)
 
 
 def collect(job: Job, agent: Agent, channels: Channels, status: RunStatus, heartbeat: Callable[[], None]) -> None:
-    """Collect rollouts in a separate process, until the learners want no more."""
+    """Collect rollouts in a separate process until the learners need no more."""
     schedule = job.schedule
     buffers = collector_buffers(agent, channels, channels.index, schedule)
     collectors = collectors_of(job, agent, buffers, channels.admission, heartbeat)
@@ -101,10 +101,10 @@ def collect(job: Job, agent: Agent, channels: Channels, status: RunStatus, heart
 def _collect_by_schedule(
     connection: CollectorConnection, collectors: Collectors, schedule: Schedule, iterations: Iterable[int]
 ) -> None:
-    """Collect what the schedule says, in the order in which it is learned from.
+    """Collect the schedule's rollouts in the order in which they are learned from.
 
     Raises:
-        RunEnded: the learners want no more.
+        RunEnded: the learners need no more rollouts.
     """
     for iteration in iterations:
         collected: set[RolloutId] = set()
@@ -119,10 +119,10 @@ def _collect_by_schedule(
 
 
 def _collect_freely(connection: CollectorConnection, collectors: Collectors, *, refresh: bool) -> None:
-    """Collect whenever a buffer is free, with the newest version; refresh: look for a newer one at every step.
+    """Collect with the newest version whenever a buffer is free. refresh: look for a newer version at every step.
 
     Raises:
-        RunEnded: the learners want no more.
+        RunEnded: the learners need no more rollouts.
     """
     lap = 0
     while True:

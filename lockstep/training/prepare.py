@@ -1,4 +1,4 @@
-"""Before a run starts: resolves what depends on this machine, and checks everything that can be checked."""
+"""Prepares a run: resolves settings that depend on this machine, and checks everything that can be checked."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from lockstep.training.curriculum import Curriculum
 from lockstep.training.layout_checks import check_layout, check_torchrun
 
 _QUICK_SECONDS, _QUICK_LIMIT = 2.0, 10.0
-"""Seconds after which the quick check of an environment is given up."""
+"""Seconds that the quick check of an environment plays, and seconds after which it is ended."""
 _LOST = {
     "again": "equal seeds and actions do not give equal episodes, so this run can be neither verified nor resumed "
     "exactly, and another layout gives another result.",
     "alone": "the environments of one process influence each other, so another layout gives another result, and "
     "verify and resume are only exact on this one.",
-    "rebuilt": "an episode cannot be rebuilt from its seed and actions, so a run that is stopped and resumed ends with "
-    "another result than one that is not.",
+    "rebuilt": "an episode cannot be rebuilt from its seed and actions, so a run that is stopped and resumed gives "
+    "another result than a run without interruption.",
 }
-"""What a run cannot do if its environment fails one of check_env.WAYS."""
+"""The consequences for a run if its environment fails one of check_env.WAYS."""
 
 
 def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = None) -> Experiment:
-    """Resolve what depends on installed libraries, and check everything that can be checked before the start.
+    """Resolve settings that depend on installed libraries, and check everything that can be checked before the start.
 
     Raises:
         SettingsError: settings contradict each other, or something that they need is missing.
@@ -56,7 +56,7 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
     if experiment.torch_threads > 1 and os.environ.get("OMP_DYNAMIC", "").strip().lower() in ("true", "1"):
         raise SettingsError(
             f"--torch-threads {experiment.torch_threads} cannot be used while OMP_DYNAMIC={os.environ['OMP_DYNAMIC']} "
-            "is set: OpenMP takes fewer threads while the machine is busy, and results would depend on that. Unset "
+            "is set: OpenMP uses fewer threads while the machine is busy, and results would depend on this. Unset "
             "OMP_DYNAMIC, or use --torch-threads 1."
         )
     env = envs.resolve(experiment.env)
@@ -81,7 +81,7 @@ def prepare(experiment: Experiment, layout: Layout, recorded: Recorded | None = 
 def prepare_run(
     experiment: Experiment, layout: Layout, options: RunOptions, recorded: Recorded | None = None
 ) -> tuple[Experiment, RunOptions]:
-    """Prepare the run of this process, its folder and its display. Raises SettingsError like prepare."""
+    """Prepare the run that this process starts, and its options. Raises SettingsError as prepare does."""
     experiment = prepare(experiment, layout, recorded)
     check_torchrun(experiment, layout)
     check_memory(experiment, layout)
@@ -93,18 +93,18 @@ def prepare_run(
 
 
 def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions) -> None:
-    """Warn about settings that are probably not meant together or slow on this machine, and about a user's environment
+    """Warn about settings that probably do not fit together or are slow on this machine, and about a user's environment
     that resume and verify could not repeat."""
     told = list(experiment.algorithm.warnings(experiment.setup))
     if experiment.precision == "bf16" and not layout.uses_gpus and emulates_bf16():
         told.append(
             "this CPU has no instructions for bf16, so --precision bf16 is several times slower than --precision fp32, "
-            "which learns as well. The two give different results: a run that is to match another keeps its precision."
+            "which learns as well. The two give different results: to match another run, keep its precision."
         )
     if experiment.allow_nondeterministic and layout.uses_gpus:
         told.append(
-            "--allow-nondeterministic: an operation without a deterministic kernel gives different bits each time, and "
-            "then verify, replay and resume differ from the run. torch names each such operation."
+            "--allow-nondeterministic: an operation without a deterministic kernel gives different bits each time, so "
+            "verify, replay and resume may differ from the run. torch names each such operation."
         )
     env = experiment.env
     if options.check_env and ":" in env.id:
@@ -113,7 +113,7 @@ def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions)
             way, why = failed
             told.append(
                 f"{env.id}: {_LOST[way]} {why} Training continues. lockstep check-env {shlex.quote(env.id)} (with the "
-                "run's --env flags) tells more, and --no-check-env skips this check."
+                "run's --env flags) explains more, and --no-check-env skips this check."
             )
     for sentence in told:
         print_warning(sentence)
@@ -125,8 +125,8 @@ def _quick_check(experiment: Experiment) -> tuple[str, str] | None:
 
 
 def check(experiment: Experiment, layout: Layout) -> None:
-    """Raise SettingsError for what would end a prepared experiment's run right after its start: not enough memory, or
-    settings that the model refuses."""
+    """Raise SettingsError for mistakes that would end a prepared experiment's run right after its start: too little
+    memory, or settings that the model refuses."""
     check_memory(experiment, layout)
     check_model(experiment)
 
@@ -136,8 +136,8 @@ def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None
     warnings for the user of a new run.
 
     Args:
-        weights: initial weights; by default, those that its warm start names.
-        new: whether this is a new run rather than a repetition, so that the model must suit its algorithm, too.
+        weights: initial weights; by default, those that the experiment's warm start names.
+        new: whether this is a new run and not a repetition. Then the model must also suit the algorithm.
     """
     with torch_configured(experiment.torch_threads):
         agent = Agent(experiment)
@@ -152,16 +152,16 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
     """Raise SettingsError if a run's rollouts and replay memory do not fit into this machine's memory."""
     shards, shares_memory = shards_here(experiment, layout), layout.launcher.shares_memory
     free = experiment.scheme.free_running and not shares_memory
-    ahead = free or (layout.split and (shares_memory or layout.spread))  # then there are several buffers of each shard
+    ahead = free or (layout.split and (shares_memory or layout.spread))  # then each shard has several buffers
     if free and not experiment.algorithm.replays:
         shards = experiment.scheme.shards  # every learner receives all rollouts
     replay_placement.require_rollouts(experiment, shards, experiment.scheme.buffers if ahead else 1)
-    if layout.kinds[1] == "CPU" or layout.replay == "cpu":  # on GPUs, learners decide where it lies, and check it
+    if layout.kinds[1] == "CPU" or layout.replay == "cpu":  # on GPUs, learners choose the device, and check its memory
         replay_placement.require(experiment, shards, learners_here(layout))
 
 
 def shards_here(experiment: Experiment, layout: Layout) -> int:
-    """The least number of shards on this machine; torchrun spreads shards evenly over machines, and Ray freely."""
+    """The least number of shards on this machine. torchrun spreads shards evenly over machines, and Ray freely."""
     return -(-experiment.scheme.shards // _machines(layout))
 
 

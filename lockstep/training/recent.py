@@ -1,4 +1,4 @@
-"""Means of the most recent episodes and iterations, which cost little in every iteration."""
+"""Means over recent episodes and sums over recent iterations, which are cheap to update in every iteration."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lockstep.core.rollout import Episode
 
 
 class RecentEpisodes:
-    """The last episodes. Their means are computed when episodes are added, since most iterations end none.
+    """The last episodes. Their means are computed when episodes are added, since no episode ends in most iterations.
 
     Args:
         size: how many episodes count.
-        metrics: names of what environments report, in the order of Episode.metrics.
+        metrics: names of the metrics that environments report, in the order of Episode.metrics.
     """
 
     def __init__(self, size: int, metrics: Sequence[str]) -> None:
@@ -26,7 +26,7 @@ class RecentEpisodes:
         self.score: float | None = None
         """The mean raw score; None before the first episode ends."""
         self.length: float | None = None
-        """The mean length, likewise."""
+        """The mean length in steps, likewise."""
         self.reported: dict[str, float] = {}
         """The mean of each metric over those episodes that reported it."""
 
@@ -37,7 +37,7 @@ class RecentEpisodes:
         return iter(self._episodes)
 
     def add(self, episodes: Sequence[Episode]) -> None:
-        """Take episodes that have ended, in the order of their ends."""
+        """Add episodes in the order of their ends."""
         if not episodes:
             return
         self._episodes.extend(episodes)
@@ -70,7 +70,7 @@ class RecentNumbers:
         return self._count
 
     def add(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """Take an iteration's numbers. Returns the sum of each."""
+        """Add an iteration's numbers. Returns the sum of each over the last iterations."""
         self._count = min(self._count + 1, self._size)
         for name, number in numbers.items():
             self._numbers.setdefault(name, deque(maxlen=self._size)).append(number)

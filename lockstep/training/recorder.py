@@ -1,4 +1,4 @@
-"""The reports of a run: metrics.jsonl, TensorBoard, other trackers, and the display. docs/metrics.md defines the
+"""Reports a run's metrics to metrics.jsonl, TensorBoard, other trackers, and the display. docs/metrics.md defines the
 metrics."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WINDOW = 100
 """The running score is the mean of this many episodes."""
 _HISTORY = 256
 _SETTLED = 4, 10.0
-"""Iterations and seconds after which a layout is judged."""
+"""Iterations and seconds after which the layout is checked for waste."""
 
 
 @dataclass
@@ -52,14 +52,14 @@ class IterationReport:
     episodes: list[Episode]
     """The episodes that ended in this iteration."""
     times: dict[str, float]
-    """Seconds of this iteration, mean over workers: env, inference, learning, waiting, other."""
+    """Seconds of this iteration by part, as means over workers: env, inference, learning, waiting, other."""
     seconds: float
     """Wall time of this iteration."""
     lags: dict[str, float]
-    """How old its data was: `policy_versions` and, if timing decides, more (lockstep.training.lags). Empty without new
+    """The age of its data: `policy_versions` and, if timing decides, more (lockstep.training.lags). Empty without new
     data."""
     waits: dict[str, float] = field(default_factory=dict)
-    """Seconds that learners waited for `rollouts` and collectors for `parameters`, if these are separate processes."""
+    """Seconds that learners waited for `rollouts` and collectors for `parameters`, if they are separate processes."""
     environment_fault: str = ""
     """Which non-finite values environments returned, if any."""
 
@@ -80,7 +80,7 @@ class _Totals:
     best: float | None = None
     best_checkpoint: float | None = None
     window: list[list[float]] = field(default_factory=list)
-    """Of each of the last episodes: its score, its length and its metrics."""
+    """For each of the last episodes: its score, length and metrics."""
     history: list[float] = field(default_factory=list)
 
 
@@ -107,7 +107,7 @@ class Recorder:
         self._episodes.add(kept)
         self._recent = RecentNumbers(32)
         self._not_finite: set[str] = set()
-        self._busy_cores = os.getloadavg()[0]  # of other programs: this run has not begun
+        self._busy_cores = os.getloadavg()[0]  # by other programs, since this run has not begun
         self._began, self._judged = self._totals.seconds, False
         self._rows = Rows(folder.metrics)
         self._sinks = _sinks(folder, experiment, options, self._totals.samples)
@@ -125,9 +125,9 @@ class Recorder:
         return self._episodes.score
 
     def mark_best(self) -> bool:
-        """Whether the checkpoint being taken has the highest score so far; call once per checkpoint. Until a tenth of
-        the window is filled, the newest counts as best: a mean of few episodes may be luck and must not become the
-        record."""
+        """Whether the checkpoint that is being written has the highest score so far. Call it once per checkpoint. Until
+        a tenth of the window is filled, the newest checkpoint counts as best, since a mean of few episodes may be luck
+        and must not become the record."""
         score, best = self.score(), self._totals.best_checkpoint
         if score is None or not math.isfinite(score) or (best is not None and score <= best):
             return False
@@ -185,17 +185,17 @@ class Recorder:
         self._display.message(text)
 
     def state(self) -> dict[str, Any]:
-        """JSON-able totals for a checkpoint: the episode window, the best score, the time spent."""
+        """Totals for a checkpoint, as JSON values: the episode window, the best score, the time spent, and others."""
         window = [[episode.score, episode.length, *episode.metrics] for episode in self._episodes]
         return {**dataclasses.asdict(self._totals), "window": window}
 
     def seal(self) -> dict[str, Any]:
-        """Sync metrics.jsonl to disk, so that it survives a power failure; returns its entry in a checkpoint."""
+        """Sync metrics.jsonl to disk, so that it survives a power failure. Returns its entry for a checkpoint."""
         return self._rows.seal()
 
     def close(self) -> None:
         """Flush everything."""
-        with contextlib.ExitStack() as all_of_them:  # close each, even if the disk is full
+        with contextlib.ExitStack() as all_of_them:  # close every one even if the disk is full
             for each in reversed((self._display, self._rows, *self._sinks)):
                 all_of_them.callback(each.close)
 
@@ -290,7 +290,7 @@ def _line(report: IterationReport, status: Status) -> dict[str, float]:
 
 
 def _of_evaluation(result: Evaluation) -> dict[str, float]:
-    """What the environment reported, with the ends of the intervals."""
+    """The environment's metrics in an evaluation, with the bounds of their intervals."""
     line = {}
     for name, metric in result.metrics.items():
         low, high = metric.interval or (math.nan, math.nan)
@@ -313,15 +313,15 @@ class _TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[reportAttributeAccessIssue]
         from torch.utils.tensorboard import SummaryWriter
 
-        # An interrupted run's output after its checkpoint is written again: TensorBoard must not show both. It reads
-        # files in the order of their names, in which only the second of their beginning has an order.
+        # A resumed run writes the output after its checkpoint again, and TensorBoard must not show both. It reads files
+        # in the order of their names, which are only ordered by the second in which they were begun.
         while list(folder.tensorboard.glob(f"events.out.tfevents.{int(time.time()):010d}*")):
             time.sleep(0.1)
         self._writer = SummaryWriter(str(folder.tensorboard), purge_step=samples + 1)
         self._summary = Summary
 
     def log(self, values: dict[str, float], samples: int) -> None:
-        # One event for all values: with one each, they took a tenth of the time of an iteration of a single step.
+        # One event for all values: one event each took a tenth of the time of an iteration of a single step.
         named = {name if "/" in name else f"progress/{name}": value for name, value in values.items()}
         listed = [self._summary.Value(tag=name, simple_value=value) for name, value in named.items()]
         self._writer._get_file_writer().add_summary(self._summary(value=listed), samples)
@@ -337,7 +337,7 @@ class _Tracker:
         self._module: Any = importlib.import_module(module)
         self._module.init(**settings)
         self._step = module == "trackio"
-        if not self._step:  # W&B's default step counts calls, and would drop what a resumed run repeats
+        if not self._step:  # W&B's default step counts calls, and would drop the lines that a resumed run repeats
             self._module.define_metric("*", step_metric="samples")
 
     def log(self, values: dict[str, float], samples: int) -> None:
@@ -348,7 +348,7 @@ class _Tracker:
 
 
 def _sinks(folder: RunFolder, experiment: Experiment, options: RunOptions, samples: int) -> list[_Sink]:
-    """samples: collected before this start; 0 in a new run."""
+    """The trackers that the options name. samples: how many were collected before this start; 0 in a new run."""
     options.validate()
     name = folder.path.resolve().name
     sinks: list[_Sink] = []

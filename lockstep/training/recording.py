@@ -1,4 +1,4 @@
-"""What all learners of a run do together to record it: learner 0 writes, and the others report to it."""
+"""Recording of a run by all its learners. Learner 0 writes, and the others report to it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Recording:
         not_finite: Sequence[str],
         begin: float,
     ) -> None:
-        """Write an iteration's metrics and its line of the ledger. Then evaluate, if that is due, and let a curriculum
-        choose the next options.
+        """Write an iteration's metrics and its line of the ledger. Then evaluate if an evaluation is due, and let a
+        curriculum choose the next options.
 
         Args:
             count: how many rollouts all learners took.
@@ -43,7 +43,7 @@ class Recording:
             begin: when the iteration began (time.perf_counter).
 
         Raises:
-            NotFinite: learning has diverged, and this ends the run.
+            NotFinite: learning has diverged, and the run should stop then.
         """
         reports = self._group.gather(report_of(self._process, taken, learned, begin))
         if self._writer is not None and reports is not None:
@@ -54,7 +54,7 @@ class Recording:
             self._process.agent.options = self._group.broadcast(options)
 
     def asked_to_stop(self, iterations: int) -> bool:
-        """Whether the callback, if there is one, ends the run after so many iterations."""
+        """Whether the callback, if there is one, ends the run after this many iterations."""
         if not self._has_callback:
             return False
         return self._group.broadcast(self._writer is not None and self._writer.asked_to_stop(iterations))
@@ -63,7 +63,7 @@ class Recording:
         """Write a checkpoint, to which every learner contributes its parts.
 
         Raises:
-            LearnersDiffer: they no longer hold the same parameters.
+            LearnersDiffer: the learners have different parameters.
         """
         held = agreement.held(self._process.agent) if self._group.size > 1 else None
         every = self._group.gather((self._process.save(self._job.folder.checkpoints, iterations), held))
@@ -72,7 +72,8 @@ class Recording:
             self._writer.finish_checkpoint(iterations, [part for parts, _ in every for part in parts])
 
     def score(self) -> float | None:
-        """Mean raw score of the last 100 training episodes; None but for learner 0."""
+        """Mean raw score of the last 100 training episodes, in learner 0. None before the first episode ends, and in
+        other learners."""
         return None if self._writer is None else self._writer.score()
 
     def close(self) -> None:

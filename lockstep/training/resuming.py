@@ -1,4 +1,4 @@
-"""From where a run continues, and whether it can."""
+"""Finds the checkpoint that a run continues from, and checks that it can continue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from lockstep.system.output import print_warning
 
 def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment) -> Path | None:
     """The checkpoint to resume from, checked for damage; None if the run ended before its first one and starts again.
-    Newer checkpoints are set aside."""
+    Newer checkpoints are set aside.
+
+    Raises:
+        SettingsError: the run cannot continue from this checkpoint.
+        CheckpointError: the checkpoint is damaged.
+    """
     directory = folder.checkpoints
     checkpoint.recover(directory)
     if name in (None, "latest") and not checkpoint.list_checkpoints(directory):
@@ -44,8 +49,8 @@ def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment)
         )
     if not rows.sealed(folder, saved) and (wrong := rows.fault(folder, saved.iteration, [path])):
         print_warning(
-            f"{folder.metrics} is damaged. {wrong} What was learned is intact, so the run continues. The "
-            f"damaged file is kept as {folder.metrics.name}.damaged, with every row that can be read copied over. "
+            f"{folder.metrics} is damaged. {wrong} The checkpoint is intact, so the run continues. The "
+            f"damaged file is kept as {folder.metrics.name}.damaged, and all readable rows are copied to a new file. "
             "Only a copy of the file can restore the lost rows; lockstep verify will name them."
         )
     checkpoint.set_aside_newer(directory, saved.iteration)
@@ -56,28 +61,27 @@ def _require_unedited(folder: RunFolder, head: dict[str, Any]) -> None:
     edited = edited_settings(folder, head)
     if edited is not None:
         raise SettingsError(
-            f"{folder.path} cannot continue as another experiment than the one that its ledger records: {edited} "
+            f"{folder.path} cannot continue with settings that differ from those in its ledger: {edited} "
             "Restore experiment.json from a copy, or train with the new settings in another folder."
         )
 
 
 def _require_memory(experiment: Experiment, begin: int) -> None:
-    """Raise SettingsError if the replay memory, which checkpoints do not hold, cannot be refilled before the run
-    ends."""
+    """Raise SettingsError if checkpoints do not contain the replay memory, and the run ends before it is refilled."""
     config = experiment.algorithm
     if not config.resumes_exactly and begin < experiment.iterations:
         warm = config.build().warm_iterations(experiment.samples_per_iteration)
         if begin + warm >= experiment.iterations:
             raise SettingsError(
-                f"The run has {experiment.iterations - begin} iterations left, but would need {warm} of them to "
-                "refill its replay memory, which checkpoints do not hold (algorithm.replay.no-checkpoint), and would "
-                "learn nothing more. Use what it has learned, or train it again."
+                f"The run has {experiment.iterations - begin} iterations left, but needs {warm} iterations to refill "
+                "its replay memory, which checkpoints do not contain (algorithm.replay.no-checkpoint), so it would "
+                "learn nothing more. Use its newest checkpoint, or train it again."
             )
 
 
 def other_platform(folder: RunFolder, layout: Layout) -> tuple[str, ...]:
-    """Differences between this platform, with the layout's devices, or users' files and those that the run started
-    with; prints a warning if any."""
+    """The differences between the platform (with users' files) that the run started with and this one with the layout's
+    devices. Prints a warning if there are any."""
     head, _ = ledger.read(folder.ledger, 0)
     differs = ledger.differing_platform(head["platform"], this_platform(head["settings"], layout))
     if differs:
@@ -86,8 +90,8 @@ def other_platform(folder: RunFolder, layout: Layout) -> tuple[str, ...]:
 
 
 def warn_of_platform(differs: Sequence[str]) -> None:
-    """Print that a run goes on where these entries of the platform are not what they were when it started."""
+    """Print a warning that these entries of the platform have changed since the run started."""
     print_warning(
-        f"{ledger.platform_or_code(differs)} is not what it was when the run started, so the run may end "
-        f"with different bits than on the original platform. Recorded and present: {'; '.join(differs)}."
+        f"{ledger.platform_or_code(differs)} has changed since the run started, so the run may end with "
+        f"different bits than on the original platform. Recorded and present: {'; '.join(differs)}."
     )

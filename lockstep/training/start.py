@@ -1,4 +1,4 @@
-"""What the processes of a run make before their loops begin (lockstep.training.loops)."""
+"""Makes the objects that the loops of a run's processes use (lockstep.training.loops)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from lockstep.transport.rollouts import LocalRollouts, RolloutSource, buffers_of
 
 
 def slowed(heartbeat: Callable[[], None], jitter: float) -> Callable[[], None]:
-    """A step's sign of life, slowed down at random if the layout asks for it."""
+    """A heartbeat that also sleeps up to `jitter` seconds at random."""
     if not jitter:
         return heartbeat
 
@@ -48,7 +48,7 @@ def slowed(heartbeat: Callable[[], None], jitter: float) -> Callable[[], None]:
 
 
 def learner_process(job: Job, agent: Agent, context: WorkerContext, heartbeat: Callable[[], None]) -> LearnerProcess:
-    """A learner, with what its rollouts come from."""
+    """A learner, with the source of its rollouts."""
     group, quiet = context.group, job.options.display == "none"
     if job.checkpoint is None and job.recorded is None:
         agent.check()
@@ -60,7 +60,7 @@ def learner_process(job: Job, agent: Agent, context: WorkerContext, heartbeat: C
     capture = cuda_graph if job.layout.graphs else None
     process = LearnerProcess(agent, rollouts, group, heartbeat, capture, job.recorded, context.store)
     if isinstance(batches := process.learner.batches, ReplayBatches):
-        # Now, since all learners wait for each other before the first of them has rollouts to remember.
+        # Measured now: all learners still wait for each other before the first of them allocates replay memory.
         free = None if agent.device.type == "cpu" else torch.cuda.mem_get_info(agent.device)[0]
         beside, shards = job.layout.learners_beside(group.rank), shards_here(job.experiment, job.layout)
         here, tells = learners_here(job.layout), group.rank == 0 and not quiet
@@ -69,14 +69,14 @@ def learner_process(job: Job, agent: Agent, context: WorkerContext, heartbeat: C
 
 
 def _open_devices(agent: Agent, group: Group, *, quiet: bool) -> None:
-    """Let learners on GPUs read each other's memory, and say whether they can."""
+    """Let learners on GPUs read each other's memory, and print whether they can."""
     problem = group.open_devices(agent.device)
     if group.rank == 0 and not quiet and (group.on_devices or problem is not None):
         report_transfer("Learners exchange gradients", problem)
 
 
 def _rollouts(job: Job, agent: Agent, context: WorkerContext, heartbeat: Callable[[], None]) -> RolloutSource:
-    """Where a learner's rollouts come from: collectors of other processes, of other machines, or its own."""
+    """The source of a learner's rollouts: collectors of other processes, of other machines, or its own."""
     group, schedule, shards = context.group, job.schedule, job.experiment.scheme.shards
     versions = Versions(schedule)
     if context.channels is not None:
@@ -105,7 +105,7 @@ def collectors_of(
     counts: SharedMemory | DistantCounts | None,
     heartbeat: Callable[[], None],
 ) -> Collectors:
-    """The collectors that fill a process's buffers; counts as for preemption."""
+    """The collectors that fill a process's buffers. counts: as for preemption."""
     shards = sum(len(each.shards) for each in buffers)
     preempting = preemption(job.experiment.scheme, job.recorded, counts, shards)
     return Collectors(agent, buffers, job.layout, heartbeat, preempting, stop=job.stops)
@@ -114,7 +114,7 @@ def collectors_of(
 def collector_service(
     job: Job, index: int, heartbeat: Callable[[], None], counts: DistantCounts | None = None
 ) -> CollectorService:
-    """Collects one group of shards in a separate process, on request; counts as in WorkerContext."""
+    """The service that collects one group of shards on request in a separate process. counts: as in WorkerContext."""
     keep_freed_memory()
     device = job.layout.device_of("collector", min(index, len(job.layout.collectors) - 1))
     configure_torch(job.experiment.torch_threads, device, strict=not job.experiment.allow_nondeterministic)
@@ -126,7 +126,7 @@ def collector_service(
 
 
 def begin_run(job: Job, process: LearnerProcess) -> Resumed:
-    """Make version 0, or load the checkpoint that is resumed, and start the environments."""
+    """Make version 0, or load the checkpoint to resume from, and start the environments."""
     begin = time.perf_counter()
     saved = job.saved()
     if saved is None:

@@ -1,4 +1,4 @@
-"""A run's state after an iteration: its numbers, where its time goes, and whether its layout suits the machine."""
+"""The status of a run after an iteration: its numbers, its bottleneck, and whether its layout suits the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lockstep.config.layout import Layout
 
 @dataclass(frozen=True)
 class Status:
-    """A run's state after an iteration; all displayed numbers come from here."""
+    """The status of a run after an iteration. It contains all displayed numbers."""
 
     iteration: int
     iterations: int
@@ -32,7 +32,7 @@ class Status:
     layout: Layout
     shards: int
     waits: dict[str, float] = field(default_factory=dict)
-    """Seconds per iteration, recent mean, that learners wait for `rollouts` and collectors for `parameters`, if these
+    """Seconds per iteration that learners wait for `rollouts` and collectors for `parameters`, as recent means, if they
     are separate processes."""
     reported: dict[str, float] = field(default_factory=dict)
     """By name: means of env.metrics over recent episodes."""
@@ -48,7 +48,7 @@ class Status:
 
 
 def bottleneck(status: Status, available_cores: int) -> str:
-    """One sentence about what takes most of the time and what to try. Advice that changes the result says so."""
+    """A sentence about the part that takes most of the time, with advice. It says if the advice changes the result."""
     if not any(status.shares.values()):
         return "No time measured yet."
     part = max(status.shares, key=lambda name: status.shares[name])
@@ -93,7 +93,7 @@ def bottleneck(status: Status, available_cores: int) -> str:
 
 
 def _balance(status: Status) -> str:
-    """The same for separate collectors and learners: which of them wait for the other."""
+    """As bottleneck, for separate collectors and learners: says which of them wait for the others."""
     layout, seconds = status.layout, max(1e-9, status.iteration_seconds)
     rollouts, parameters = (status.waits[name] / seconds for name in ("rollouts", "parameters"))
     result = "may change the result" if status.timing_decides else "gives the same result"
@@ -108,23 +108,24 @@ def _balance(status: Status) -> str:
     if layout.growing and role == "collectors":
         remedy = "more nodes for collectors would help, up to one collector for each shard"
     elif len(present) >= status.shards:
-        remedy = f"there is one for each shard already: more shards allow more {role}, but change the result"
+        remedy = f"each shard has one already, and more shards would allow more {role}, but change the result"
     return f"{what.format(f'{min(share, 1.0):.0%}')}: {remedy}."
 
 
 _EXCHANGE_PAYS = 0.01
-"""Seconds of work between two exchanges of gradients above which more processes are faster: an exchange takes about a
+"""Seconds of work between two exchanges of gradients above which more processes are faster. An exchange takes about a
 millisecond, and processes never arrive at the same moment."""
 _MUCH = 0.5
 """Share of the time that processes may wait before it counts as waste."""
 
 
 def waste(status: Status, available_cores: int, busy_cores: float) -> str | None:
-    """How the layout wastes the machine and what to use instead, in one paragraph; None if it suits.
+    """How the layout wastes the machine's resources, with advice, in one paragraph; None if it suits the machine.
 
     Args:
-        status: after enough iterations for meaningful shares.
-        busy_cores: cores that other programs used when the run began.
+        status: the status after enough iterations for meaningful shares.
+        available_cores: the cores that this run may use.
+        busy_cores: the cores that other programs used when the run began.
     """
     layout = status.layout
     result = "may change the result" if status.timing_decides else "gives the same result"
@@ -132,9 +133,9 @@ def waste(status: Status, available_cores: int, busy_cores: float) -> str | None
     best, reason = "", ""
     waiting = status.shares.get("waiting", 0.0)
     threads = layout.processes_here * status.torch_threads
-    more, crowded = min(status.shards, idle), busy_cores > available_cores / 4  # others may cause the waiting
+    more, crowded = min(status.shards, idle), busy_cores > available_cores / 4  # other programs may cause the waiting
     if layout.uses_gpus:
-        return None  # the speed of GPUs is not known here
+        return None  # the speed of GPUs is unknown
     if threads > available_cores:
         each = f" with {status.torch_threads} torch threads each" * (status.torch_threads > 1)
         reason = f"{layout.processes_here} processes{each} compete for {available_cores} cores"

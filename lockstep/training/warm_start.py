@@ -1,7 +1,7 @@
-"""Warm starts: a run begins with the parameters and statistics of another run instead of random and empty ones.
+"""Warm starts. A run begins with the parameters and statistics of another run instead of random and empty ones.
 
-They become version 0. A run keeps a copy of them in its folder, so that it can be started, verified and repeated after
-the other run is gone.
+They become version 0. A run keeps a copy of them in its folder, so that it can be started, verified and repeated when
+the other run no longer exists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lockstep.run.folder import RunFolder
 
 
 def resolved(experiment: Experiment) -> Experiment:
-    """The experiment with the iteration of the checkpoint that the warm start names, and the digest of what it takes.
+    """The experiment with the iteration of the checkpoint that its warm start names, and the digest of the weights.
 
     Raises:
         SettingsError: the run, the checkpoint or a part does not exist.
@@ -44,10 +44,10 @@ def weights(experiment: Experiment, kept: Path | None = None) -> dict[str, Tenso
     """The initial weights of a resolved experiment, by the names of Agent.state; empty without a warm start.
 
     Args:
-        kept: the run's copy. Without one, they are read from the run that the warm start names.
+        kept: the run's copy. Without one, the weights are read from the run that the warm start names.
 
     Raises:
-        SettingsError: they are missing, or have changed.
+        SettingsError: the weights are missing, damaged or have changed.
     """
     start = experiment.warm_start
     if not start.run:
@@ -56,18 +56,18 @@ def weights(experiment: Experiment, kept: Path | None = None) -> dict[str, Tenso
         try:
             tensors, place = safetensors.torch.load_file(kept), str(kept)
         except (OSError, SafetensorError) as error:
-            raise SettingsError(f"{kept}, which the run began with, is damaged: {error}. Restore it.") from error
+            raise SettingsError(f"{kept}, the run's initial weights, is damaged: {error}. Restore it.") from error
     else:
         try:
             saved = _saved(start)
         except SettingsError as error:
-            lost = "" if kept is None else f"{kept}, which holds what the run began with, is missing. "
+            lost = "" if kept is None else f"{kept}, the run's initial weights, is missing. "
             raise SettingsError(f"{lost}{error}") from error
         tensors, place = _taken(saved, start), str(saved.path)
     if (digest := state_digest(tensors)) != start.digest:
         raise SettingsError(
-            f"{place} is not what the run began with: warm_start.digest is {start.digest[:8]}…, but the file's digest "
-            f"is {digest[:8]}…. Restore it from a copy, or begin a run with the current weights: leave the digest out."
+            f"{place} has changed since the run began: warm_start.digest is {start.digest[:8]}…, but the file's digest "
+            f"is {digest[:8]}…. Restore it from a copy, or leave the digest out to begin a run with these weights."
         )
     return tensors
 
@@ -81,7 +81,7 @@ def load(agent: Agent, tensors: dict[str, Tensor]) -> None:
     """Load weights into a new agent and its target network. Without weights, the agent stays unchanged.
 
     Raises:
-        SettingsError: they do not fit the agent's networks or its optimizer.
+        SettingsError: the weights do not fit the agent's networks or its optimizer.
     """
     if not tensors:
         return
@@ -106,7 +106,8 @@ def load(agent: Agent, tensors: dict[str, Tensor]) -> None:
 
 
 def _place(run: str) -> str:
-    """A folder by one name, which stays valid if its parent and the current folder are moved together."""
+    """A folder's normalized path. It is relative unless an absolute path is given that is outside the current folder,
+    so that runs can be moved together."""
     path = os.path.relpath(run) if os.path.isabs(run) else os.path.normpath(run)
     return os.path.abspath(run) if os.path.isabs(run) and path.startswith("..") else path
 
@@ -133,13 +134,13 @@ def _check_optimizer(experiment: Experiment, held: dict[str, Tensor]) -> None:
     if moments and moments != set(MOMENTS[own]):
         there = next((name for name, known in MOMENTS.items() if moments == set(known)), "another one")
         raise SettingsError(
-            f"The optimizer of {experiment.warm_start.run} is {there}, but here it is {own}: give both the same "
+            f"The optimizer of {experiment.warm_start.run} is {there}, but here it is {own}: use the same one "
             "(--algorithm.optimizer.name), or leave out --warm-start.optimizer."
         )
 
 
 def _taken(saved: Checkpoint, start: WarmStart) -> dict[str, Tensor]:
-    """What a checkpoint holds of some parts of its networks; of all parts if none is named."""
+    """A checkpoint's weights of the parts that the warm start names; of all parts if it names none."""
     tensors, _ = saved.part("learner")
     parts = start.parts
     known = {name: tensor for name, tensor in tensors.items() if name.startswith(("parameter.", "normalizer."))}
@@ -177,4 +178,4 @@ def _advice(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> str:
     fitting = [part for part in _parts(names) if part not in differing]
     if not fitting:
         return "Give the experiment that run's model, or train it from the beginning."
-    return f"Give the experiment that run's model, or take what fits: --warm-start.parts {' '.join(fitting)}"
+    return f"Give the experiment that run's model, or take the parts that fit: --warm-start.parts {' '.join(fitting)}"

@@ -1,4 +1,4 @@
-"""Writes what learner 0 keeps of a run: metrics, ledger, evaluations, checkpoints. It also calls the run's callback."""
+"""Writes the records of a run in learner 0: metrics, ledger, evaluations, checkpoints. It also calls the callback."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ from lockstep.transport.free_running import Pace
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """What the process of a learner reports to learner 0 about an iteration."""
+    """A learner's report to learner 0 about an iteration."""
 
     infos: dict[int, list[RolloutInfo]]
-    """By batch slot."""
+    """By batch slot: the rollouts that it learned from."""
     gradient_digests: dict[int, str]
+    """By batch slot."""
     applied: dict[int, Applied]
     """By position among the iteration's updates."""
     times: list[dict[str, float]]
@@ -66,8 +67,8 @@ def _waits(reports: list[ProcessReport], layout: Layout, shards: int) -> dict[st
     collectors = [times["waiting"] for report in reports for times in report.times[1:]]
     return {
         "rollouts": max(report.waited for report in reports),  # if timing decides, learner 0 waits for all
-        # If timing decides, an iteration may learn from rollouts that arrived before it began, and from none of some
-        # collectors. These count, too, or the sum over iterations would exceed the time of the run.
+        # If timing decides, an iteration may take no rollouts of some collectors, and others that arrived before it
+        # began. The mean is over all collectors. Otherwise the sum over iterations would exceed the time of the run.
         "parameters": sum(collectors) / layout.groups(shards),
     }
 
@@ -83,11 +84,12 @@ def _replay_ratio(experiment: Experiment, counts: dict[str, int]) -> dict[str, f
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run begins or continues."""
+    """The state that a run begins or continues with."""
 
     iteration: int
     """Iterations done; 0 in a new run."""
     counts: dict[str, int]
+    """Samples and updates so far."""
     recorder: dict[str, Any] | None
     """The recorder's state to continue from; None in a new run."""
     metrics: dict[str, Any] | None = None
@@ -95,20 +97,20 @@ class Resumed:
 
 
 class _Joined(NamedTuple):
-    """What all learners report of an iteration."""
+    """The reports of all learners about an iteration."""
 
     acted: list[RolloutInfo]
     """The rollouts that were learned from, in the order of batch slots."""
     updates: list[Applied]
-    """In order."""
+    """The updates in their order."""
     gradients: dict[int, str]
-    """Digests, by batch slot in order."""
+    """The digests of gradients, by batch slot in order."""
     times: dict[str, float]
     """Seconds of each part, as means over processes."""
 
 
 class RunWriter:
-    """Writes what learner 0 keeps: recorder, ledger, evaluations."""
+    """Writes the records of a run: metrics, ledger, evaluations, checkpoints."""
 
     def __init__(self, job: Job, process: LearnerProcess, heartbeat: Callable[[], None], resumed: Resumed) -> None:
         callback = None if job.callback is None else callback_of(job.callback)
@@ -124,9 +126,9 @@ class RunWriter:
         self._lags = Lags(experiment)
         self._divergence, self._stops = Divergence(folder, stop=job.stops), job.stops
         self._finite = True
-        """Whether the latest version's numbers are."""
+        """Whether all numbers of the latest version are finite."""
         self._fault = ""
-        """Which non-finite values environments returned."""
+        """Which non-finite values environments returned, if any."""
         self._recorder = Recorder(folder, experiment, layout, options, resumed.recorder)
         self._curriculum = Curriculum(experiment) if experiment.curriculum else None
         self._line: dict[str, float] = {}
@@ -136,7 +138,7 @@ class RunWriter:
             self._callback = CallbackRunner(callback, folder.path, process.agent, process.rollouts.frames_per_step)
 
     def asked_to_stop(self, iterations: int) -> bool:
-        """Whether the callback has asked for the end of the run; iterations: how many are done."""
+        """Whether the callback has ended the run. iterations: how many are done."""
         if self._callback is None or not self._callback.stopped:
             return False
         if iterations < self._experiment.iterations:
@@ -144,7 +146,7 @@ class RunWriter:
         return True
 
     def next_options(self) -> Tensor:
-        """The options of training environments that the curriculum decides on after the latest iteration."""
+        """The options of training environments that the curriculum chooses after the latest iteration."""
         assert self._curriculum is not None
         return self._curriculum.next(self._line, self._process.agent.options)
 
@@ -164,11 +166,11 @@ class RunWriter:
         """Write one iteration's metrics and its line of the ledger.
 
         Args:
-            count: how many rollouts it learned from.
+            count: how many rollouts the iteration learned from.
             not_finite: names of parameters and statistics that are NaN or infinite.
 
         Raises:
-            NotFinite: learning has diverged, and stops is on.
+            NotFinite: learning has diverged, and the run should stop then.
         """
         counts, experiment, self._finite = self._counts, self._experiment, not not_finite
         counts["samples"] += count * experiment.samples_per_rollout
@@ -194,12 +196,12 @@ class RunWriter:
                 environment_fault=self._fault,
             )
         )
-        self._divergence.look(iteration + 1, learned.metrics, not_finite, self._fault)
+        self._divergence.check(iteration + 1, learned.metrics, not_finite, self._fault)
         if self._callback is not None:
             self._callback.iteration(iteration + 1, line)
 
     def _ledger_line(self, iteration: int, joined: _Joined, options: dict[str, Any]) -> dict[str, Any]:
-        """What timing decided in an iteration, and the digests of what it computed; options: of a curriculum."""
+        """The timing decisions of an iteration, and the digests of its results. options: those of a curriculum."""
         agent, scheme = self._process.agent, self._experiment.scheme
         line: dict[str, Any] = {"iteration": iteration}
         if scheme.free_running:
@@ -218,7 +220,7 @@ class RunWriter:
         return {**line, "curriculum": options} if options else line
 
     def evaluate(self, iterations: int) -> None:
-        """If an evaluation is due, score the current version on separate environments."""
+        """If an evaluation is due, evaluate the current version in separate environments."""
         options, agent = self._options, self._process.agent
         if options.eval_every and iterations % options.eval_every == 0:
             evaluation = evaluate_policy(

@@ -1,1 +1,1 @@
-"""How rollouts reach learners and versions reach collectors: by a call, in shared memory, or in messages."""
+"""Brings rollouts to learners and versions to collectors: by calls, in shared memory, or in messages."""

@@ -1,16 +1,16 @@
-"""Free-running collection: timing decides which version collects what, and what each iteration learns from.
+"""Free-running collection: timing decides which version collects a rollout, and which iteration learns from it.
 
-A shard begins its next rollout as soon as one of its buffers is free, with the newest version, and an iteration takes
-the first S rollouts to arrive, whichever shards they are of. A buffer is taken when a rollout begins and given back
-when it was learned from. That alone does not bound a slow shard's lag, since fast ones could supply many iterations in
-the meantime. So every rollout has a deadline, the iteration `version + max_lag`, and one may only be taken if all
-others can still be learned from in time (the earliest-deadline-first test of scheduling); otherwise the iteration
-waits for the urgent ones. With max_lag + 1 buffers a shard that test can always be passed, and no data is ever too
-old.
+A shard begins its next rollout as soon as one of its buffers is free, with the newest version. An iteration takes the
+first S rollouts that arrive, from any shards. A buffer is taken when a rollout begins, and returned after the rollout
+has been learned from. This alone does not bound a slow shard's lag, since fast shards could supply many iterations in
+the meantime. So every rollout has a deadline, the iteration `version + max_lag`, and an iteration may only take a
+rollout if all others can still be learned from in time (the earliest-deadline-first test of scheduling). Otherwise the
+iteration waits for the urgent ones. With max_lag + 1 buffers per shard, a set of rollouts always passes this test, and
+no data is ever too old.
 
-With replay an iteration can learn without new rollouts, and remember many at once. It takes what has arrived, be it
-nothing, and waits only for rollouts that are due, or if it would learn too often from too few (Pace). Places that it
-leaves empty stay for later iterations, so that the test can be passed as before, with max_lag at least 1.
+With replay, an iteration can learn without new rollouts, and store many at once. It takes all rollouts that have
+arrived, perhaps none, and waits only for those that are due, or if it would learn too often from too few (Pace). Later
+iterations may use the places that it leaves empty, so the test can be passed as before, with max_lag at least 1.
 """
 
 from __future__ import annotations
@@ -33,35 +33,36 @@ from lockstep.run.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class Pace:
-    """Bounds on how many rollouts iterations 0 to i may have taken together: S an iteration or, with replay, that many
-    within a factor of 1 + slack, counted from the end of the warm-up."""
+    """Bounds on how many rollouts iterations 0 to i may have taken together: S per iteration or, with replay, within a
+    factor of 1 + slack of this, counted from the end of the warm-up."""
 
     shards: int
     """S"""
     warm: int = 0
-    """Iterations of the warm-up, in which nothing is learned."""
+    """Iterations of the warm-up, which do not learn."""
     slack: float = 0.0
+    """algorithm.replay.slack"""
     even: int = 0
-    """Iterations before this one take one rollout of every shard, so that each has something to learn from."""
+    """Iterations before this one take one rollout of every shard, so that the replay memory of each has data."""
 
     @staticmethod
     def of(experiment: Experiment, begin: int = 0) -> Pace:
-        """The pace of an experiment that begins, or is resumed, with an iteration."""
+        """The pace of an experiment that begins, or is resumed, with iteration `begin`."""
         shards = experiment.scheme.shards
         if not experiment.algorithm.replays:
             return Pace(shards)
         config = off_policy(experiment.algorithm)
         warm = config.build().warm_iterations(experiment.samples_per_iteration)
-        ready = begin if config.resumes_exactly else begin + warm  # a memory that was not kept is filled anew
+        ready = begin if config.resumes_exactly else begin + warm  # without a saved memory, the warm-up is repeated
         return Pace(shards, warm, config.replay.slack, max(warm, ready) + 1)
 
     def least(self, iteration: int) -> int:
-        """Rollouts that must have been taken when an iteration learns."""
+        """The least number of rollouts that must have been taken when an iteration learns."""
         learning = max(0, iteration + 1 - self.warm)
         return self.shards * (iteration + 1 - learning) + math.ceil(self.shards * learning / (1 + self.slack))
 
     def most(self, iteration: int) -> int:
-        """Rollouts that may have been taken by then. It rises by S an iteration, or more."""
+        """The largest number of rollouts that may have been taken by then. It rises by at least S per iteration."""
         learning = max(0, iteration + 1 - self.warm)
         return self.shards * (iteration + 1 - learning) + math.floor(self.shards * learning * (1 + self.slack))
 
@@ -70,11 +71,11 @@ def may_take(deadline: int, pending: Mapping[int, int], iteration: int, places: 
     """Whether an iteration may take a rollout without making another one late.
 
     Args:
-        deadline: of the rollout: the last iteration that may learn from it.
-        pending: how many rollouts were begun and not taken yet, this one included, by deadline.
-        iteration: the one that is being filled.
-        places: rollouts that it may still take, this one included.
-        shards: S, the rollouts that every later iteration may take at the least.
+        deadline: the last iteration that may learn from the rollout.
+        pending: by deadline, how many rollouts have begun and have not been taken, this one included.
+        iteration: the iteration that takes rollouts now.
+        places: how many rollouts it may still take, this one included.
+        shards: S. Every later iteration may take at least this many rollouts.
     """
     due = 0
     for last in range(iteration, max(pending) + 1):
@@ -86,11 +87,11 @@ def may_take(deadline: int, pending: Mapping[int, int], iteration: int, places: 
 
 
 class Admission:
-    """What free-running processes agree on: the newest version, and every shard's rollouts in flight. On one machine it
-    lies in memory that they share; on several, learner 0 holds it, and collectors ask there.
+    """The state that free-running processes agree on: the newest version, and every shard's rollouts in flight. On one
+    machine it is in shared memory. On several machines, learner 0 holds it, and collectors send requests to learner 0.
 
     Laps count a shard's rollouts since this run was started or resumed. Lap n takes buffer n mod `buffers`, and may
-    begin once lap n - buffers was learned from.
+    begin once lap n - buffers has been learned from.
     """
 
     def __init__(self, memory: SharedMemory | PrivateMemory, shards: int, buffers: int) -> None:
@@ -106,20 +107,22 @@ class Admission:
 
     @property
     def newest(self) -> int:
-        """The newest version. Its parameters are there: the lock orders what processes see."""
+        """The newest version. Its parameters can be read, since the lock orders memory accesses of processes."""
         with self._memory.locked():
             return int(self._newest[0])
 
     def begin(self, shards: list[int], lap: int) -> int | None:
-        """Take a buffer of each shard for its next lap; None if one of them has none free.
+        """Take a buffer of each shard for its next lap.
 
         Returns:
-            The version to begin with. It and its successors stay readable until the rollouts were learned from. If the
-            lap has begun before and its collector was lost, this is the same version again.
+            The version to begin with; None if a shard has no free buffer. The version and its successors stay readable
+            until the rollouts have been learned from. If the lap began before and its collector was lost, this is the
+            same version again.
         """
         with self._memory.locked():
             if all(lap < self._begun[shard] for shard in shards):
-                # Not overwritten, even if some were learned from: its successor in the buffers begins for all together.
+                # The entry is intact even if some shards' laps have been learned from: the lap that will overwrite it
+                # begins for all shards together.
                 return int(self._versions[shards[0], lap % self._buffers])
             if any(lap >= self._returned[shard] + self._buffers for shard in shards):
                 return None
@@ -131,7 +134,7 @@ class Admission:
             return version
 
     def in_flight(self) -> dict[LapId, int]:
-        """Every lap that has begun and whose buffer was not given back, with the version that it began with."""
+        """Every lap that has begun and whose buffer has not been returned, with the version that it began with."""
         with self._memory.locked():
             return {
                 LapId(shard, lap): int(self._versions[shard, lap % self._buffers])
@@ -140,7 +143,7 @@ class Admission:
             }
 
     def publish(self, version: int, learned: list[int]) -> None:
-        """Announce a version, and give back a buffer for each entry of learned, a shard."""
+        """Announce a version, and return one buffer for each entry of `learned`, the number of a shard."""
         with self._memory.locked():
             self._newest[0] = version
             for shard in learned:
@@ -151,7 +154,7 @@ class Choice:
     """Chooses the rollouts that each iteration learns from, among those that have arrived.
 
     Args:
-        taken: rollouts that iterations have taken so far.
+        taken: how many rollouts iterations have taken so far.
     """
 
     def __init__(self, schedule: Schedule, pace: Pace, admission: Admission, taken: int = 0) -> None:
@@ -159,19 +162,19 @@ class Choice:
 
     @staticmethod
     def of(experiment: Experiment, schedule: Schedule, admission: Admission, saved: Checkpoint | None) -> Choice:
-        """For a run that begins, or continues after a checkpoint."""
+        """The Choice of a run that begins or continues after a checkpoint."""
         if saved is None:
             return Choice(schedule, Pace.of(experiment), admission)
         taken = saved.meta["counts"]["samples"] // experiment.samples_per_rollout
         return Choice(schedule, Pace.of(experiment, saved.iteration), admission, taken)
 
     def choose(self, iteration: int, arrived: dict[LapId, RolloutInfo], wait: Callable[[], None]) -> list[RolloutInfo]:
-        """Take the first rollouts that arrived, unless another would become too old by that. Wait for those that are
+        """Take the first rollouts that arrived, unless this would make another one too old. Wait for those that are
         due, and for as many as the pace needs.
 
         Args:
-            arrived: in order of arrival, each shard's in order of laps; those that are chosen are removed.
-            wait: waits until more have arrived, and adds them.
+            arrived: rollouts in order of arrival, each shard's in order of laps. Chosen ones are removed.
+            wait: waits until more rollouts have arrived, and adds them to `arrived`.
         """
         chosen: dict[LapId, RolloutInfo] = {}
         shards, lag = self._schedule.shards, self._schedule.lag
@@ -194,6 +197,6 @@ class Choice:
                 wait()
                 in_flight = self._admission.in_flight()
         self._count += len(chosen)
-        if self._schedule.by_shard:  # order is nothing that matters between shards: let the record not depend on it
+        if self._schedule.by_shard:  # the order between shards does not matter, so the record should not depend on it
             return [chosen[lap_id] for lap_id in sorted(chosen)]
         return list(chosen.values())

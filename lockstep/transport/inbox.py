@@ -1,8 +1,8 @@
-"""Where the messages of collectors reach a learner's process, and where collectors find versions.
+"""The inbox of a learner's process. It receives the messages of collectors, and gives them versions.
 
 Messages may arrive in any order, and twice. If collectors run freely, learner 0's inbox admits each of their rollouts
-(lockstep.transport.free_running), and learner 0 chooses among those that were announced to it, which every learner that
-may need them has received.
+(lockstep.transport.free_running), and learner 0 chooses among those that were announced to it. Every learner that may
+need these has received them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from lockstep.transport.messages import RolloutMessage, State, VersionMessage
 
 
 class Inbox:
-    """Joins a learner's thread and those that receive messages for its process. It waits without a limit: the launcher
+    """Passes messages from the threads that receive them to a learner's thread. It waits without a limit: the launcher
     ends the process if a message will not come.
 
     Args:
-        laps: rollouts of a shard that may be under way at a time.
-        admission: of collectors that run freely.
+        laps: how many rollouts of a shard may be under way at a time.
+        admission: the admission of collectors that run freely.
     """
 
     def __init__(self, laps: int, admission: Admission | None = None) -> None:
@@ -33,17 +33,17 @@ class Inbox:
         self._next: dict[int, int] = defaultdict(int)
         """By shard: the lap that is learned from next."""
         self._announced: dict[LapId, RolloutInfo] = {}
-        """In order of arrival: what was not asked for yet."""
+        """Laps that `announced` will return, in order of arrival."""
         self._early: dict[LapId, RolloutInfo] = {}
-        """What was announced before an earlier lap of its shard."""
+        """Laps that were announced before an earlier lap of their shard."""
         self._listed: dict[int, int] = defaultdict(int)
         """By shard: the lap that is announced next."""
         self._generation: dict[int, int] = defaultdict(int)
         """By shard: increases with each new collector."""
         self.offsets: dict[int, int] = {}
-        """By shard: the number of the rollout that lap 0 collects. Known as soon as a state of the shard is."""
+        """By shard: the number of the rollout that lap 0 collects. It is known as soon as a state of the shard is."""
         self._states: dict[int, dict[int, State]] = defaultdict(dict)
-        """By shard and the lap that comes next."""
+        """By shard and next lap: the shard's state before this lap."""
         self._kept = laps + 1
         self._versions: dict[int, VersionMessage] = {}
         self._ready: dict[int, tuple[int, int]] = {}
@@ -58,24 +58,25 @@ class Inbox:
             self.remember(shard, lap + 1, message.state)
 
     def take(self, lap_ids: list[LapId]) -> list[RolloutMessage]:
-        """Wait for rollouts."""
+        """Wait for rollouts, and remove them from the inbox."""
         with self._changed:
             self._changed.wait_for(lambda: all(lap_id in self._messages for lap_id in lap_ids))
             self._next.update({shard: max(self._next[shard], lap + 1) for shard, lap in lap_ids})
             return [self._messages.pop(lap_id) for lap_id in lap_ids]
 
     def take_over(self, shards: list[int], generation: int) -> int:
-        """Begin to listen to a new collector of these shards, and no longer to the one before it; returns the lap that
-        it continues with. Neither that lap nor a later one was learned from, so its version and state are still there.
-        """
+        """Accept announcements of a new collector of these shards, and ignore those of its predecessor. Returns the lap
+        that the new one continues with. No learner has learned from this lap or a later one, so its version and state
+        still exist."""
         with self._changed:
             self._generation.update(dict.fromkeys(shards, generation))
-            # Or these laps could be learned from before the new collector collects them again.
+            # Otherwise these laps could be learned from before the new collector collects them again.
             self._early = {lap_id: info for lap_id, info in self._early.items() if lap_id.shard not in shards}
             return self._listed[shards[0]]
 
     def announce(self, infos: list[RolloutInfo], generation: int = 0) -> None:
-        """Learn of a lap of all shards of a collector, which every learner that may need it has received."""
+        """Receive the announcement of a lap of all shards of a collector. Every learner that may need the lap has
+        received it."""
         with self._changed:
             for info in infos:
                 if generation < self._generation[info.shard]:
@@ -88,7 +89,7 @@ class Inbox:
             self._changed.notify_all()
 
     def announced(self, *, block: bool) -> dict[LapId, RolloutInfo]:
-        """What was announced since the last call, each shard's laps in order; block: wait for something."""
+        """The laps that were announced since the last call, each shard's in order. block: wait for at least one."""
         with self._changed:
             if block:
                 self._changed.wait_for(lambda: self._announced)
@@ -96,7 +97,7 @@ class Inbox:
             return announced
 
     def admit(self, shards: list[int], lap: int) -> int:
-        """Wait for a free buffer of every shard; returns the version to begin the lap with."""
+        """Wait for a free buffer of every shard. Returns the version to begin the lap with."""
         admission, version = self.admission, None
         assert admission is not None
         with self._changed:
@@ -105,16 +106,16 @@ class Inbox:
         return version
 
     def remember(self, shard: int, lap: int, state: State) -> None:
-        """Keep a shard's state before one of its laps, and forget old ones."""
+        """Keep a shard's state before one of its laps, and drop old ones."""
         with self._changed:
-            # A view would keep all of the message that it came with in memory.
+            # Copies, since views would keep the whole message in memory.
             self._states[shard][lap] = {name: array.copy() for name, array in state.items()}
             self._states[shard].pop(lap - self._kept - 1, None)
             self._changed.notify_all()
 
     def states(self, shards: list[int], lap: int, *, begun: bool = False) -> dict[int, State]:
-        """Wait for the states of shards before one of their laps; begun: wait until their environments have started,
-        and their states are not empty any more."""
+        """Wait for the states of shards before one of their laps. begun: also wait until their environments have
+        started, so that the states are not empty."""
 
         def known(shard: int) -> bool:
             return lap in self._states[shard] and not (begun and not self._states[shard][lap])
@@ -124,8 +125,8 @@ class Inbox:
             return {shard: self._states[shard][lap] for shard in shards}
 
     def publish(self, version: Version, oldest: int, learned: list[int]) -> None:
-        """Make a version available to collectors, and drop those before the oldest. If collectors run freely, give back
-        a buffer for each entry of learned, a shard."""
+        """Make a version available to collectors, and drop those before the oldest. If collectors run freely, return
+        one buffer for each entry of `learned`, the number of a shard."""
         with self._changed:
             self._versions[version.number] = VersionMessage.of(version)
             self._versions = {number: each for number, each in self._versions.items() if number >= oldest}
@@ -140,13 +141,13 @@ class Inbox:
             return self._versions[number]
 
     def started(self, group: int, ready: tuple[int, int]) -> None:
-        """Receive what CollectorService.start returned."""
+        """Receive the result of CollectorService.start."""
         with self._changed:
             self._ready[group] = ready
             self._changed.notify_all()
 
     def ready(self, groups: int) -> list[tuple[int, int]]:
-        """Wait until the collectors of so many groups of shards have started."""
+        """Wait until the collectors of this many groups of shards have started. Returns the results of their starts."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._ready) >= groups)
             return list(self._ready.values())

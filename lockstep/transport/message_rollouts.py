@@ -1,4 +1,4 @@
-"""Rollouts that arrive in messages, as a learner takes them."""
+"""A learner's source of rollouts that arrive in messages."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class MessageRollouts:
     ) -> None:
         self._inbox, self._group, self._schedule, self.versions = inbox, group, schedule, versions
         self._groups = groups if group.rank == 0 else 0
-        """Of shards that are collected together."""
-        self._speaks = group.rank == 0
+        """Learner 0: the number of groups of shards that are collected together."""
+        self._is_first = group.rank == 0
         self._experiment, self._shards = agent.experiment, agent.experiment.scheme.shards
         self._slots = block(self._shards, group.size, group.rank)
         free = inbox.admission is not None
         self._any_shard = free and not schedule.by_shard
         """Whether a batch slot takes a rollout of any shard."""
-        # In the same memory layout as elsewhere, since strides and alignment may decide which kernel computes.
+        # The memory layout is that of other transports, since strides and alignment may decide which kernel computes.
         self._buffers = RolloutBuffers(
             agent,
             range(self._shards) if self._any_shard else self._slots,
@@ -48,13 +48,13 @@ class MessageRollouts:
         )
         self._choice: Choice | None = None
         self._arrived: dict[LapId, RolloutInfo] = {}
-        """In order of arrival: what learner 0 chooses from."""
+        """Learner 0: the rollouts that it chooses from, in order of arrival."""
         self._taken: list[RolloutInfo] = []
-        """In order of batch slots, of all learners: what the present iteration takes, if collectors run freely."""
+        """If collectors run freely: the rollouts of this iteration in all learners' batch slots, in their order."""
         self._last: dict[int, int] = {}
         """By shard: the last lap that was learned from."""
         self._times: dict[int, Counter[str]] = {}
-        """By the first shard of each group."""
+        """By the first shard of each group: the seconds that its collector spent on each activity."""
         self.waited = 0.0
         self.frames_per_step = 0
         self.keeps = True
@@ -70,7 +70,7 @@ class MessageRollouts:
             tensors, meta = ({}, {"rollouts": 0}) if saved is None else saved.part(f"shard-{shard:03d}")
             self._inbox.offsets[shard] = meta["rollouts"] - lap
             self._inbox.remember(shard, lap, {name: tensor.numpy() for name, tensor in tensors.items()})
-        if not self._speaks:
+        if not self._is_first:
             return 0
         held = list(self.versions.held().values())
         for version in held if self._choice is None else held[-1:]:
@@ -84,17 +84,17 @@ class MessageRollouts:
             laps = {slot: [LapId(slot, iteration)] for slot in self._slots}
             self._last.update(dict.fromkeys(self._slots, iteration))
         else:
-            self._taken = self._group.broadcast(self._choose(iteration, self._choice) if self._speaks else None)
+            self._taken = self._group.broadcast(self._choose(iteration, self._choice) if self._is_first else None)
             laps = {slot: self._of_slot(slot) for slot in self._slots}
             self._last.update({info.shard: info.lap for info in self._taken})
         wanted = {lap_id for of_slot in laps.values() for lap_id in of_slot}
-        if self._any_shard:  # all learners received them: each drops what others learn from
+        if self._any_shard:  # all learners receive all rollouts, and drop those of others
             wanted |= {info.lap_id for info in self._taken}
         begin = time.perf_counter()
         messages = {message.info.lap_id: message for message in self._inbox.take(sorted(wanted))}
         self.waited += time.perf_counter() - begin
         self._times = {}
-        if self._speaks or not self._any_shard:
+        if self._is_first or not self._any_shard:
             for shard, spent in ((message.info.shard, message.spent) for message in messages.values()):
                 if spent:
                     self._times.setdefault(shard, Counter()).update(spent)
@@ -112,13 +112,14 @@ class MessageRollouts:
         return chosen
 
     def _of_slot(self, slot: int) -> list[LapId]:
-        """What a batch slot takes of what all take."""
+        """The laps of a batch slot, from those that all learners take."""
         if self._any_shard:
             return [self._taken[slot].lap_id]
         return [info.lap_id for info in self._taken if info.shard == slot]
 
     def _collected(self, message: RolloutMessage, filled: Counter[int]) -> CollectedRollout:
-        """Copy a rollout into a buffer of its shard; filled: by shard, how many hold rollouts of this iteration."""
+        """Copy a rollout into a buffer of its shard. filled: by shard, how many buffers hold rollouts of this
+        iteration."""
         info = message.info
         rollout = message.unpack(self._buffers.rollout(info.shard, filled[info.shard]))
         filled[info.shard] += 1
@@ -126,7 +127,7 @@ class MessageRollouts:
 
     def publish(self, version: Version) -> None:
         self.versions.publish(version)
-        if self._speaks:
+        if self._is_first:
             oldest = self._schedule.collects_with(version.number)
             self._inbox.publish(version, oldest, [info.shard for info in self._taken])
 

@@ -1,8 +1,8 @@
-"""Rollouts and versions in messages between machines, which lockstep.launchers.ray sends.
+"""Messages with rollouts and versions, which lockstep.launchers.ray sends between machines.
 
-A CollectorService collects one rollout after the other on request, and answers with a RolloutMessage for each of its
-shards. Every message names its shard and rollout, or its version. A rollout comes with the state of its shard: a
-replacement for a lost collector continues from there, and learners write it into checkpoints.
+A CollectorService collects rollouts on request, and answers with a RolloutMessage for each of its shards. Every message
+names its shard and rollout, or its version. A rollout comes with the state of its shard after it. A replacement of a
+lost collector continues from this state, and learners write it into checkpoints.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from lockstep.core.schedule import LapId
 from lockstep.models.versions import Version
 
 State = dict[str, np.ndarray]
-"""A shard between two rollouts; empty before its first."""
+"""The state of a shard between two rollouts, by name. It is empty before the shard's first rollout."""
 
 
 @dataclass(frozen=True)
 class VersionMessage:
-    """A version, as it is sent to collectors."""
+    """A version that is sent to collectors."""
 
     number: int
     parameters: np.ndarray
     """fp32 [N], flat."""
     normalizers: State
     options: np.ndarray
-    """float64 [K]"""
+    """float64 [K]: the options that a curriculum gives to environments."""
 
     @staticmethod
     def of(version: Version) -> VersionMessage:
@@ -46,7 +46,7 @@ class VersionMessage:
 
 @dataclass(frozen=True)
 class RolloutMessage:
-    """A shard's rollout, as it is sent to the learner that holds the shard."""
+    """A shard's rollout that is sent to the learner that holds the shard."""
 
     info: RolloutInfo
     fields: list[Any]
@@ -57,7 +57,7 @@ class RolloutMessage:
     """Seconds that its collector spent on each activity; empty except for the collector's first shard."""
 
     def unpack(self, rollout: Rollout) -> Rollout:
-        """Copy the arrays into the rollout, and return it."""
+        """Copy the arrays into a rollout, and return it."""
         for to, field in zip(rollout.leaves(), self.fields, strict=True):
             place = to.numpy()
             place[...] = (
@@ -77,7 +77,7 @@ class CollectorService:
     """A collector that collects on request.
 
     Args:
-        collectors: with one buffer each, since a rollout is sent before the next one begins.
+        collectors: have one buffer each, since a rollout is sent before the next one begins.
         compress: whether rollouts are sent compressed.
     """
 
@@ -89,10 +89,10 @@ class CollectorService:
         """Start the environments, or restore each shard from its state if it has one.
 
         Args:
-            offsets: by shard: the number of the rollout that lap 0 collects; by default 0.
+            offsets: by shard, the number of the rollout that lap 0 collects; by default 0.
 
         Returns:
-            Environment steps that were replayed, and frames of a step.
+            The number of environment steps that were replayed, and the number of frames per step.
         """
         replayed = 0
         if any(states.values()):
@@ -107,7 +107,7 @@ class CollectorService:
         return replayed, self._collectors.frames_per_step
 
     def states(self) -> dict[int, State]:
-        """The present state of each shard."""
+        """The current state of each shard."""
         return {shard: _arrays(state) for shard, state in self._collectors.state(self._collectors.shards).items()}
 
     def collect(self, lap: int, published: VersionMessage) -> list[RolloutMessage]:
@@ -129,10 +129,11 @@ class CollectorService:
         ]
 
     def rest(self) -> None:
-        """Count as waiting what comes from now on: until now, the process collected for another service."""
+        """Start to count time as waiting. Before, the process collected for another service."""
         self._since = time.perf_counter()
 
     def close(self) -> None:
+        """Release all environments."""
         self._collectors.close()
 
 

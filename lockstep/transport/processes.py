@@ -1,11 +1,12 @@
-"""Shared memory between the collectors and learners of one machine: a learner takes its rollouts from
-SharedMemoryRollouts, and a collector reaches the learners through a CollectorConnection.
+"""Shared memory between the collectors and learners of one machine. A learner takes its rollouts from
+SharedMemoryRollouts. A collector communicates with the learners through a CollectorConnection.
 
-Rollouts and parameters lie in memory that both sides map, and messages say what is ready. No process can overwrite
-what another still reads. With a lag of k there are k + 1 buffers and k + 1 places for versions. Rollout i reuses the
+Rollouts and parameters are in memory that both sides map, and messages say what is ready. No process can overwrite
+what another still reads. With a lag of k, there are k + 1 buffers and k + 1 places for versions. Rollout i reuses the
 buffer of rollout i - k - 1, and begins only when version i - k exists, which was learned from rollout i - k - 1.
-Free-running processes have max_lag + 1 of both, and take no rollout that is further behind than max_lag
-(lockstep.transport.free_running). lockstep.transport.version_board has the versions.
+Free-running processes have max_lag + 1 of both, and take no rollout that is more than max_lag behind
+(lockstep.transport.free_running). The versions are in a lockstep.transport.version_board. In this module, learner 0 is
+the first learner of the machine.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from lockstep.transport.version_board import VersionBoard
 
 
 class RunEnded(Exception):
-    """The learners want no more rollouts."""
+    """The learners need no more rollouts."""
 
 
 def collector_buffers(agent: Agent, channels: Channels, index: int, schedule: Schedule) -> list[RolloutBuffers]:
@@ -48,14 +49,14 @@ def collector_buffers(agent: Agent, channels: Channels, index: int, schedule: Sc
 
 
 def admission(agent: Agent, channels: Channels) -> Admission:
-    """What free-running processes agree on, mapped into the calling process."""
+    """The Admission of free-running processes, mapped into the calling process."""
     scheme = agent.experiment.scheme
     return Admission(channels.admission, scheme.shards, scheme.buffers)
 
 
 class SharedMemoryRollouts:
-    """Rollouts that other processes collect, for one of the learners. The first of them also speaks for all learners
-    of this machine."""
+    """Rollouts that other processes collect for one of the learners. The first learner of a machine also exchanges
+    messages with the collectors for all of the machine's learners."""
 
     def __init__(
         self,
@@ -79,15 +80,15 @@ class SharedMemoryRollouts:
             for buffers in collector_buffers(agent, channels, c, schedule)
             for shard in buffers.shards
         }
-        self._everyone = range(channels.collectors)
-        self._speaks = channels.index == 0
-        self._board = VersionBoard(agent, channels, schedule.lag + 1) if self._speaks else None
+        self._collectors = range(channels.collectors)
+        self._is_first = channels.index == 0
+        self._board = VersionBoard(agent, channels, schedule.lag + 1) if self._is_first else None
         self._admission = admission(agent, channels) if free else None
         self._delivered: dict[LapId, RolloutInfo] = {}
-        """By lap, in order of arrival: rollouts that were not taken yet."""
+        """By lap, in order of arrival: rollouts that have not been taken yet."""
         self._choice: Choice | None = None
         self._taken: list[RolloutInfo] = []
-        """In order of batch slots, of all learners if timing decides: what the present iteration takes."""
+        """If timing decides: the rollouts of this iteration in all learners' batch slots, in their order."""
         self._last = dict.fromkeys(range(self._shards), -1)
         """By shard: the last lap that was learned from."""
         self._answers: dict[int, Any] = {}
@@ -101,7 +102,7 @@ class SharedMemoryRollouts:
             self._choice = Choice.of(self._experiment, self._schedule, self._admission, saved)
         elif saved is not None:
             self._last = dict.fromkeys(self._last, saved.iteration - 1)
-        ready = self._ask() if self._speaks else {}
+        ready = self._ask() if self._is_first else {}
         self.frames_per_step = ready[0][1] if ready else 0
         if self._board is not None and self._may_lend and all(on_gpu for *_, on_gpu in ready.values()):
             self._board.lends = self._try_lending(self._board)
@@ -112,7 +113,7 @@ class SharedMemoryRollouts:
 
     def take(self, iteration: int) -> dict[int, list[CollectedRollout]]:
         if self._choice is not None:
-            self._taken = self._group.broadcast(self._choose(iteration, self._choice) if self._speaks else None)
+            self._taken = self._group.broadcast(self._choose(iteration, self._choice) if self._is_first else None)
             taken = {slot: self._of_slot(slot) for slot in self._slots}
         else:
             rollout_ids = self._schedule.by_slot(iteration, self._slots)
@@ -132,19 +133,19 @@ class SharedMemoryRollouts:
 
     def collector_times(self) -> list[dict[str, float]]:
         times, self._times = self._times, {}
-        return [dict(spent) for spent in times.values()] if self._speaks else []
+        return [dict(spent) for spent in times.values()] if self._is_first else []
 
     def save(self, directory: Path, iterations: int) -> Parts:
-        if self._speaks:
-            for collector in self._everyone:
+        if self._is_first:
+            for collector in self._collectors:
                 self._channels.send(("save", directory, iterations, self._last), collector)
-        # The other learners keep reading: a collector that cannot deliver to them would not read the request to save.
+        # All learners keep reading. A collector that waits to deliver to one would not read the request to save.
         return [part for parts in self._ask().values() for part in parts]
 
     def close(self) -> None:
-        if self._speaks:
-            for collector in self._everyone:
-                with contextlib.suppress(ConnectionError):  # its loss may have ended the run
+        if self._is_first:
+            for collector in self._collectors:
+                with contextlib.suppress(ConnectionError):  # the loss of this collector may have ended the run
                     self._channels.send(("end",), collector)
 
     def _collected(self, info: RolloutInfo) -> CollectedRollout:
@@ -152,7 +153,7 @@ class SharedMemoryRollouts:
         return CollectedRollout(info, rollout, self.versions[info.first_version].normalizers)
 
     def _of_slot(self, slot: int) -> list[RolloutInfo]:
-        """What a batch slot takes of what all take."""
+        """The rollouts of a batch slot, from those that all learners take."""
         if self._schedule.by_shard:
             return [info for info in self._taken if info.shard == slot]
         return [self._taken[slot]]
@@ -184,7 +185,7 @@ class SharedMemoryRollouts:
         return problem is None
 
     def _await(self, met: Callable[[], bool]) -> None:
-        """Take in rollouts until a condition is met."""
+        """Receive messages until a condition is met."""
         begin = time.perf_counter()
         while not met():
             self._receive()
@@ -192,13 +193,13 @@ class SharedMemoryRollouts:
 
     def _ask(self) -> dict[int, Any]:
         """Wait for every collector's answer."""
-        while not all(collector in self._answers for collector in self._everyone):
+        while not all(collector in self._answers for collector in self._collectors):
             self._receive()
         answers, self._answers = self._answers, {}
         return answers
 
     def _receive(self, *, block: bool = True) -> None:
-        for collector, (kind, *content) in self._channels.receive(self._everyone, block=block):
+        for collector, (kind, *content) in self._channels.receive(self._collectors, block=block):
             if kind == "rollout":
                 infos, spent = content
                 self._times.setdefault(collector, Counter()).update(spent)
@@ -208,7 +209,8 @@ class SharedMemoryRollouts:
 
 
 class CollectorConnection:
-    """A collector's connection to the learners: learner 0 sends it versions and requests, and it delivers rollouts."""
+    """A collector's connection to the learners. Learner 0 sends versions and requests to the collector, which delivers
+    rollouts."""
 
     def __init__(
         self, agent: Agent, channels: Channels, collectors: Collectors, schedule: Schedule, *, free: bool
@@ -220,15 +222,14 @@ class CollectorConnection:
         self._on_gpu = agent.device.type != "cpu"
         self._newest: Version | None = None
         self._states: dict[int, dict[int, tuple[int, dict[str, Tensor]]]] = {shard: {} for shard in collectors.shards}
-        """By shard and lap: the number of the rollout that comes next, and the shard's state. Collection may be ahead
-        of the iteration that is to be saved."""
+        """By shard and lap: the number of the next rollout, and the shard's state. Several laps are kept, since
+        collection may be ahead of the iteration that is to be saved."""
         self.waited = 0.0
-        """Seconds spent waiting for versions, or for free buffers, since the last delivery."""
+        """Seconds spent waiting for versions or free buffers since the last delivery."""
         self._since = time.perf_counter()
 
     def start(self, saved: Checkpoint | None, started: Callable[[], None] = lambda: None) -> int:
-        """Start the environments, or restore them, and say so, first by a call of started; returns the lap to go on
-        with."""
+        """Start the environments, or restore them. Then call `started` and tell learner 0. Returns the next lap."""
         replayed, lap = 0, 0
         if saved is None:
             self._collectors.reset()
@@ -244,7 +245,7 @@ class CollectorConnection:
         """Wait for a version.
 
         Raises:
-            RunEnded: it will not come.
+            RunEnded: the learners need no more rollouts, so the version will not come.
         """
         begin = time.perf_counter()
         self.listen()
@@ -254,10 +255,10 @@ class CollectorConnection:
         return self._read(number)
 
     def admit(self, lap: int) -> Version:
-        """Wait for a free buffer of every shard; returns the version to begin the rollout with.
+        """Wait for a free buffer of every shard. Returns the version to begin the rollout with.
 
         Raises:
-            RunEnded: no more rollouts are wanted.
+            RunEnded: the learners need no more rollouts.
         """
         admission, begun = self._admission, None
         assert admission is not None
@@ -270,7 +271,7 @@ class CollectorConnection:
         return self._newest
 
     def newest(self) -> Version:
-        """The newest version, in a rollout that was admitted."""
+        """The newest version, during a rollout that `admit` has admitted."""
         assert self._admission is not None and self._newest is not None
         number = self._admission.newest
         if number != self._newest.number:
@@ -278,17 +279,17 @@ class CollectorConnection:
         return self._newest
 
     def _read(self, number: int) -> Version:
-        """A version that is published."""
+        """A version that has been published."""
         assert number >= self._published - self._schedule.lag
         while not self._board.has(number):
             self.listen(block=True)
         return self._board.read(number)
 
     def deliver(self, infos: list[RolloutInfo]) -> None:
-        """Tell the learners that rollouts are in their buffers, and where the time went.
+        """Tell the learners that rollouts are in their buffers, and how long each activity took.
 
         Raises:
-            RunEnded: no more rollouts are wanted.
+            RunEnded: the learners need no more rollouts.
         """
         self._remember(infos[0].lap, {info.shard: info.number + 1 for info in infos})
         now = time.perf_counter()
@@ -300,19 +301,19 @@ class CollectorConnection:
             if for_it or learner == 0:  # learner 0 reports the times
                 try:
                     self._channels.send(("rollout", for_it, times), learner)
-                except ConnectionError:  # it has ended: learner 0 will say so, or is gone itself
+                except ConnectionError:  # it has ended; listen raises when learner 0 reports the end or has ended, too
                     while True:
                         self.listen(block=True)
 
     def _slot(self, info: RolloutInfo) -> int:
-        """The batch slot that decides who is told; where timing decides, learner 0 is."""
+        """The batch slot whose learner gets a message about the rollout. If timing decides, this is learner 0."""
         return 0 if self._admission is not None else self._schedule.slot(info.rollout_id)
 
     def listen(self, *, block: bool = False) -> None:
-        """Do what learner 0 has requested; block: wait for a request.
+        """Handle the requests of learner 0. block: wait for a request.
 
         Raises:
-            RunEnded: the learners want no more.
+            RunEnded: the learners need no more rollouts.
         """
         for _, (kind, *content) in self._channels.receive([0], block=block):
             if kind == "version":
@@ -331,7 +332,7 @@ class CollectorConnection:
                 raise RunEnded
 
     def _remember(self, lap: int, numbers: dict[int, int]) -> None:
-        """Keep the states of as many laps as there are buffers, and the one before them."""
+        """Keep the states of as many laps as there are buffers, and of the lap before them."""
         states = self._collectors.state(numbers)
         for shard, number in numbers.items():
             self._states[shard][lap] = number, states[shard]

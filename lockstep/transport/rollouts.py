@@ -1,6 +1,6 @@
-"""How rollouts reach learners, and versions reach collectors. In one process that is a call (LocalRollouts); between
-processes of one machine it is shared memory (lockstep.transport.processes), between machines messages
-(lockstep.transport.messages)."""
+"""The interface that brings rollouts to learners and versions to collectors. In one process, these are calls
+(LocalRollouts). Processes of one machine use shared memory (lockstep.transport.processes), and different machines use
+messages (lockstep.transport.messages)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint, write_part
 
 Parts = list[dict[str, Any]]
-"""For each part of a checkpoint, what lockstep.run.checkpoint.finish needs."""
+"""For each part of a checkpoint: the record that lockstep.run.checkpoint.finish needs."""
 
 
 class RolloutSource(Protocol):
-    """Where a learner takes its rollouts from."""
+    """A learner's source of rollouts."""
 
     versions: Versions
-    """Those that will still collect rollouts, or whose statistics are still learned with."""
+    """The versions that will still collect rollouts, or whose statistics are still needed to learn."""
     waited: float
     """Seconds spent waiting for rollouts since it was last set to 0."""
     frames_per_step: int
+    """The environments' frames per step."""
     keeps: bool
-    """Whether a version may be used while later ones are learned."""
+    """Whether a version may still be used while learning changes the parameters."""
 
     def start(self, saved: Checkpoint | None) -> int:
-        """Start the environments, or restore them; returns the environment steps that were replayed."""
+        """Start the environments, or restore them. Returns the number of environment steps that were replayed."""
         ...
 
     def take(self, iteration: int) -> dict[int, list[CollectedRollout]]:
@@ -51,11 +52,11 @@ class RolloutSource(Protocol):
         ...
 
     def collector_times(self) -> list[dict[str, float]]:
-        """The same for processes that only collect, each of which is reported by one learner."""
+        """The same for processes that only collect. One learner reports each of them."""
         ...
 
     def save(self, directory: Path, iterations: int) -> Parts:
-        """Write the shards' parts of a checkpoint after so many iterations."""
+        """Write the shards' parts of a checkpoint after this many iterations."""
         ...
 
     def close(self) -> None:
@@ -64,8 +65,11 @@ class RolloutSource(Protocol):
 
 
 def acting_with(acting: Acting, version: Callable[[int], Version]) -> Callable[[int], Version]:
-    """The version_at of Collector.collect where (step, version) pairs were decided before; version looks a version up
-    by its number."""
+    """The version_at of Collector.collect for (step, version) pairs that were decided before.
+
+    Args:
+        version: looks up a version by its number.
+    """
     begins = dict(acting)
     present: list[Version] = []
 
@@ -80,7 +84,7 @@ def acting_with(acting: Acting, version: Callable[[int], Version]) -> Callable[[
 def save_shards(
     directory: Path, iterations: int, states: dict[int, dict[str, Tensor]], number: dict[int, int]
 ) -> Parts:
-    """Write shards' states into a checkpoint; number: by shard, of the rollout that comes next."""
+    """Write shards' states into a checkpoint. number: by shard, the number of the next rollout."""
     return [
         write_part(directory, iterations, f"shard-{shard:03d}", state, {"rollouts": number[shard]})
         for shard, state in sorted(states.items())
@@ -88,16 +92,19 @@ def save_shards(
 
 
 def restore_shards(saved: Checkpoint, collectors: Collectors, lap: int) -> int:
-    """Load shards from a checkpoint, to go on with this lap; returns the environment steps that were replayed."""
+    """Load shards from a checkpoint, to continue with this lap. Returns the number of environment steps that were
+    replayed."""
     parts = {shard: saved.part(f"shard-{shard:03d}") for shard in collectors.shards}
     states = {shard: tensors for shard, (tensors, _) in parts.items()}
     return collectors.load(states, {shard: meta["rollouts"] - lap for shard, (_, meta) in parts.items()})
 
 
 def buffers_of(agent: Agent, shards: range, schedule: Schedule, arena: Arena, *, ahead: bool) -> list[RolloutBuffers]:
-    """Rollout buffers for each collector of one process: one collector if its shards always act with the same version.
+    """Rollout buffers for each collector of one process. It has one collector if its shards always act with the same
+    version, else one per shard.
 
-    ahead: whether rollouts are collected before the ones before them were learned from.
+    Args:
+        ahead: whether rollouts are collected before their predecessors have been learned from.
     """
     if isinstance(schedule, Recorded) and schedule.events:
         return [RolloutBuffers(agent, range(shard, shard + 1), schedule.lag + 1, arena) for shard in shards]

@@ -1,7 +1,8 @@
-"""The newest versions, which learner 0 shows to the collectors of its machine.
+"""The newest versions, which the first learner of a machine makes available to the machine's collectors.
 
-They lie in memory that both sides map. Where all compute on GPUs and can open each other's memory, learner 0 lends the
-parameters instead: the message of a new version has a handle for each collector, which copies them at once.
+They are in memory that both sides map. If all of them compute on GPUs and can open each other's memory, the learner
+lends the parameters instead: the message of a new version contains a handle, by which a collector copies the parameters
+at once.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from lockstep.distributed.shared_memory import Arena
 from lockstep.models.versions import Version
 
 _TRIAL = 1024
-"""Numbers that a learner lends before it relies on it."""
+"""How many numbers a learner lends for a trial."""
 
 
 class VersionBoard:
-    """One process's view of the versions; learner 0 calls offer() and write(), and a collector the other methods.
+    """One process's view of the versions. The learner calls offer() and write(), and a collector calls the other
+    methods.
 
     Args:
-        count: versions that are kept.
+        count: how many versions are kept.
     """
 
     def __init__(self, agent: Agent, channels: Channels, count: int) -> None:
@@ -43,15 +45,15 @@ class VersionBoard:
         self.lends = False
         """Whether collectors copy parameters from this learner's GPU."""
         self._lent: dict[int, Tensor] = {}
-        """By version: a collector's copies of parameters that were lent; empty if they lie in shared memory."""
+        """By version: a collector's copies of lent parameters; empty if parameters are in shared memory."""
 
     def offer(self, attempt: Attempt) -> list[Any]:
-        """A trial for each collector, to be given to try_out(); None where it cannot be made."""
+        """A trial for each collector's try_out(); None if it cannot be made."""
         numbers = attempt(torch.arange, _TRIAL, device=self._device)
         return [attempt(lend, numbers) for _ in range(self._channels.collectors)]
 
     def write(self, version: Version) -> list[Any]:
-        """Show a version. Returns what each collector has to receive() with its number."""
+        """Make a version available. Returns each collector's argument for receive()."""
         parameters, sums, options = self._places[version.number % len(self._places)]
         options.copy_(version.options)
         if self._names:
@@ -63,14 +65,14 @@ class VersionBoard:
         return [lend(lent) for _ in range(self._channels.collectors)]
 
     def try_out(self, trial: Any) -> str | None:
-        """Why this process cannot copy what the learner lends; None if it can."""
+        """Try to copy memory that the learner lends. Returns why this failed, or None."""
         attempt = Attempt()
         attempt(self._try, trial)
         return attempt.problem
 
     def _try(self, trial: Any) -> None:
         if not torch.equal(copy_of(trial, self._device).cpu(), torch.arange(_TRIAL)):
-            raise RuntimeError("other numbers arrived")
+            raise RuntimeError("the numbers that arrived are not those that the learner lent")
 
     def receive(self, number: int, lent: Any) -> None:
         """Copy the parameters of a version if they are lent.
@@ -84,11 +86,11 @@ class VersionBoard:
             self._lent.pop(number - len(self._places), None)
 
     def has(self, number: int) -> bool:
-        """Whether a version can be read that was written. Where parameters are lent, its message comes later."""
+        """Whether a written version can be read. If parameters are lent, its message comes later."""
         return not self._lent or number in self._lent
 
     def read(self, number: int) -> Version:
-        """A version, its parameters still in the shared memory if they are not lent."""
+        """A version. Its parameters are views of the shared memory, unless they were lent."""
         parameters, sums, options = self._places[number % len(self._places)]
         state = dict(zip(self._names, sums.clone().split(list(self._names.values())), strict=True))
         parameters = self._lent[number] if self._lent else parameters

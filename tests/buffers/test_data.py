@@ -187,7 +187,7 @@ def test_entries_of_observations_have_names(tmp_path: Path) -> None:
     [
         ({"rewards": None}, "lacks rewards"),
         ({"next_observations": None}, "row 2 is the last one of an episode that does not terminate"),
-        ({"observations": np.zeros((5, 2))}, r"observations is float64 \[5, 2\], but must hold numbers \[5, 1\]"),
+        ({"observations": np.zeros((5, 2))}, r"observations is float64 \[5, 2\], but must contain numbers \[5, 1\]"),
         ({"actions": np.zeros(5)}, "actions is float64"),
         ({"actions": np.array([1, 2, 3, 1, 1])}, "the action in row 2, 3, is not in the action space"),
         ({"rewards": np.array([0, np.nan, 0, 0, 0])}, "rewards has NaN or an infinity in row 1"),
@@ -208,7 +208,7 @@ def test_more_than_the_capacity_changed_and_missing_data_are_refused(tmp_path: P
     with pytest.raises(SettingsError, match="capacity 14 or more"):
         load(small(path, **{"replay.capacity": 13}), BOX, TWO)
     load(small(path, **{"replay.capacity": 14}), BOX, TWO)
-    with pytest.raises(SettingsError, match="is not what the run began with"):
+    with pytest.raises(SettingsError, match="has changed since the run began"):
         load(small(path, **{"replay.data_digest": "0" * 64}), BOX, TWO)
     with pytest.raises(SettingsError, match="does not exist"):
         load(small(tmp_path / "none.npz"), BOX, TWO)

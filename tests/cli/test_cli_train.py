@@ -327,7 +327,7 @@ def test_a_run_that_has_ended_says_how_to_go_on(capsys: Captured) -> None:
     assert main(["train", "ppo-cartpole", *SMALL, "--run", "r", "--dry-run"]) == 2
     assert says(capsys.readouterr().err, "--run r ", "not empty")
     assert main(["resume", "r"]) == 0
-    assert "has all of its" in (told := capsys.readouterr().err) and "--warm-start.run r" in told
+    assert "has completed all of its" in (told := capsys.readouterr().err) and "--warm-start.run r" in told
 
 
 def test_arguments_of_an_environment_that_were_not_given_are_named(capsys: Captured) -> None:

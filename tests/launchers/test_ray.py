@@ -365,7 +365,7 @@ def test_a_process_for_which_no_node_has_a_place() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
 def test_a_gpu_that_torch_cannot_use(cluster: None) -> None:
     experiment = EXPERIMENTS["cartpole-lag-1"]()
-    with pytest.raises(SettingsError, match=r"Ray gave Learner 0 of 1 a GPU of .* doctor"):
+    with pytest.raises(SettingsError, match=r"Ray assigned a GPU of .* to Learner 0 of 1.* doctor"):
         on_ray(experiment, "ray:a1-l1,learner.gpus=0.5")
 
 

@@ -112,6 +112,6 @@ def test_a_run_that_continues_elsewhere_says_so(capfd: pytest.CaptureFixture[str
     continued = dataclasses.replace(job_again(), checkpoint=checkpoint)
     continued.folder.note_resumption(1, continued.layout, continued.options, ())
     Platforms(continued).first(Node("barn", {**this_node(continued).platform, **OTHER_CPU}))
-    assert "not what it was when the run started" in capfd.readouterr().err
+    assert "has changed since the run started" in capfd.readouterr().err
     (resumed,) = begun.folder.facts()["resumed"]
     assert [each.partition(":")[0] for each in resumed["differs"]] == ["cpu.model", "cpu.features", "cpu.capability"]

@@ -29,7 +29,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.distributed.groups import Group, meeting_point
 from lockstep.launchers import watching
 from lockstep.launchers.launch import resume, train
-from lockstep.launchers.processes import Alone, _first_cause, _watch
+from lockstep.launchers.processes import NoOtherGroups, _first_cause, _watch
 from lockstep.system import children, supervision
 from lockstep.system.machine import cores
 from lockstep.system.supervision import WorkerError
@@ -115,7 +115,7 @@ def test_a_worker_that_is_killed_before_it_has_read_what_to_do() -> None:
     ours.send("what to do")
     process.kill()
     with pytest.raises(WorkerError, match=r"Worker 0 of 1 .*SIGKILL"):
-        _watch(["Worker 0 of 1"], [process], [ours], RunStatus(), Layout(), Alone())
+        _watch(["Worker 0 of 1"], [process], [ours], RunStatus(), Layout(), NoOtherGroups())
 
 
 def test_a_worker_that_hangs(env: Callable[..., str], capfd: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +158,9 @@ def test_a_mistake_that_explains_the_other_failures_is_told() -> None:
     told.send(("mistake", SettingsError("env.id=X needs a library")))
     alive = SimpleNamespace(is_alive=lambda: True, sentinel=theirs)
     with pytest.raises(SettingsError, match=r"env\.id=X needs a library"):
-        _first_cause({1: "failed: Connection closed by peer"}, ["a", "b"], [alive] * 2, [mine, theirs], {}, Alone())
+        _first_cause(
+            {1: "failed: Connection closed by peer"}, ["a", "b"], [alive] * 2, [mine, theirs], {}, NoOtherGroups()
+        )
 
 
 def test_waiting_for_others_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:

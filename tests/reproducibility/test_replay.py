@@ -408,7 +408,7 @@ def test_a_changed_event_is_found(recorded: Callable[[str], Ran]) -> None:
     edited = Path(shutil.copytree(run.run, "edited"))
     text = path.read_text()
     (edited / "ledger.jsonl").write_text(re.sub(r'("iteration":3.*?"rollout":)\d+', r"\g<1>77", text, count=1))
-    with pytest.raises(LedgerError, match=r"proves nothing from iteration 3 "):
+    with pytest.raises(LedgerError, match=r"is invalid from iteration 3 "):
         replay(edited, INLINE, options(Path("refused")))
 
 

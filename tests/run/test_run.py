@@ -558,8 +558,8 @@ ANOTHER = {"model": "another", "features": "", "capability": "NO AVX"}
     ("precision", "changed", "said"),
     [
         ("portable", {"cpu": ANOTHER}, "an environment's library may"),
-        ("portable", {"torch": "1.0"}, "only comparable if it is"),
-        ("fp32", {"cpu": ANOTHER}, "only comparable if it is"),
+        ("portable", {"torch": "1.0"}, "so bits may differ, too"),
+        ("fp32", {"cpu": ANOTHER}, "so bits may differ, too"),
     ],
 )
 def test_another_processor_matters_less_in_portable_arithmetic(

@@ -158,7 +158,7 @@ def test_plain_line_is_one_line_with_the_same_facts() -> None:
         (
             {"waits": {"rollouts": 0.3, "parameters": 0.0}, "layout": Layout.parse("cpu:a4-l1")},
             8,
-            r"one for each shard already",
+            r"each shard has one already",
         ),
         ({"waits": {"rollouts": 0.0, "parameters": 0.05}, "layout": Layout.parse("cpu:a2-l1")}, 2, r"keep each other"),
     ],

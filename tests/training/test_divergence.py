@@ -36,17 +36,17 @@ def test_losses_get_some_patience_and_parameters_none(tmp_path: Path) -> None:
     watch, nan = Divergence(RunFolder(tmp_path), stop=True), {"loss/policy": math.nan, "loss/value": 1.0}
     for _ in range(2):
         for iteration in range(1, PATIENCE):
-            watch.look(iteration, nan, [], "")
-        watch.look(PATIENCE, {"loss/policy": 1.0}, [], "")
+            watch.check(iteration, nan, [], "")
+        watch.check(PATIENCE, {"loss/policy": 1.0}, [], "")
     for iteration in range(1, PATIENCE):
-        watch.look(iteration, nan, [], "")
+        watch.check(iteration, nan, [], "")
     with pytest.raises(Diverged, match=r"iteration 5 .*loss/policy.*learning-rate.*No checkpoint"):
-        watch.look(PATIENCE, nan, [], "")
+        watch.check(PATIENCE, nan, [], "")
     taken(tmp_path / "checkpoints", 3, finite=True)
     with pytest.raises(NotFinite, match=r"w\.bias.*environment 3 returned.*00000003.*--checkpoint 3") as raised:
-        Divergence(RunFolder(tmp_path), stop=True).look(7, {}, ["w.bias"], "environment 3 returned the reward nan")
+        Divergence(RunFolder(tmp_path), stop=True).check(7, {}, ["w.bias"], "environment 3 returned the reward nan")
     assert not isinstance(raised.value, Diverged) and "learning-rate" not in str(raised.value)
-    Divergence(RunFolder(tmp_path), stop=False).look(7, nan, ["w.bias"], "")
+    Divergence(RunFolder(tmp_path), stop=False).check(7, nan, ["w.bias"], "")
 
 
 def test_what_is_not_finite_has_a_name() -> None:

@@ -1,4 +1,4 @@
-"""The processes of a run on a Ray cluster, as actors (lockstep.launchers.ray.driver tells them what to do)."""
+"""The processes of a run on a Ray cluster. They are actors, which lockstep.launchers.ray.driver controls."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ WHILE_BUSY = "while-busy"
 
 
 def call(actor: Any, method: str, *args: Any) -> Any:
-    """Call a method of an actor while it works; returns the reference to its answer."""
+    """Call a method of an actor while it works. Returns the reference to its answer."""
     return getattr(actor, method).options(concurrency_group=WHILE_BUSY).remote(*args)
 
 
 class _Process:
-    """Calls that the driver may make to every process at any time.
+    """Methods that the driver may call in every process at any time.
 
     Args:
-        name: for people.
+        name: the name in messages to the user.
     """
 
     def __init__(self, name: str, job: Job, directory: str) -> None:
@@ -57,7 +57,7 @@ class _Process:
             os.chdir(directory)
 
     def __repr__(self) -> str:
-        """Ray shows it in errors."""
+        """The name that Ray shows in errors."""
         return self._name
 
     def _works(self) -> None:
@@ -68,11 +68,11 @@ class _Process:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 
     def _require_gpu(self, role: Literal["collector", "learner"]) -> None:
-        """Raise SettingsError if this process is to compute on a GPU that torch cannot use."""
+        """Raise SettingsError if this process should compute on a GPU, but torch can use none."""
         if self._job.layout.device_of(role, 0) != "cpu" and not torch.cuda.is_available():
             raise SettingsError(
-                f"Ray gave {self._name} a GPU of {socket.gethostname()}, but torch can use none there: run lockstep "
-                "doctor on that machine to see what torch finds."
+                f"Ray assigned a GPU of {socket.gethostname()} to {self._name}, but torch can use none there. Run "
+                "lockstep doctor on that machine to see what torch finds."
             )
 
     def progress(self) -> int:
@@ -80,7 +80,7 @@ class _Process:
         return self._status.steps()
 
     def node(self) -> Node:
-        """The machine that it is on."""
+        """The machine of this process."""
         return this_node(self._job)
 
     def stack(self) -> str:
@@ -103,7 +103,7 @@ class RayLearner(_Process):
         self._inbox = Inbox(schedule.lag + 1, admission)
 
     def meeting(self) -> tuple[str, int]:
-        """Host and port where learners find each other."""
+        """The host and port where learners meet."""
         import ray
 
         self._meeting, place = meeting_point(ray.util.get_node_ip_address())
@@ -120,7 +120,7 @@ class RayLearner(_Process):
         if not is_run(folder):
             raise SettingsError(
                 f"The run's folder {folder} does not exist on {socket.gethostname()}, which runs a learner. On several "
-                "machines, put it where all of them reach it by the same path: --run /SHARED/FOLDER/NAME."
+                "machines, it must have the same path on all of them: --run /SHARED/FOLDER/NAME."
             )
         self._require_gpu("learner")
         group = Group()
@@ -147,26 +147,29 @@ class RayLearner(_Process):
         return getattr(self._counts, method)(*args)
 
     def deliver(self, message: RolloutMessage) -> RolloutInfo | None:
-        """Receive a rollout. If collectors run freely, learner 0 is told about it with what this returns."""
+        """Receive a rollout. Returns its info if collectors run freely, so that it can be announced to learner 0."""
         self._inbox.deliver(message)
         return message.info if self._job.collects_freely else None
 
     def take_over(self, shards: list[int], generation: int) -> int:
+        """As Inbox.take_over."""
         return self._inbox.take_over(shards, generation)
 
     def announce(self, generation: int, *infos: RolloutInfo) -> None:
+        """As Inbox.announce."""
         self._inbox.announce(list(infos), generation)
 
     def admit(self, shards: list[int], lap: int, before: None) -> tuple[int, int]:
-        """Returns the lap and the version to begin it with.
+        """Wait until shards may begin a lap. Returns the lap, and the version to begin it with.
 
         Args:
-            before: the end of the collector's previous task, so that a lap is admitted when the collector can begin it.
+            before: the result of the collector's previous task. Ray waits for it, so that a lap is only admitted when
+                the collector can begin it.
         """
         return lap, self._inbox.admit(shards, lap)
 
     def remember(self, shard: int, lap: int, state: State) -> None:
-        """Keep the state with which a shard begins."""
+        """Keep the initial state of a shard."""
         self._inbox.remember(shard, lap, state)
 
     def states(self, shards: list[int], lap: int) -> tuple[dict[int, State], dict[int, int]]:
@@ -174,9 +177,11 @@ class RayLearner(_Process):
         return self._inbox.states(shards, lap), {shard: self._inbox.offsets[shard] for shard in shards}
 
     def version(self, number: int) -> VersionMessage:
+        """As Inbox.version."""
         return self._inbox.version(number)
 
     def started(self, group: int, ready: tuple[int, int]) -> None:
+        """As Inbox.started."""
         self._inbox.started(group, ready)
 
 
@@ -196,7 +201,7 @@ class RemoteStore:
         return self._ask("change", learner, computed, first)
 
     def _ask(self, method: str, *args: Any) -> Any:
-        """Raises PeerGone if learner 0 is gone."""
+        """Call a method of the store. Raises PeerGone if learner 0 is gone."""
         import ray
         from ray import exceptions as errors
 
@@ -230,18 +235,18 @@ class RayCollector(_Process):
     def __init__(self, name: str, job: Job, directory: str, _: int) -> None:
         super().__init__(name, job, directory)
         self._services: dict[int, CollectorService] = {}
-        """By group."""
+        """By group of shards, as the generations."""
         self._generations: dict[int, int] = {}
 
     def start(
         self, group: int, generation: int, learner_0: Any, *held: tuple[dict[int, State], dict[int, int]]
     ) -> list[Any]:
-        """Start a group of shards with what each learner holds of them. Returns the state of each shard, and what
-        CollectorService.start does.
+        """Start a group of shards. Returns the state of each shard, and the result of CollectorService.start.
 
         Args:
-            generation: what was requested with a lower one is no longer wanted.
+            generation: requests with a lower generation are outdated.
             learner_0: the actor of learner 0.
+            held: from each learner: the states of its shards, and their offsets.
         """
         self._works()
         self._require_gpu("collector")
@@ -254,7 +259,8 @@ class RayCollector(_Process):
         return [*service.states().values(), ready]
 
     def collect(self, group: int, generation: int, lap: int, version: VersionMessage, before: Any) -> list[Any]:
-        """A message for each shard, and None as a result that the next call can wait for."""
+        """Collect a rollout of each shard of a group. Returns a message for each, and None, which the next call can
+        wait for."""
         service = self._services.get(group)
         if service is None or generation < self._generations[group]:
             raise NotWanted(group)
@@ -265,17 +271,17 @@ class RayCollector(_Process):
         return [*messages, None]
 
     def leave(self, group: int) -> None:
-        """End a group's environments here."""
+        """Close a group's environments in this process."""
         if (service := self._services.pop(group, None)) is not None:
             service.close()
 
 
 class NotWanted(Exception):
-    """A rollout was requested before its collector started anew or left. Nobody waits for it."""
+    """A request is outdated, since its collector started again or left after it. Nobody waits for the rollout."""
 
 
 def _of_process(message: RolloutMessage, groups: int) -> RolloutMessage:
-    """The message with times of the whole process, of which this group's are a part."""
+    """The message with times of the whole process, estimated from those of one of its groups."""
     if groups == 1 or not message.spent:
         return message
     return dataclasses.replace(message, spent={name: groups * seconds for name, seconds in message.spent.items()})

@@ -10,17 +10,18 @@ version exists. So the store never holds more than lag + 1 rollouts of a shard. 
 torch.distributed.
 
 If collectors run freely (lockstep.transport.free_running), learner 0 admits each lap of a collector's shards and says
-which version begins it. The learners that may need its rollouts receive them; then learner 0 is told that it can choose
-them.
+which version begins it. The learners that may need its rollouts receive them. Then they are announced to learner 0,
+which can choose them.
 
         learner 0: admit(lap) ──► collector: collect(lap, …) ──► learners: deliver(…) ──► learner 0: announce(…)
 
-Processes call learner 0 directly, without the driver, for what depends on timing within an iteration: parameters of
-asynchronous gradients (lockstep.learners.parameter_store), and who is late (lockstep.collectors.preemption).
+For decisions within an iteration that depend on timing, processes call learner 0 directly and not through the driver:
+for the parameters of asynchronous gradients (lockstep.learners.parameter_store), and for the counts of collected
+rollouts (lockstep.collectors.preemption).
 
-The driver replaces a lost collector: the new one continues from the shards' states that came with their last rollouts,
-and collects again what had not arrived, with the same versions. So does a collector that lives, if a rollout was lost
-on its way. If a learner is lost, all processes restart from the newest checkpoint.
+The driver replaces a lost collector. The new one continues from the shards' states that came with their last rollouts,
+and collects the missing rollouts again with the same versions. A collector that is alive does the same if a rollout was
+lost on its way. If a learner is lost, all processes restart from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _POLL = 1.0
 _AGAIN = 0.5
 """Seconds after which a failed request is repeated if its collector seems to be alive."""
 _TRIES = 3
-"""Failures of a request, while its collector is alive, after which what it depends on is taken for lost."""
+"""If a request fails so often while its collector is alive, the data that it needs counts as lost."""
 _NOTICING = 30.0
 """Seconds that Ray has to notice the loss of a node after a learner's connection to it broke."""
 _ENDING = 10.0
@@ -58,10 +59,10 @@ _ENDING = 10.0
 
 
 class RayDriver:
-    """One attempt, from the first process to the last result.
+    """One attempt to run a job, from the first process to the last result.
 
     Args:
-        losses: processes that were lost before.
+        losses: how many processes were lost before.
     """
 
     def __init__(self, ray: Any, work: Work, job: Job, status: RunStatus, losses: int) -> None:
@@ -73,20 +74,20 @@ class RayDriver:
         begin = 0 if self._free else iteration_of(job.checkpoint)
         numbers = schedule.iterations_from(begin, job.stop_after)
         self._requested, self._end = numbers.start, numbers.stop
-        """The rollout that is requested next, and the first that is not needed, unless collectors run freely."""
+        """Unless collectors run freely: the rollout that is requested next, and the first that is not needed."""
         self._arrived = dict.fromkeys(range(self._shards), begin - 1)
-        """By shard: the last rollout that a learner has; by its lap, if collectors run freely."""
+        """By shard: the number of the last rollout that a learner has; its lap if collectors run freely."""
         self._learners: list[Actor] = []
         self._processes: list[Actor] = []
-        """Those that only collect."""
+        """The processes that only collect."""
         self._groups = layout.groups(self._shards)
         self._collectors: dict[int, Collector] = {}
         """By group of shards."""
         self._generations = itertools.count()
         self._runs: dict[Any, int] = {}
-        """By reference, as below: the learner that returns this result."""
+        """By the reference to a learner's result: its rank."""
         self._starts: dict[Any, Start] = {}
-        """By reference: the collector that is starting."""
+        """By reference, as the dicts below: the collector that is starting."""
         self._deliveries: dict[Any, Delivery] = {}
         self._admissions: dict[Any, NextLap] = {}
         self._again: list[tuple[float, Request]] = []
@@ -95,16 +96,21 @@ class RayDriver:
         self._broken: tuple[float, str] | None = None
         """When a learner's connection broke, and the error message."""
         self._places, self._group = places(job), None
-        """What each process takes of its node, and the group of places for them."""
+        """The resources of each process, and Ray's placement group of them."""
         self._placed = len(self._places)
-        """How many of these places are kept for the run from its beginning."""
+        """How many of these are reserved from the beginning."""
         self._nodes = Nodes(ray, job)
         self._polled = 0.0
         self._stall = StallDetector(job.layout.stall_timeout, job.environments_each)
         self._told = False
 
     def run(self) -> Result:
-        """The result of learner 0."""
+        """Run the job. Returns the result of learner 0.
+
+        Raises:
+            ProcessLost: a process is lost that cannot be replaced.
+            SettingsError, WorkerError: as lockstep.launchers.ray.launcher.run_ray.
+        """
         try:
             self._begin()
             while len(self._results) < len(self._learners):
@@ -138,7 +144,8 @@ class RayDriver:
         return self._actor(f"Collector {index} of {self._groups}", RayCollector, index, place)
 
     def _actor(self, name: str, kind: type, index: int, place: int | None = None) -> Actor:
-        """A new process; place: in the group of places, None for any node that has what a collector takes."""
+        """A new process. place: its index in the placement group; None for any node with enough resources for a
+        collector."""
         strategy: Any = "SPREAD"
         if place is not None:
             strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
@@ -151,8 +158,8 @@ class RayDriver:
             resources=taken,
             max_restarts=0,
             max_task_retries=0,
-            # Versions that are waited for may occupy lag + 1 threads; of each process, admissions and parameters one,
-            # and rollouts that may be late two.
+            # Calls that wait occupy threads: lag + 1 for versions and, for each process, one for admissions and
+            # parameters, and two for rollouts that may be late.
             concurrency_groups={WHILE_BUSY: self._schedule.lag + 8 + 3 * (self._layout.learning + self._groups)},
             allow_out_of_order_execution=True,
             enable_task_events=False,  # Ray would keep a record of each of the last 100,000 calls
@@ -167,12 +174,12 @@ class RayDriver:
         return call(actor.handle, method, *args)
 
     def _start(self, index: int, process: Actor) -> None:
-        """Start to collect a group of shards in a process, after the last rollouts of them that arrived."""
+        """Start to collect a group of shards in a process, after their last rollouts that have arrived."""
         learning = len(self._learners)
         shards = block(self._shards, self._groups, index)
         collector = self._collectors[index] = Collector(index, shards, process, next(self._generations))
         next_one: Any = min(self._arrived[shard] for shard in shards) + 1
-        if self._free:  # learner 0 knows more about what has arrived
+        if self._free:  # learner 0 knows better which laps have arrived
             next_one = self._call(self._learners[0], "take_over", list(shards), collector.generation)
         states = [
             self._call(learner, "states", mine, next_one)
@@ -184,7 +191,7 @@ class RayDriver:
         self._starts[collector.last] = Start(collector)
         self._call(self._learners[0], "started", index, collector.last)
         if self._free:
-            for shard, state in zip(shards, begun, strict=True):  # a checkpoint may come before its first rollout
+            for shard, state in zip(shards, begun, strict=True):  # a checkpoint may be written before the first rollout
                 self._call(self._learners[holder(self._shards, learning, shard)], "remember", shard, next_one, state)
             self._admit(NextLap(collector, next_one))
             return
@@ -192,7 +199,7 @@ class RayDriver:
             self._collect(collector, number, self._schedule.collects_with(number))
 
     def _collect(self, collector: Collector, number: int, wanted: int) -> None:
-        """Request a rollout of all shards of a collector with the wanted version, and have it delivered."""
+        """Request a rollout of all shards of a collector with the wanted version, and its delivery."""
         if wanted not in self._versions:
             self._versions[wanted] = self._call(self._learners[0], "version", wanted)
         collect = collector.process.handle.collect.options(num_returns=len(collector.shards) + 1)
@@ -237,7 +244,7 @@ class RayDriver:
         """Wait for the next event, and handle it."""
         self._poll()
         polls = {actor.poll: actor for actor in (*self._learners, *self._processes) if actor.poll is not None}
-        # Deliveries first: what has arrived is freed before more is requested.
+        # Deliveries come before admissions, so that rollouts are freed before more are requested.
         refs = [*self._nodes.open, *self._starts, *self._runs, *polls, *self._deliveries, *self._admissions]
         for ref in self._ray.wait(refs, num_returns=1, timeout=_POLL / 2, fetch_local=False)[0]:
             if ref in self._nodes.open:
@@ -268,7 +275,7 @@ class RayDriver:
         self._request_rollouts()
 
     def _request_rollouts(self) -> None:
-        """Request further rollouts while there is room for them."""
+        """Request further rollouts as long as the lag allows them."""
         while self._collectors and self._requested < self._end and not self._free:
             if min(self._arrived.values()) < self._requested - self._schedule.lag - 1:
                 break
@@ -295,8 +302,8 @@ class RayDriver:
         gone = getattr(cause, "cause", None)
         if not isinstance(gone, PeerGone):
             fail(cause)
-        if self._broken is None:  # another process that raised, or Ray, will report the cause
-            self._broken = time.monotonic(), f"{name} has lost its connection to another one ({short(gone)})"
+        if self._broken is None:  # the cause will be reported by Ray or by another process that raised an error
+            self._broken = time.monotonic(), f"{name} has lost its connection to another process ({short(gone)})"
 
     def _delivered(self, ref: Any) -> None:
         delivery = self._deliveries.pop(ref)
@@ -314,37 +321,37 @@ class RayDriver:
     def _failed(self, what: Request, error: Exception) -> None:
         if (cause := raised(self._ray, error)) is not None:
             fail(cause)
-        # One of the processes is lost, which the next poll will show, or was unreachable.
+        # One of the processes was unreachable, or is lost, which the next poll will show.
         self._again.append((time.monotonic(), what))
 
     def _repeat(self, what: Request, *, alive: bool) -> None:
-        """Make a request that failed again; alive: whether its collector has answered since."""
+        """Repeat a request that failed. alive: whether its collector has answered since."""
         if isinstance(what, Start):
             self._start_again(what.collector)
         elif what.tries < _TRIES:
             again = dataclasses.replace(what, tries=what.tries + alive)
             self._deliver(again) if isinstance(again, Delivery) else self._admit(again)
-        else:  # a learner can be reached again by now: what it was to receive is lost, or what the collector needed
+        else:  # learners can be reached again by now, so the data that they or the collector need is lost
             name = what.collector.process.name
             if self._timing_preempts():
                 raise ProcessLost(f"A rollout of {name} was lost")
-            self._lose(f"A rollout of {name} was lost", "It collects again what has not arrived")
+            self._lose(f"A rollout of {name} was lost", "It collects the missing rollouts again")
             self._start_again(what.collector)
 
     def _start_again(self, collector: Collector) -> None:
-        """Start a collector again, with everything that was requested since, which waited for it and failed with it."""
+        """Start a collector again, and repeat all later requests, which waited for the failed one and failed, too."""
         self._forget(collector)
         self._versions.clear()  # a request for one of them may have failed, too
         self._start(collector.index, collector.process)
 
     def _lose(self, what: str, then: str) -> None:
-        """Count a loss that the run survives."""
+        """Count a loss that the run survives, and tell the user."""
         self.losses += 1
         require_restarts_left(self.losses, self._layout, what)
         say(f"{what}. {then} ({self.losses} of restarts={self._layout.restarts}).")
 
     def _forget(self, collector: Collector) -> None:
-        """Wait no longer for what was requested from a collector."""
+        """Drop all open requests to a collector."""
         for requested in (self._starts, self._deliveries, self._admissions):
             for ref in [ref for ref, each in requested.items() if each.collector is collector]:
                 del requested[ref]
@@ -373,7 +380,7 @@ class RayDriver:
         self._start(index, self._processes[index])
 
     def _poll(self) -> None:
-        """Poll every process for its progress from time to time; raise if none makes any."""
+        """Poll every process for its progress from time to time. Raise WorkerError if none makes progress."""
         now = time.monotonic()
         if now < self._polled + _POLL:
             return

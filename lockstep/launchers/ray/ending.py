@@ -1,4 +1,4 @@
-"""Why a run on a Ray cluster begins again or ends early, and how people are told."""
+"""The reasons why a run on a Ray cluster restarts or ends early, and messages to the user."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lockstep.system.supervision import WorkerError
 
 
 class ProcessLost(Exception):
-    """A process of the run is lost; the text says which one, and why."""
+    """A process of the run is lost. The text says which one, and why."""
 
 
 def require_restarts_left(losses: int, layout: Layout, text: str) -> None:
-    """Raise WorkerError if the layout allows fewer losses; text: what was lost."""
+    """Raise WorkerError if the layout allows fewer losses. text: describes the last loss."""
     if losses > layout.restarts:
         longer = dataclasses.replace(layout, restarts=Layout.restarts)
         raise WorkerError(
@@ -35,12 +35,12 @@ def say(text: str) -> None:
 
 
 def stalled(ray: Any, processes: Sequence[Actor], patience: float, layout: Layout) -> WorkerError:
-    """The error of a run that has made no progress for so many seconds. Prints what each process is doing."""
+    """The error of a run that has made no progress for `patience` seconds. Prints the stack of each process."""
     unstarted = [actor.name for actor in processes if actor.steps < 0]
     if unstarted:
         return WorkerError(
-            f"Ray has not started {', '.join(unstarted)} within {patience:g} seconds: the cluster may not have "
-            f"what each of them needs, or has lost nodes. ray status shows its state."
+            f"Ray has not started {', '.join(unstarted)} within {patience:g} seconds: the cluster may lack resources "
+            f"that they need, or may have lost nodes. ray status shows its state."
         )
     stacks = [(actor.name, call(actor.handle, "stack")) for actor in processes]
     for name, ref in stacks:

@@ -1,16 +1,16 @@
-"""The driver of a run whose collectors come and go with the cluster's nodes (ray:a4+-l1).
+"""The driver of a run whose collectors join and leave with the cluster's nodes (ray:a4+-l1).
 
-Here each group has one shard, which moves between collectors as a whole. What is learned does not depend on the
-collector of a shard: learner 0 admits its laps, and the ledger records them, as in any free-running run. So a replay
-need not know which collector had which shard.
+Here, each group has one shard, which moves between collectors. The result does not depend on which collector has a
+shard: learner 0 admits the shard's laps, and the ledger records them, as in any free-running run. So a replay need not
+know which collector had which shard.
 
-        a node joins ──► a process starts there ──► shards move to it, each after the rollout that it is collecting
-        a node is lost ──► its shards move to the other processes, which collect again what was in flight
+        a node joins ──► a process starts there ──► shards move to it, each after its current rollout
+        a node is lost ──► its shards move to the other processes, which collect rollouts in flight again
 
-A shard moves when its next lap is admitted and the one before has arrived: the new collector then continues with its
-state, and nothing is collected twice.
+A shard moves when its next lap has been admitted and the previous lap has arrived. Then the new collector continues
+with its state, and no rollout is collected twice.
 
-Collectors that join and are lost before their first rollout cost as much as they can bring. So each such loss in a row
+Collectors that join and are lost before their first rollout cost time and deliver nothing. So each such loss in a row
 doubles the time until others may join.
 """
 
@@ -28,15 +28,16 @@ from lockstep.launchers.ray.requests import Actor, Collector
 
 _Process = TypeVar("_Process")
 _LONGEST = 600.0
-"""Seconds that the cluster's room is left unused at most, after collectors joined in vain."""
+"""The longest time in seconds that free resources stay unused after collectors joined in vain."""
 
 
 def moves(homes: Mapping[int, _Process | None], processes: Collection[_Process]) -> dict[int, _Process]:
-    """Which groups must move where, so that all processes have equally many, or one more. As few as possible move.
+    """By group that must move: its new process. Then the numbers of groups per process differ by at most one. As few
+    groups as possible move.
 
     Args:
-        homes: by group: the process that has it, or is to have it; one that is not among the processes is lost.
-        processes: those that can collect.
+        homes: by group, the process that has it or will have it. A process that is not in `processes` is lost.
+        processes: the processes that can collect.
     """
     if not processes:
         return {}
@@ -61,29 +62,30 @@ def moves(homes: Mapping[int, _Process | None], processes: Collection[_Process])
 
 
 class GrowingDriver(RayDriver):
-    """As RayDriver, with at least as many collectors as the layout says, and as many as fit."""
+    """A RayDriver with at least as many collectors as the layout says, and more if the cluster has room for them."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._placed = self._layout.learning
         self._numbered = 0
-        """Processes that were started so far."""
+        """How many collectors were started so far."""
         self._placed_learners = False
-        """Whether Ray has placed the learners. Collectors wait for that, so that they cannot take their room."""
+        """Whether Ray has placed the learners. Collectors start only then, so that they leave learners' resources free.
+        """
         self._moving: dict[int, Actor] = {}
         """By group: the process that it moves to."""
         self._joined: list[Actor] = []
-        """Those that joined last, until one of them is lost."""
+        """The collectors that joined last, until one of them is lost."""
         self._in_vain, self._join_after = 0, 0.0
         """How often in a row one of them was lost before its first rollout, and when others may join."""
         self._paused: set[int] = set()
-        """Groups whose next lap is admitted, and will begin where they move to."""
+        """Groups that are moving, and whose next lap has been admitted. It begins in the new process."""
 
     def _begin_collectors(self) -> None:
-        self._placed_learners, self._processes = False, []  # see _grow
+        self._placed_learners, self._processes = False, []  # _grow starts the collectors
 
     def _begin_least(self) -> None:
-        """Start the least number of processes, with an equal share of the shards each."""
+        """Start the layout's number of collectors, each with an equal share of the shards."""
         least = len(self._layout.collectors)
         self._processes = [self._next() for _ in range(least)]
         for number, process in enumerate(self._processes):
@@ -91,7 +93,7 @@ class GrowingDriver(RayDriver):
                 self._start(group, process)
 
     def _next(self) -> Actor:
-        """One more process that collects. Ray starts it where there is room."""
+        """Start one more collector on any node that has room."""
         self._numbered += 1
         return self._actor(f"Collector {self._numbered - 1}", RayCollector, 0)
 
@@ -108,7 +110,7 @@ class GrowingDriver(RayDriver):
                 self._placed_learners = True
                 self._begin_least()
             return
-        # What a process takes is missing in Ray's books of free resources by the time it has made a step.
+        # When a process has made a step, Ray's free resources no longer include its own.
         there, starting = len(self._processes), any(process.steps < 1 for process in self._processes)
         new = max(0, len(self._layout.collectors) - there)
         waits = starting or time.monotonic() < self._join_after
@@ -122,7 +124,7 @@ class GrowingDriver(RayDriver):
         self._balance()
 
     def _room(self) -> int:
-        """How many more collectors fit, each on one node."""
+        """How many more collectors the nodes have room for."""
         needed = self._places[-1].items()
         nodes = self._ray._private.state.available_resources_per_node().values()  # there is no public function
         return sum(min(int(free.get(name, 0) / amount) for name, amount in needed) for free in nodes)
@@ -139,7 +141,7 @@ class GrowingDriver(RayDriver):
                 self._start(group, process)
 
     def _home(self, group: int) -> Actor | None:
-        """The process that collects a group, or will."""
+        """The process that collects a group or will collect it."""
         if group in self._moving:
             return self._moving[group]
         return self._collectors[group].process if group in self._collectors else None
@@ -160,7 +162,7 @@ class GrowingDriver(RayDriver):
         self._move(collector.index)
 
     def _move(self, group: int) -> None:
-        """Move a group if the time has come."""
+        """Move a group if it is paused and none of its rollouts is under way."""
         collector = self._collectors.get(group)
         under_way = [*self._deliveries.values(), *(each for _, each in self._again)]
         if group not in self._paused or collector is None or any(each.collector is collector for each in under_way):
@@ -179,7 +181,7 @@ class GrowingDriver(RayDriver):
                 self._forget(self._collectors.pop(group))
                 self._moving.pop(group, None)
                 self._paused.discard(group)
-            elif self._moving.get(group) is lost:  # it stays
+            elif self._moving.get(group) is lost:  # the group stays
                 self._moving[group] = collector.process
         what = f"{lost.name} was lost ({why})"
         if len(self._processes) < len(self._layout.collectors):
@@ -191,8 +193,8 @@ class GrowingDriver(RayDriver):
             self._move(group)
 
     def _joined_in_vain(self, lost: Actor) -> str:
-        """Let others join later if a process that joined is lost before its first rollout, and say so. Processes that
-        joined together, perhaps on one node, count as one."""
+        """If a collector that joined was lost before its first rollout, delay others. Returns a message about this.
+        Collectors that joined together, perhaps on one node, count as one."""
         if lost.delivered or lost not in self._joined:
             return ""
         self._joined, self._in_vain = [], self._in_vain + 1
@@ -200,5 +202,5 @@ class GrowingDriver(RayDriver):
         self._join_after = time.monotonic() + delay
         return (
             f" It had joined and delivered no rollout ({self._in_vain} in a row), so others join in {delay:g} seconds "
-            "at the earliest. If this goes on, look at its node: ray status, and Ray's logs there."
+            "at the earliest. If this happens again, check its node: ray status, and Ray's logs there."
         )

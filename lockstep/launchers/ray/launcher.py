@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster: every process is an actor (lockstep.launchers.ray.driver)."""
+"""Runs on a Ray cluster. Every process is an actor (lockstep.launchers.ray.driver)."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _PATIENCE = 10.0
 
 
 def run_ray(work: Work, job: Job) -> Result:
-    """Run workers, or learners and collectors, as actors of a Ray cluster: the one that this process is connected to,
-    else the one that RAY_ADDRESS names, else a new one on this machine.
+    """Run workers, or learners and collectors, as actors of a Ray cluster. This is the cluster that this process is
+    connected to, else the one that RAY_ADDRESS names, else a new one on this machine.
 
     Raises:
         SettingsError: the cluster is too small.
         WorkerError: a process raised or stalled, or more were lost than the layout allows.
     """
     status, losses = RunStatus(), 0
-    status.begin()  # this process cannot see when its actors begin
+    status.begin()  # this process does not know when its actors begin
     told = dataclasses.replace(
         job,
         folder=dataclasses.replace(job.folder, path=job.folder.path.absolute()),
-        # Ray prints here what an actor prints, line by line.
+        # Ray prints actors' output in this process line by line, so that a live display is impossible.
         options=dataclasses.replace(job.options, display="none" if job.options.display == "none" else "plain"),
     )
     needed = places(job)
@@ -121,13 +121,14 @@ def _starting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _answering(address: str, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Explain why no cluster takes us at this address. Where nothing answers, Ray itself would keep trying for minutes.
+    """Explain why this process cannot connect to the cluster at this address. If nothing answers there, Ray itself
+    would keep trying for minutes.
 
     Args:
-        refusals: what Ray raises if the cluster refuses us, besides ConnectionError.
+        refusals: errors that Ray raises if the cluster refuses this process, besides ConnectionError.
 
     Raises:
-        SettingsError: nothing answers, or the cluster refuses us.
+        SettingsError: nothing answers, or the cluster refuses this process.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     answers = port.isdecimal()  # not "auto", which Ray resolves
@@ -145,8 +146,8 @@ def _answering(address: str, refusals: tuple[type[Exception], ...] = ()) -> Iter
         raise SettingsError(
             f"The Ray cluster at RAY_ADDRESS={address} does not take this program: {said}. If it asks for a token, as "
             "ray start --head does once there is one in ~/.ray/auth_token, give all machines this file, and set "
-            "RAY_AUTH_MODE=token here and where its nodes start. RAY_AUTH_MODE=disabled, set everywhere, does "
-            "without; then anybody who reaches the cluster can run programs on it."
+            "RAY_AUTH_MODE=token here and where its nodes start. RAY_AUTH_MODE=disabled, set everywhere, turns tokens "
+            "off; then anybody who reaches the cluster can run programs on it."
         ) from error
 
 
@@ -159,10 +160,10 @@ def _nothing_answers(address: str, error: Exception) -> SettingsError:
 
 @contextlib.contextmanager
 def temporary_folder(below: Path = Path("/tmp")) -> Iterator[Path]:
-    """A folder for a local cluster's sockets and logs, removed at the end. This also removes folders of killed
+    """A folder for a local cluster's sockets and logs, which is removed at the end. This also removes folders of killed
     processes.
 
-    It is below /tmp, since a socket's path has at most a hundred characters, of which Ray takes seventy.
+    The folder is below /tmp, since a socket's path has at most a hundred characters, and Ray's part has seventy.
     """
     for left in below.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), (left / _LOCK).open() as file:

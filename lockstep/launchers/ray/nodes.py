@@ -1,4 +1,4 @@
-"""Asks every process of a run on a Ray cluster what its node is, so that nodes can be compared."""
+"""Asks every process of a run on a Ray cluster about its node, and compares the nodes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lockstep.system.output import print_warning
 from lockstep.training.job import Job
 
 _AGAIN = 0.1
-"""Seconds before a process that could not be reached is asked again."""
+"""Seconds before an unreachable process is asked again."""
 _ANSWERING = 20.0
-"""Seconds that processes have to say what their nodes are when the run is over."""
+"""Seconds that processes have to answer after the run is over."""
 
 
 class Nodes:
@@ -28,18 +28,18 @@ class Nodes:
 
     @property
     def open(self) -> list[Any]:
-        """References to the answers that are still to come."""
+        """References to the answers that are missing."""
         return list(self._asked)
 
     def ask(self, actor: Actor, learner: int | None) -> None:
-        """Ask a process, which need not have started; learner: its rank if it is one."""
+        """Ask a process, which need not have started. learner: its rank if it is a learner."""
         self._asked[call(actor.handle, "node")] = actor, learner
 
     def answered(self, ref: Any) -> None:
         """Compare the node of a process with learner 0's.
 
         Raises:
-            SettingsError: they must compute alike, and do not.
+            SettingsError: the nodes must compute alike, but do not.
         """
         actor, learner = self._asked.pop(ref)
         node, error = outcome(self._ray, ref)
@@ -54,13 +54,14 @@ class Nodes:
             self._platforms.other(actor.name, learner is not None, node)
 
     def finish(self) -> None:
-        """Compare the rest: a short run may end before all have answered. Warn of those that do not answer now.
+        """Compare the remaining nodes, since a short run may end before all processes have answered. Warn about
+        processes that do not answer now.
 
         Raises:
-            SettingsError: as of answered.
+            SettingsError: as `answered`.
         """
         for ref, (actor, learner) in list(self._asked.items()):
-            if learner is None and not (actor.delivered or actor.answered):  # it has not started, and takes no part
+            if learner is None and not (actor.delivered or actor.answered):  # it has not started
                 del self._asked[ref]
         until = time.monotonic() + _ANSWERING
         while self._asked and (left := until - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""How calls of actors end: with a result, with an error that a process raised, or with the loss of a process."""
+"""The outcomes of actors' calls: a result, an error that a process raised, or the loss of a process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from lockstep.config.settings import SettingsError
 from lockstep.system.supervision import WorkerError
 
 _COLOR = re.compile(r"\x1b\[\d*m")
-"""A terminal color in Ray's texts of exceptions."""
+"""A terminal color in the texts of Ray's exceptions."""
 _NAME = re.compile(r"repr=(.+?)\)")
-"""The name of the process that raised an error. Errors that follow from it come before it."""
+"""The name of a process in an error's text. The last one raised the error, and earlier ones failed because of it."""
 
 
 def outcome(ray: Any, ref: Any) -> tuple[Any, Exception | None]:

@@ -1,4 +1,4 @@
-"""Places for a run's processes on the nodes of a Ray cluster."""
+"""The resources that a run's processes need on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RAY = {"cpus": "CPU", "gpus": "GPU"}
 
 
 def places(job: Job) -> list[dict[str, float]]:
-    """What each process takes of its node, by Ray's names: those that learn, then those that only collect."""
+    """The resources of each process on its node, by Ray's names: first of learners, then of those that only collect."""
     layout = job.layout
     busy = max(job.experiment.torch_threads, layout.env_threads, layout.env_processes)
     learner, collector = (
@@ -23,10 +23,10 @@ def places(job: Job) -> list[dict[str, float]]:
 
 
 def require_places(ray: Any, layout: Layout, needed: list[dict[str, float]]) -> None:
-    """Check that the cluster has enough for all processes, and a node for each.
+    """Check that the cluster has enough resources for all processes together, and a node with enough for each.
 
     Raises:
-        SettingsError: it does not.
+        SettingsError: it does not have them.
     """
     total = ray.cluster_resources()
     for name in dict.fromkeys(name for each in needed for name in each):

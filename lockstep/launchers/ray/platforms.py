@@ -1,9 +1,9 @@
-"""Whether the nodes of a run compute alike. In bf16 and fp32, bits depend on the make of the processor, and everywhere
-on the versions of libraries.
+"""Checks that the nodes of a run compute alike. With precision bf16 or fp32, bits depend on the kind of processor. With
+every precision, they depend on the versions of libraries.
 
-Every process says what its node is, and is compared with learner 0, whose platform the ledger's head records. Where the
-scheme promises the bits of every other layout, a difference ends the run. Where timing decides, run.json records each
-node, and the user is warned.
+Every process describes its node, which is compared with learner 0's. The ledger's head records learner 0's platform. If
+the scheme promises the same bits as every other layout, a difference ends the run. If timing decides, run.json records
+each node, and the user is warned.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from lockstep.training.resuming import warn_of_platform
 
 @dataclass(frozen=True)
 class Node:
-    """What a process says about the machine that it is on."""
+    """A process's description of its machine."""
 
     host: str
-    """Its name and address, since machines may share a name."""
+    """The machine's name and address, since machines may share a name."""
     platform: Mapping[str, Any]
-    """As in the head of a ledger, without GPUs: learner 0 records its own, and collectors may have others."""
+    """As in the head of a ledger, but without GPUs: learner 0 records its own GPU, and collectors may have others."""
 
 
 def this_node(job: Job) -> Node:
@@ -43,7 +43,7 @@ def this_node(job: Job) -> Node:
 
 
 class Platforms:
-    """Compares the nodes of an attempt's processes, in the order in which these answer."""
+    """Compares the nodes of an attempt's processes in the order of their answers."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -52,10 +52,10 @@ class Platforms:
         self._told: set[tuple[str, tuple[str, ...]]] = set()
 
     def first(self, node: Node) -> None:
-        """Learner 0 has answered.
+        """Take the answer of learner 0.
 
         Raises:
-            SettingsError: another process that has answered must compute alike, and does not.
+            SettingsError: another process that has answered must compute like learner 0, but does not.
         """
         self._first = node
         if self._job.checkpoint is not None:
@@ -67,14 +67,14 @@ class Platforms:
             self.other(*each)
 
     def other(self, name: str, learns: bool, node: Node) -> None:
-        """Another process has answered.
+        """Take the answer of another process.
 
         Args:
-            name: of the process.
+            name: the name of the process.
             learns: whether it is a learner.
 
         Raises:
-            SettingsError: it must compute like learner 0, and does not.
+            SettingsError: it must compute like learner 0, but does not.
         """
         if self._first is None:
             self._waiting.append((name, learns, node))
@@ -97,7 +97,7 @@ class Platforms:
             )
 
     def _differing(self, platform: Mapping[str, Any], node: Node) -> tuple[str, ...]:
-        """What differs on a node, of what bits depend on."""
+        """The differences of a node that bits depend on."""
         differs = ledger.differing_platform(platform, node.platform)
         portable = self._job.experiment.precision == "portable"
         return tuple(each for each in differs if not (portable and of_processor(each)))

@@ -1,4 +1,4 @@
-"""What the driver of a run has requested from the actors (lockstep.launchers.ray.driver)."""
+"""The requests of a run's driver to the actors (lockstep.launchers.ray.driver)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(eq=False)
 class Actor:
-    """A process, as the driver knows it."""
+    """The driver's information about a process."""
 
     name: str
     handle: Any
@@ -17,21 +17,21 @@ class Actor:
     poll: Any = None
     """The reference to its answer while a poll is open."""
     answered: float = 0.0
-    """When it answered last (time.monotonic)."""
+    """When it last answered (time.monotonic)."""
     delivered: bool = False
-    """Whether a rollout of it has arrived."""
+    """Whether one of its rollouts has arrived."""
 
 
 @dataclass(eq=False)
 class Collector:
-    """The work of collecting one group of shards, in one of the processes."""
+    """One group of shards that one of the processes collects."""
 
     index: int
-    """Of the group."""
+    """The number of the group."""
     shards: range
     process: Actor
     generation: int
-    """Higher than those of its predecessors, from which nothing is taken any more."""
+    """Higher than the generations of its predecessors, whose results are ignored."""
     last: Any = None
     """The reference to its last task, which must end before the next one begins."""
 
@@ -45,14 +45,15 @@ class Start:
 
 @dataclass(frozen=True)
 class Delivery:
-    """Rollouts on their way from a collector to a learner or, if collectors run freely, to all that may need them."""
+    """Rollouts on their way from a collector to a learner or, if collectors run freely, to all learners that may need
+    them."""
 
     collector: Collector
     number: int
     answers: dict[int, Any]
     """By shard: the reference to its rollout."""
     tries: int = 0
-    """How often it failed while the collector was alive."""
+    """How often the delivery failed while the collector was alive."""
 
 
 @dataclass(frozen=True)
@@ -66,4 +67,4 @@ class NextLap:
 
 
 Request = Start | Delivery | NextLap
-"""A request that is repeated if it did not come through."""
+"""A request that is repeated if it fails."""
