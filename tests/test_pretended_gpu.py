@@ -26,7 +26,7 @@ from lockstep.distributed.shared_memory import PrivateArena, SharedMemory
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
 from lockstep.learners import learner
-from lockstep.learners.graphs import GradientGraphs, graphs_of
+from lockstep.learners.gradient_graphs import GradientGraphs, graphs_of
 from lockstep.system.graphs import Branches, cuda_graph
 
 GPU = "cuda:0"

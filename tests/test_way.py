@@ -76,7 +76,7 @@ class Way:
 
 
 TORCH = {"envs/convert.py", "collectors/acting.py", "buffers/on_policy.py", "algorithms/ppo.py"}
-KERNELS = {"collectors/compiled_rollout.py", "buffers/ppo_batches.py", "learners/kernels.py"}
+KERNELS = {"collectors/compiled_rollout.py", "buffers/ppo_batches.py", "learners/kernel_learner.py"}
 
 
 @pytest.mark.parametrize(

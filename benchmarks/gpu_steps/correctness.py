@@ -31,7 +31,7 @@ from lockstep.distributed.shared_memory import PrivateArena, SharedMemory
 from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
-from lockstep.learners.graphs import HyperTensors
+from lockstep.learners.gradient_graphs import HyperTensors
 from lockstep.learners.process import learner_of
 from lockstep.models.arithmetic import arithmetic
 from lockstep.reproducibility.verify import diff, verify

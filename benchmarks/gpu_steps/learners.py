@@ -33,7 +33,7 @@ from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
-from lockstep.learners.graphs import GradientGraphs, graphs_of
+from lockstep.learners.gradient_graphs import GradientGraphs, graphs_of
 from lockstep.learners.learner import Learner
 from lockstep.system.graphs import Capture, cuda_graph
 from lockstep.system.numerics import torch_configured

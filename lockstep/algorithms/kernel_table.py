@@ -61,7 +61,7 @@ class Case(NamedTuple):
 
 
 class Kernels(ABC):
-    """Kernels of one or several algorithms. Their learner is in lockstep.learners.kernel_learners."""
+    """Kernels of one or several algorithms. Their learner is in lockstep.learners.learner_table."""
 
     as_torch: ClassVar[bool] = False
     """Whether they have the bits of torch's replaced operations. Others have other first weights, or add up in another

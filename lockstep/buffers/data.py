@@ -199,33 +199,21 @@ def _require_capacity(experiment: Experiment, data: Data) -> None:
         )
 
 
-def _checked(
-    arrays: Mapping[str, np.ndarray],
-    observation_space: gymnasium.Space[Any],
-    action_space: gymnasium.Space[Any],
-    who: str,
-) -> Data:
-    """The transitions in arrays.
+class _Columns:
+    """Named arrays with one row for each transition. SettingsErrors name where they come from."""
 
-    Raises:
-        SettingsError: arrays are missing, or do not fit the spaces.
-    """
-    nested, observed = isinstance(observation_space, spaces.Dict), entries_of(observation_space)
-    keys = {name: f"/{name}" if name else "" for name in observed}
-    needed = ["actions", "rewards", "terminations", "truncations", *(f"observations{key}" for key in keys.values())]
-    further = [f"{NEXT}{key}" for key in keys.values()]
-    given = [name for name in further if name in arrays]
-    if missing := [name for name in (*needed, *(further if given else ())) if name not in arrays]:
-        raise SettingsError(
-            f"{who} lacks {', '.join(missing)}. It has {', '.join(arrays) or 'nothing'}. Add arrays of these names, "
-            "with one row for each transition."
-        )
-    count = len(np.atleast_1d(arrays["rewards"]))
-    if not count:
-        raise SettingsError(f"{who} has no transitions. Give it at least one row.")
+    def __init__(self, arrays: Mapping[str, np.ndarray], who: str) -> None:
+        self.arrays, self.who, self.count = arrays, who, len(np.atleast_1d(arrays["rewards"]))
+        if not self.count:
+            raise SettingsError(f"{who} has no transitions. Give it at least one row.")
 
-    def array(name: str, shape: tuple[int, ...], kinds: str, dtype: Any) -> Tensor:
-        x = arrays[name]
+    def take(self, name: str, shape: tuple[int, ...], kinds: str, dtype: Any) -> Tensor:
+        """An array as a tensor of this type, [N, *shape].
+
+        Args:
+            kinds: the kinds of NumPy's types that it may have.
+        """
+        x, who, count = self.arrays[name], self.who, self.count
         if x.shape != (count, *shape) or x.dtype.kind not in kinds:
             kind = {"b": "bool", "biu": "whole numbers", "biuf": "numbers"}[kinds]
             raise SettingsError(
@@ -246,57 +234,99 @@ def _checked(
             )
         return torch.from_numpy(kept)
 
-    def observations(name: str) -> dict[str, Tensor]:
+    def observations(self, name: str, space: gymnasium.Space[Any]) -> dict[str, Tensor]:
         found = {}
-        for entry, space in observed.items():
-            kinds = "biu" if space.dtype == np.uint8 else "biuf"
-            found[entry] = array(f"{name}{keys[entry]}", tuple(space.shape or ()), kinds, space.dtype)
+        for entry, part in entries_of(space).items():
+            kinds = "biu" if part.dtype == np.uint8 else "biuf"
+            found[entry] = self.take(f"{name}{_suffix(entry)}", tuple(part.shape or ()), kinds, part.dtype)
         return found
 
-    obs, reward = observations("observations"), array("rewards", (), "biuf", np.float32)
-    terminated, truncated = (array(name, (), "b", bool) for name in ("terminations", "truncations"))
-    if given:
-        next_obs = observations(NEXT)
-    else:
-        unknown = truncated & ~terminated
-        unknown[-1] |= ~terminated[-1]
-        if unknown.any():
+    def actions(self, space: gymnasium.Space[Any]) -> Tensor:
+        who = self.who
+        if isinstance(space, spaces.Discrete):
+            action = self.take("actions", (), "biu", action_type(space))
+            low, high = np.asarray(space.start), np.asarray(space.start + space.n - 1)
+        elif isinstance(space, spaces.Box):
+            action = self.take("actions", tuple(space.shape), "biuf", action_type(space))
+            low, high = space.low, space.high
+        else:
             raise SettingsError(
-                f"{who} lacks {further[0]}. Without it, the observation after a transition is that of the next row, "
-                f"but row {int(unknown.nonzero()[0, 0])} is the last one of an episode that does not terminate. Add "
-                "it, or leave such rows out."
+                f"{who}: replay takes data for Discrete and Box actions, but the environment has {space}."
             )
-        # The observation after a termination is never used.
-        following = torch.where(terminated, torch.arange(count), (torch.arange(count) + 1).clamp(max=count - 1))
+        x = action.numpy()
+        outside = ((x < low) | (x > high)).reshape(len(x), -1).any(1)
+        if outside.any():
+            row = int(np.flatnonzero(outside)[0])
+            raise SettingsError(
+                f"{who}: the action in row {row}, {self.arrays['actions'][row].tolist()}, is not in the action space "
+                f"{space}. Give actions in the environment's units, clipped to its bounds."
+            )
+        return action
+
+
+def _suffix(entry: str) -> str:
+    """What follows the name of the arrays of observations in that of one entry."""
+    return f"/{entry}" if entry else ""
+
+
+def _checked(
+    arrays: Mapping[str, np.ndarray],
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    who: str,
+) -> Data:
+    """The transitions in arrays.
+
+    Raises:
+        SettingsError: arrays are missing, or do not fit the spaces.
+    """
+    suffixes = [_suffix(entry) for entry in entries_of(observation_space)]
+    needed = ["actions", "rewards", "terminations", "truncations", *(f"observations{each}" for each in suffixes)]
+    further = [f"{NEXT}{each}" for each in suffixes]
+    given = [name for name in further if name in arrays]
+    if missing := [name for name in (*needed, *(further if given else ())) if name not in arrays]:
+        raise SettingsError(
+            f"{who} lacks {', '.join(missing)}. It has {', '.join(arrays) or 'nothing'}. Add arrays of these names, "
+            "with one row for each transition."
+        )
+    columns = _Columns(arrays, who)
+    obs, reward = (
+        columns.observations("observations", observation_space),
+        columns.take("rewards", (), "biuf", np.float32),
+    )
+    terminated, truncated = (columns.take(name, (), "b", bool) for name in ("terminations", "truncations"))
+    if given:
+        next_obs = columns.observations(NEXT, observation_space)
+    else:
+        following = _following(terminated, truncated, further[0], who)
         next_obs = {name: x[following] for name, x in obs.items()}
+    nested = isinstance(observation_space, spaces.Dict)
     return Data(
         obs=obs if nested else obs[""],
         next_obs=next_obs if nested else next_obs[""],
-        action=_actions(arrays, array, action_space, who),
+        action=columns.actions(action_space),
         reward=reward,
         terminated=terminated,
         truncated=truncated & ~terminated,
     )
 
 
-def _actions(arrays: Mapping[str, np.ndarray], array: Any, space: gymnasium.Space[Any], who: str) -> Tensor:
-    if isinstance(space, spaces.Discrete):
-        action = array("actions", (), "biu", action_type(space))
-        low, high = np.asarray(space.start), np.asarray(space.start + space.n - 1)
-    elif isinstance(space, spaces.Box):
-        action = array("actions", tuple(space.shape), "biuf", action_type(space))
-        low, high = space.low, space.high
-    else:
-        raise SettingsError(f"{who}: replay takes data for Discrete and Box actions, but the environment has {space}.")
-    x = action.numpy()
-    outside = ((x < low) | (x > high)).reshape(len(x), -1).any(1)
-    if outside.any():
-        row = int(np.flatnonzero(outside)[0])
+def _following(terminated: Tensor, truncated: Tensor, lacking: str, who: str) -> Tensor:
+    """int64 [N]: the row with the observation after each transition, if there is no array of these.
+
+    Args:
+        lacking: its name.
+    """
+    count, unknown = len(terminated), truncated & ~terminated
+    unknown[-1] |= ~terminated[-1]
+    if unknown.any():
         raise SettingsError(
-            f"{who}: the action in row {row}, {arrays['actions'][row].tolist()}, is not in the action space {space}. "
-            "Give actions in the environment's units, clipped to its bounds."
+            f"{who} lacks {lacking}. Without it, the observation after a transition is that of the next row, "
+            f"but row {int(unknown.nonzero()[0, 0])} is the last one of an episode that does not terminate. Add "
+            "it, or leave such rows out."
         )
-    return action
+    # The observation after a termination is never used.
+    return torch.where(terminated, torch.arange(count), (torch.arange(count) + 1).clamp(max=count - 1))
 
 
 def _entries(obs: Any) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from lockstep.distributed.shared_memory import Arena
 from lockstep.experiment import Experiment
 from lockstep.models.action_spaces import make_distribution
 from lockstep.system.memory import available_bytes
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 _LARGE = 4 * 2**20
 """More bytes than any step takes. If rollouts of such steps fit, nobody needs their exact size, and no environment has
@@ -76,7 +76,7 @@ def on_gpu(experiment: Experiment, shards: int, rollout: Rollout, device: torch.
         free = torch.cuda.mem_get_info(device)[0] if placing.free is None else placing.free
         if needed <= _SHARE * free / placing.sharing:
             if placing.tells:
-                tell(f"The replay memory of a learner, {_size(needed)}, is on its GPU", sys.stderr)
+                print_line(f"The replay memory of a learner, {_size(needed)}, is on its GPU", sys.stderr)
             return True
         reason = (
             f"since it takes {_size(needed)}, and replay may take half of the {_size(free)} of the GPU's memory that "
@@ -88,7 +88,7 @@ def on_gpu(experiment: Experiment, shards: int, rollout: Rollout, device: torch.
             "bits, or store fewer steps (--algorithm.replay.capacity; another result)."
         )
     if placing.tells:
-        tell(f"The replay memory is on the CPU, {reason}", sys.stderr)
+        print_line(f"The replay memory is on the CPU, {reason}", sys.stderr)
     return False
 
 

@@ -53,7 +53,7 @@ _NO_SPACE = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     atexit.register(gc.freeze)  # with torch loaded, the garbage collection at exit takes half a second
-    from lockstep.system.output import Explained, own_streams, reader_gone, reserve_streams, silence, tell
+    from lockstep.system.output import Explained, own_streams, print_line, reader_gone, reserve_streams, silence
 
     reserve_streams()
     own_streams()
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Explained as done:
         return int(done.code or 0)
     except SystemExit:
-        tell(traceback.format_exc(), sys.stderr)  # from a user's file: a run that it ends is not finished
+        print_line(traceback.format_exc(), sys.stderr)  # from a user's file: a run that it ends is not finished
         return 1
 
 
@@ -110,10 +110,10 @@ def _run(arguments: list[str]) -> int:
 
 def _show_cursor() -> None:
     """Show the cursor again, which a killed live display could not do."""
-    from lockstep.system.output import tell
+    from lockstep.system.output import print_line
 
     if sys.stdout is not None and sys.stdout.isatty():
-        tell("\x1b[?25h", sys.stdout)
+        print_line("\x1b[?25h", sys.stdout)
 
 
 def _usage() -> str:

@@ -24,7 +24,7 @@ from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.population import Population
 from lockstep.sweep.search import HOW_TO_SEARCH, Between, OneOf, Search, space_of
 from lockstep.sweep.spec import Run, labelled, setting, task
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _tell_idle(axes: list[_Axis], experiments: list[Experiment]) -> None:
     named = {axis.flag[2:].replace("-", "_") for axis in axes}
     for name, what in lacking[0].items():
         if name in named and all(name in each for each in lacking):
-            tell(sentence(name, what), sys.stderr)
+            print_line(sentence(name, what), sys.stderr)
 
 
 def _how_to_list(recipe: Experiment, groups: list[list[str]]) -> str:

@@ -31,7 +31,7 @@ from lockstep.config.user_code import files_named, load_value
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.run.folder import RunFolder, require_empty
 from lockstep.run.rows import diverged
-from lockstep.system.output import reader_gone, tell
+from lockstep.system.output import print_line, print_warning, reader_gone
 
 if TYPE_CHECKING:
     from lockstep.training.job import Result
@@ -82,7 +82,7 @@ def train(arguments: list[str]) -> int:
     layout = Layout.parse(given.layout)
     given.options.validate()
     for sentence in unused(given.experiment, experiment):
-        tell(sentence, sys.stderr)
+        print_line(sentence, sys.stderr)
     if given.dry_run:
         return _dry_run(given, layout)
     from lockstep.launchers.launch import train as run
@@ -288,7 +288,7 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
         facts = derived_facts(experiment, layout)
         warnings = (*experiment.algorithm.warnings(experiment.setup), *check_model(experiment))
     for warning in warnings:
-        tell(f"warning: {warning}", sys.stderr)
+        print_warning(warning)
     settings = to_json(experiment)
     if given.json:
         options = dataclasses.asdict(given.options)

@@ -67,5 +67,5 @@ class CompiledPolicy:
         """Write a_t, its log-probabilities and values, given the policy's arguments. Returns the actions for the
         environments."""
         sent = np.empty(self._shape, self._dtype)  # new memory each time, since an environment may keep its action
-        self._act(self._policy.evaluate.arguments, t, self._first, self._policy.actions.limits, sent, *arguments)
+        self._act(self._policy.evaluate.arguments, arguments, t, self._first, self._policy.actions.limits, sent)
         return sent

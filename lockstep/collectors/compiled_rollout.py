@@ -92,13 +92,13 @@ class CompiledRollout:
         reward, ends = np.empty(shape, np.float32), np.empty((shape[0], 3, shape[1]), np.bool_)
         self._play(
             self._policy.evaluate.arguments,
+            self._policy.arguments(noise, obs, fields),
             self._step.arguments,
             self._rows.start,
             bootstrap,
             np.float32(1 if clip else np.inf),
             self._policy.actions.limits,
             self._sent,
-            *self._policy.arguments(noise, obs, fields),
             reward,
             ends,
         )

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 _COUNTERS = Path("/dev/shm")
 """The folder of the files in which torch counts the readers of shared memory. Their names contain the number of the
@@ -70,7 +70,7 @@ def report_transfer(what: str, problem: str | None) -> None:
         if problem is None
         else f"through the CPU's memory, since CUDA IPC failed: {problem}"
     )
-    tell(f"{what} {route}", sys.stderr)
+    print_line(f"{what} {route}", sys.stderr)
 
 
 class Outbox:

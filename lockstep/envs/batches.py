@@ -19,7 +19,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs.convert import as_array
 from lockstep.models.action_spaces import action_parts, composite
 from lockstep.models.observations import ACTION_MASK
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def locating(what: str) -> Iterator[None]:
     except SettingsError:
         raise
     except Exception:
-        tell(f"A batched environment raised an error {what}:", sys.stderr)
+        print_line(f"A batched environment raised an error {what}:", sys.stderr)
         raise
 
 

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 _PATIENCE = 20.0
 """Seconds that an environment may take to close."""
@@ -41,7 +41,7 @@ def close_all(envs: Iterable[Any]) -> None:
             stack = "".join(traceback.format_tb(error.__traceback__)[1:-1])
             _tell_timeout(env, f"It hung here:\n{stack}")
         except Exception as error:
-            tell(f"An environment could not be closed: {error!r}.", sys.stderr)
+            print_line(f"An environment could not be closed: {error!r}.", sys.stderr)
 
 
 def _limit() -> float:
@@ -53,7 +53,7 @@ def _tell_timeout(env: Any, more: str) -> None:
     global _patience
     told, _patience = _patience is not None, _LATER_PATIENCE
     if not told:
-        tell(
+        print_line(
             f"The close() of {_name(env)} did not return within {_PATIENCE:g} seconds and was given up. A program that "
             f"it waits for may keep running. {more}".rstrip(),
             sys.stderr,
@@ -78,7 +78,7 @@ def _interrupted(seconds: float, env: Any) -> Iterator[None]:
         raise _CloseTimeout
 
     def end() -> None:
-        tell(
+        print_line(
             f"The close() of {_name(env)} cannot be interrupted (in native code, perhaps), so this process ends. What "
             "the run has recorded is kept: lockstep resume RUN prints its digest.",
             sys.stderr,

@@ -51,13 +51,12 @@ def _cut(state, limit, cut, first_cut):
     return state.steps == limit or state.steps == cut or (state.episode == 0 and state.steps == first_cut)
 
 
-def _advance(
-    states, keys, mode, limit, first_cut, cut, start_level, num_levels, players, joint, action, out, reward, ends
-):
+def _advance(states, keys, mode, limits, levels, shown, action, out, reward, ends):
     """Play one step of every environment or match, or begin its episode if the last one has ended. The rows of a
     match's agents follow each other. Behind an agent's own observation, a row holds the number of its policy if there
     are several: players, float32 [B]. From the place `joint` on, it holds the observations of all agents; 0 if it does
     not."""
+    (limit, first_cut, cut), (start_level, num_levels), (players, joint) = limits, levels, shown
     count = max(1, agents)  # `agents` is a constant, so Numba compiles only one side of the branches on it
     for m in range(len(states)):
         state, first = states[m], m * count
@@ -175,7 +174,7 @@ class CompiledShard(ShardEnv):
 
     def _arguments(self, mode: int) -> tuple[Any, ...]:
         """What _advance begins with."""
-        return self._states, self._keys, mode, *self._numbers, *self._levels, self._shown, self._joint
+        return self._states, self._keys, mode, self._numbers, self._levels, (self._shown, self._joint)
 
     def kernel(self) -> Bound | None:
         return Bound(self._advance, self._arguments(_STEP))

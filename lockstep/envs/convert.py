@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -17,7 +16,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs.base import Observation
 from lockstep.models.action_spaces import action_parts, choices_of, composite
 from lockstep.models.observations import ACTION_MASK
-from lockstep.system.output import tell
+from lockstep.system.output import print_warning
 
 _Write = Callable[[np.ndarray, np.ndarray], None]
 _Where = Callable[[int], str]
@@ -125,7 +124,7 @@ class _Entry:
             raise _Unfit(f"{text} Fix the environment, or wrap it, so that its observations lie inside.", row)
         if not self._told:
             self._told = True
-            tell(f"warning: {text} It was {where(row)}. Such observations are taken as they are.", sys.stderr)
+            print_warning(f"{text} It was {where(row)}. Such observations are taken as they are.")
 
 
 class ObservationWriter:

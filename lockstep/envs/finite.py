@@ -5,14 +5,13 @@ Shape legend: B environments.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from lockstep.config.settings import Diverged, NotFinite, SettingsError
-from lockstep.system.output import tell
+from lockstep.system.output import print_warning
 
 
 def all_finite(x: np.ndarray) -> bool:
@@ -80,7 +79,7 @@ class FiniteCheck:
                 "replace such values in a wrapper; lockstep check-env looks for them, too. Use --on-nonfinite "
                 "continue to train anyway."
             )
-        tell(f"warning: {self.found}. The run continues because of --on-nonfinite continue.", sys.stderr)
+        print_warning(f"{self.found}. The run continues because of --on-nonfinite continue.")
 
     def report_mask(self, environment: int, when: str) -> None:
         """Report that an environment, named by its global index, allowed no action where one was needed.

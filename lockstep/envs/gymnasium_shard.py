@@ -26,7 +26,7 @@ from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.level_cache import LevelCache
 from lockstep.envs.pictures import as_picture
 from lockstep.envs.settings import EnvConfig
-from lockstep.system.output import reserve_streams, tell
+from lockstep.system.output import print_line, reserve_streams
 
 
 def emulated(env: Any) -> tuple[int, str]:
@@ -212,7 +212,7 @@ class GymShard(ShardEnv):
             if first
             else f"in step {self._steps[j] + 1} of an episode, upon {', '.join(map(str, actions))}"
         )
-        tell(
+        print_line(
             f"An environment raised an error {doing} (environment {self._seeds.first_index + j}; the episode's seed is "
             f"{self._seed(j)}):",
             sys.stderr,

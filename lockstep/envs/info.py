@@ -5,7 +5,6 @@ Shape legend: B environments, M metrics.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import single
-from lockstep.system.output import tell
+from lockstep.system.output import print_warning
 
 
 def _last(before: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -169,10 +168,9 @@ class EpisodeNumbers:
         self._unseen.clear()  # to look for keys takes time
         if unseen:
             found = ", ".join(self._others) or "no numbers"
-            tell(
-                f"warning: env.metrics: the environment's info had no {' and no '.join(unseen)} in any step of an "
-                f"episode. It had {found}. Metrics appear once an episode reports them.",
-                sys.stderr,
+            print_warning(
+                f"env.metrics: the environment's info had no {' and no '.join(unseen)} in any step of an "
+                f"episode. It had {found}. Metrics appear once an episode reports them."
             )
 
 

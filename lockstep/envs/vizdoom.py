@@ -16,7 +16,7 @@ from gymnasium import spaces
 from lockstep.config.settings import SettingsError
 from lockstep.envs.base import Observation
 from lockstep.envs.doom.actions import COMPACT, FULL, SINGLE, Actions
-from lockstep.envs.doom.shaping import SUPPLIES, Weights, supplies, weight
+from lockstep.envs.doom.shaping import SUPPLIES, Weights, supplies, switch, weight
 from lockstep.envs.doom.starting import check_room, starter, unlink
 from lockstep.envs.envpool_shard import EnvPoolShard
 from lockstep.envs.episodes import Seeds
@@ -237,8 +237,6 @@ def _shaping(env_id: str, scenario: Scenario, options: dict[str, Any]) -> Weight
     own = {name: options.pop(name) for name in ("shaping", *SUPPLIES) if name in options}
     if own and not scenario.supplies:
         raise SettingsError(f"env.options.{next(iter(own))} is for battles and matches, and {env_id} is neither.")
-    shaped = own.pop("shaping", False)
-    if not isinstance(shaped, bool):
-        raise SettingsError(f"env.options.shaping={shaped!r} must be true or false.")
+    shaped = switch("shaping", own.pop("shaping", False))
     weights = replace(Weights(), **{name: weight(name, value) for name, value in own.items()})
     return weights if shaped else None

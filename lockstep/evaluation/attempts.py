@@ -25,7 +25,7 @@ from lockstep.run.checkpoint import iteration_of, list_checkpoints, open_checkpo
 from lockstep.run.folder import RunFolder
 from lockstep.system.machine import cores
 from lockstep.system.numerics import torch_configured
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def evaluate_checkpoints(run: Path | str, settings: EvaluationSettings) -> list[
         samples = open_checkpoint(path, only=()).meta["recorder"]["samples"]
         result = evaluate_either(folder.path, settings, iteration)
         points.append(Point(iteration, samples, training.get(iteration), result))
-        tell(f"iteration {iteration}: {readable(result.mean)}", sys.stderr)
+        print_line(f"iteration {iteration}: {readable(result.mean)}", sys.stderr)
     return points
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 INTERVAL = 30.0
 """Seconds between lines."""
@@ -20,7 +20,7 @@ class EpisodeProgress:
         say: shows a line; by default on standard error.
     """
 
-    def __init__(self, episodes: int, say: Callable[[str], object] = lambda text: tell(text, sys.stderr)) -> None:
+    def __init__(self, episodes: int, say: Callable[[str], object] = lambda text: print_line(text, sys.stderr)) -> None:
         self._episodes, self._say, self._before = episodes, say, 0
         self._next = time.monotonic() + INTERVAL
 

@@ -15,6 +15,7 @@ import numpy as np
 from lockstep import envs
 from lockstep.config.options import EvaluationSettings, Levels
 from lockstep.config.settings import SettingsError
+from lockstep.envs.base import StepResult
 from lockstep.envs.info import labels
 from lockstep.envs.mixed import describe, shares
 from lockstep.envs.settings import EnvConfig
@@ -28,7 +29,7 @@ from lockstep.models.normalize import Normalizers
 from lockstep.run.folder import RunFolder
 from lockstep.system.machine import cores
 from lockstep.system.numerics import torch_configured
-from lockstep.system.output import tell
+from lockstep.system.output import print_warning
 
 MAX_ENVS = 16
 MAX_STEPS = 27_000
@@ -204,7 +205,7 @@ def prepared(
     settings.validate()
     policy = load_policy(run, checkpoint)
     if not all(parameter.isfinite().all() for parameter in policy.model.parameters()):
-        tell(f"warning: {run} had diverged by then: its model has parameters that are not numbers.", sys.stderr)
+        print_warning(f"{run} had diverged by then: its model has parameters that are not numbers.")
     settings = replace(settings, opponents=resolved(policy.experiment.env, settings.opponents))
     return policy, settings, RunFolder.open(run).options().on_nonfinite == "stop"
 
@@ -263,41 +264,61 @@ def evaluate_policy(
         stop=stop,
     )
     config = player.config
-    count = player.env.num_envs
-    scores = np.zeros(episodes)
-    lengths = np.zeros(episodes, np.int64)
-    names = labels(config.metrics)
-    reported = np.full((episodes, len(names)), np.nan)
-    episode = np.concatenate(adapter.group_rows(config, count)).argsort()  # a group's numbers follow each other
-    cut = done = 0
+    count, names = player.env.num_envs, labels(config.metrics)
+    first = np.concatenate(adapter.group_rows(config, count)).argsort()  # a group's numbers follow each other
+    tally = _Tally(episodes, len(names), first, longest)
     try:
         if max_steps is not None and not player.env.limits_episodes:
             raise _has_own_limit(config, max_steps)
-        while (episode < episodes).any():
+        while tally.unfinished:
             step = player.step()
             heartbeat()
-            progress(done)
-            counted = (episode < episodes) & ~step.first
-            scores[episode[counted]] += step.reward[counted]
-            lengths[episode[counted]] += 1
-            cut += int(np.sum(lengths[episode[counted & step.truncated]] == longest))
-            ended = step.terminated | step.truncated
-            if step.metrics is not None:
-                reported[episode[counted & ended]] = step.metrics[counted & ended]
-            done += int(np.sum(counted & ended))
-            episode[ended] += count
+            progress(tally.done)
+            tally.add(step)
     finally:
         player.close()
     acting = acting_of(model, greedy=settings.greedy)
-    limited = f"{cut} ended at the limit of {longest:,} steps, " if cut else ""
+    limited = f"{tally.cut} ended at the limit of {longest:,} steps, " if tally.cut else ""
     protocol = (
-        f"{episodes} {'whole ' * (not cut)}episode{'s' if episodes > 1 else ''} of "
+        f"{episodes} {'whole ' * (not tally.cut)}episode{'s' if episodes > 1 else ''} of "
         f"{described(config, player.env.emulator)}, {limited}"
         f"{acting} actions, raw scores, {count} environment{'s' * (count != 1)}, "
         f"seed {player.seed}/{seed_purpose}"
     )
-    metrics = {name: Metric(tuple(values)) for name, values in zip(names, reported.T.tolist(), strict=True)}
-    return Evaluation(tuple(map(float, scores)), tuple(map(int, lengths)), protocol, acting, metrics)
+    metrics = {name: Metric(tuple(values)) for name, values in zip(names, tally.metrics.T.tolist(), strict=True)}
+    return Evaluation(tuple(map(float, tally.scores)), tuple(map(int, tally.lengths)), protocol, acting, metrics)
+
+
+class _Tally:
+    """Adds up the rewards and steps of each episode.
+
+    Args:
+        metrics: how many numbers episodes report.
+        first: int64 [N]: the number of the first episode of each environment.
+        longest: the limit of an episode's steps.
+    """
+
+    def __init__(self, episodes: int, metrics: int, first: np.ndarray, longest: int) -> None:
+        self.scores, self.lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
+        self.metrics = np.full((episodes, metrics), np.nan)
+        self.done = self.cut = 0
+        """Episodes that have ended, and those of them that reached the limit."""
+        self._episode, self._longest = first, longest
+
+    @property
+    def unfinished(self) -> bool:
+        return bool((self._episode < len(self.scores)).any())
+
+    def add(self, step: StepResult) -> None:
+        episode = self._episode
+        counted, ended = (episode < len(self.scores)) & ~step.first, step.terminated | step.truncated
+        self.scores[episode[counted]] += step.reward[counted]
+        self.lengths[episode[counted]] += 1
+        self.cut += int(np.sum(self.lengths[episode[counted & step.truncated]] == self._longest))
+        if step.metrics is not None:
+            self.metrics[episode[counted & ended]] = step.metrics[counted & ended]
+        self.done += int(np.sum(counted & ended))
+        episode[ended] += len(episode)
 
 
 def _has_own_limit(config: EnvConfig, max_steps: int) -> SettingsError:

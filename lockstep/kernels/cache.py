@@ -21,7 +21,7 @@ from numba import njit, types
 from numba.core import event
 from numba.core.compiler_lock import global_compiler_lock
 
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 _PATIENCE = 3.0
 """Seconds of compiling after which the user is told."""
@@ -41,7 +41,7 @@ class _Notice(event.Listener):
         self._depth += 1
         if not self.silent and self._seconds + now - self._begin > _PATIENCE:
             self.silent = True
-            tell("Compiling kernels, which takes up to a minute. Later runs load them from a cache.", sys.stderr)
+            print_line("Compiling kernels, which takes up to a minute. Later runs load them from a cache.", sys.stderr)
 
     def on_end(self, event: event.Event) -> None:
         self._depth -= 1

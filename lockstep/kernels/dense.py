@@ -172,9 +172,8 @@ def forward(parameters: np.ndarray, layers: np.ndarray, x: np.ndarray, scratch: 
                 # A core's projection has more inputs, which lockstep.kernels.recurrent_network adds.
                 k = row = layers[source, OUTPUTS]
                 inputs = address(scratch) + 4 * n * _outputs_before(layers, source)
-            of_weights = weight, between_inputs, between_outputs
-            to = address(scratch) + 4 * begin
-            product(1, inputs, row, 1, *of_weights, bias, 0, to, outputs, n, k, outputs, rectify)
+            of_weights, to = (weight, between_inputs, between_outputs), (address(scratch) + 4 * begin, outputs)
+            product(1, (inputs, row, 1), of_weights, (bias, 0), to, (n, k, outputs), rectify)
         if not rectify:
             activate(scratch[begin : begin + n * outputs], layers[layer, ACTIVATION])
 
@@ -217,21 +216,20 @@ def _by_parameters(
     if is_image:
         convolve_patches_back(below, shape, layers[layer, SOURCE] < 0, grad, fresh, to)
     elif layers[layer, TURNED]:
-        product(slices, address(below), 1, row, address(grad), m, 1, start, 0 if fresh else m, to, m, k, n, m, False)
+        a, b = (address(below), 1, row), (address(grad), m, 1)
+        product(slices, a, b, (start, 0 if fresh else m), (to, m), (k, n, m), False)
     else:
-        product(slices, address(grad), 1, m, address(below), row, 1, start, 0 if fresh else k, to, k, m, n, k, False)
+        a, b = (address(grad), 1, m), (address(below), row, 1)
+        product(slices, a, b, (start, 0 if fresh else k), (to, k), (m, n, k), False)
 
 
 @compiled
-def _back(
-    grad: np.ndarray, weight: int, between_outputs: int, between_inputs: int, zeros: np.ndarray, by_inputs: np.ndarray
-) -> None:
+def _back(grad: np.ndarray, weights: tuple[int, int, int], zeros: np.ndarray, by_inputs: np.ndarray) -> None:
     """Add the gradient by a layer's inputs to by_inputs [n, K] or, if there are zeros [K], write it: given that by its
-    outputs, [n, M], and its weights as their transpose."""
+    outputs, [n, M], and its weights as their transpose [M, K]."""
     (n, m), k = grad.shape, by_inputs.shape[1]
-    to = address(by_inputs)
-    start, row = (address(zeros), 0) if len(zeros) else (to, k)
-    product(1, address(grad), m, 1, weight, between_outputs, between_inputs, start, row, to, k, n, m, k, False)
+    to = address(by_inputs), k
+    product(1, (address(grad), m, 1), weights, (address(zeros), 0) if len(zeros) else to, to, (n, m, k), False)
 
 
 @compiled
@@ -348,4 +346,5 @@ def backward(
                 assert not added and source >= 0
                 paste_patches(grad, layers[layer, KERNEL:], weight, of_below)
                 continue
-            _back(grad, weight, between_outputs, between_inputs, zeros[: 0 if added else below.shape[1]], of_below)
+            transposed = weight, between_outputs, between_inputs
+            _back(grad, transposed, zeros[: 0 if added else below.shape[1]], of_below)

@@ -30,6 +30,15 @@ from lockstep.kernels.sums import add_up, column_sums
 
 LOG_STD_LOW, LOG_STD_HIGH = np.float32(-20), np.float32(2)
 """Bounds of log standard deviations: see lockstep.models.gaussian."""
+Network = tuple[np.ndarray, int, int, np.ndarray]
+"""What evaluates a policy and a value:
+
+- layers: the table, int64 [L, 14].
+- free_std: where the log standard deviations begin among the parameters, if they do not depend on the observation;
+  else -1.
+- log_stds: how many of the policy's last parameters are log standard deviations.
+- parameters: float32 [P].
+"""
 
 
 @compiled
@@ -41,11 +50,9 @@ def normalize(x: np.ndarray, mean: np.ndarray, std: np.ndarray, clip: np.float32
 
 
 @compiled
-def outputs(
-    layers: np.ndarray, free_std: int, log_stds: int, parameters: np.ndarray, n: int, scratch: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The policy's parameters [n, W] and values [n], given the outputs of the layers for n samples. Other arguments are
-    those of evaluate."""
+def outputs(network: Network, n: int, scratch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The policy's parameters [n, W] and values [n], given the outputs of the layers for n samples."""
+    layers, free_std, log_stds, parameters = network
     last = len(layers) - 1
     head = activations(scratch, layers, n, last - 1)
     emitted = head.shape[1]
@@ -63,24 +70,18 @@ def outputs(
 
 
 @compiled
-def evaluate(
-    layers: np.ndarray, free_std: int, log_stds: int, parameters: np.ndarray, x: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def evaluate(network: Network, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Evaluate policy and value.
 
     Args:
-        layers: the table, int64 [L, 14].
-        free_std: where the log standard deviations begin among the parameters, if they do not depend on the
-            observation; else -1.
-        log_stds: how many of the policy's last parameters are log standard deviations.
-        parameters: float32 [P].
         x: normalized observations, float32 [n, D].
 
     Returns:
         The policy's parameters [n, W], values [n], and what differentiate needs.
     """
+    layers, _, _, parameters = network
     scratch = dense.evaluate(layers, parameters, x)
-    policy, value = outputs(layers, free_std, log_stds, parameters, len(x), scratch)
+    policy, value = outputs(network, len(x), scratch)
     return policy, value, scratch
 
 
@@ -118,10 +119,7 @@ def biases_last(layers: np.ndarray, parameters: np.ndarray, x: np.ndarray) -> tu
 
 @compiled
 def evaluate_as_torch(
-    layers: np.ndarray,
-    free_std: int,
-    log_stds: int,
-    parameters: np.ndarray,
+    network: Network,
     x: np.ndarray,
     strided: bool,
     extra: np.ndarray,
@@ -131,9 +129,10 @@ def evaluate_as_torch(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """As evaluate, but if x is strided, its dense layers add their bias last. The last arguments and the last result
     are for cores: see lockstep.kernels.recurrent_network.evaluate_as_torch."""
+    layers, free_std, log_stds, parameters = network
     if strided:
         layers, parameters, x = biases_last(layers, parameters, x)
-    policy, value, scratch = evaluate(layers, free_std, log_stds, parameters, x)
+    policy, value, scratch = evaluate((layers, free_std, log_stds, parameters), x)
     return policy, value, scratch, np.empty((0, 0, 0, 0), np.float32)
 
 
@@ -146,10 +145,7 @@ def led_back(log_std: np.float32, gradient: np.float32) -> np.float32:
 
 @compiled
 def differentiate(
-    layers: np.ndarray,
-    free_std: int,
-    log_stds: int,
-    parameters: np.ndarray,
+    network: Network,
     x: np.ndarray,
     scratch: np.ndarray,
     by_policy: np.ndarray,
@@ -159,8 +155,7 @@ def differentiate(
     joined: bool,
 ) -> None:
     """Add the gradient of each of S equal slices of the samples by all parameters to gradient [S, P or more], given
-    those by the policy's parameters [n, W] and by values [n]. Other arguments are those of evaluate, and what it
-    returned.
+    those by the policy's parameters [n, W] and by values [n], and what evaluate took and returned.
 
     The gradients by layers may be fresh and joined: see lockstep.kernels.dense.backward. Those by log standard
     deviations that do not depend on the observation are always added, slice by slice.
@@ -168,6 +163,7 @@ def differentiate(
     A log standard deviation outside its bounds has only the gradient that leads back. If it does not depend on the
     observation, call lead_back after the last samples.
     """
+    layers, free_std, log_stds, parameters = network
     n, last = len(x), len(layers) - 1
     gradients = np.empty_like(scratch)
     head, to_head = activations(scratch, layers, n, last - 1), activations(gradients, layers, n, last - 1)
@@ -185,8 +181,8 @@ def differentiate(
 
 @compiled
 def lead_back(free_std: int, log_stds: int, parameters: np.ndarray, gradient: np.ndarray) -> None:
-    """Remove the part of a complete gradient [P] that leads log standard deviations further out of their bounds.
-    Arguments are those of evaluate."""
+    """Remove the part of a complete gradient [P] that leads log standard deviations further out of their bounds. Other
+    arguments are those of a Network."""
     if free_std >= 0:
         for j in range(free_std, free_std + log_stds):
             gradient[j] = led_back(parameters[j], gradient[j])
@@ -282,9 +278,7 @@ def heads_as_torch(
 
 @compiled
 def differentiate_as_torch(
-    layers: np.ndarray,
-    free_std: int,
-    parameters: np.ndarray,
+    network: Network,
     x: np.ndarray,
     extra: np.ndarray,
     scratch: np.ndarray,
@@ -304,6 +298,7 @@ def differentiate_as_torch(
         by_policy: as for differentiate. Where a head emits log standard deviations, bounds have been applied.
         joined: write the tree's sum over all slices to gradient[0]. The rest is overwritten.
     """
+    layers, free_std, _, parameters = network
     n, heads, gradients = len(x), len(layers) - 2, np.empty_like(scratch)
     heads_as_torch(layers, parameters, n, scratch, by_policy, by_value, gradients, gradient, joined)
     size = n * layers[:heads, OUTPUTS].sum()

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.kernels import network, recurrent_network
+from lockstep.kernels import network as networks
+from lockstep.kernels import recurrent_network
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import OUTPUTS, activations
 from lockstep.kernels.math import exp
@@ -209,24 +210,12 @@ def _missing(*_: Any) -> Any:
 loss = evaluate = differentiate = _missing
 
 
-def _gradients(
-    layers,
-    kind,
-    free_std,
-    log_stds,
-    parameters,
-    rollouts,
-    index,
-    hyper,
-    entropy_coef,
-    joined,
-    out,
-):
+def _gradients(network, kind, rollouts, index, hyper, entropy_coef, joined, out):
     """The gradients of all shards' slices of a minibatch.
 
     Args:
-        layers, kind, free_std, log_stds: see lockstep.kernels.network.evaluate and lockstep.kernels.policies.
-        parameters: float32 [P].
+        network: a lockstep.kernels.network.Network.
+        kind: of the distribution: see lockstep.kernels.policies.
         rollouts: Rollouts of all shards.
         index: int64 [S, n]: the columns of each slice.
         hyper: float32 [H]: the loss's hyperparameters.
@@ -235,6 +224,7 @@ def _gradients(
         out: float32 [S, P + 1 + M]: each shard's gradient, the number of its valid samples, its sums of metrics. What
             belongs to no layer and no free deviation stays as it is.
     """
+    layers, free_std, _, parameters = network
     observations, actions, choices, numbers, flags, strided, extras, starts, states = rollouts
     shards, each = index.shape
     rows, steps, size = observations.shape[1], numbers.shape[2], len(parameters)
@@ -249,7 +239,7 @@ def _gradients(
         x = _observations(observations, first, last, index)
         extra, start, state = _remembered(extras, starts, states, first, last, index)
         inputs = x, strided[first], extra, each, start, state
-        policy, value, scratch, kept = evaluate(layers, free_std, log_stds, parameters, *inputs)
+        policy, value, scratch, kept = evaluate(network, *inputs)
         emitted = activations(scratch, layers, len(x), len(layers) - 2)
         of_policy, of_value = np.zeros_like(policy), np.zeros_like(value)
         for shard in range(first, last):
@@ -284,7 +274,7 @@ def _gradients(
                 unbounded = emitted[begin:end] if free_std < 0 else acted
                 _by_point(acted, unbounded, action, by_log_prob, by_entropy, of_policy[begin:end])
         found = scratch, kept, each, start
-        differentiate(layers, free_std, parameters, x, extra, *found, of_policy, of_value, out[first:last], at_once)
+        differentiate(network, x, extra, *found, of_policy, of_value, out[first:last], at_once)
     if at_once:
         add_up(out, size, size + sums)
     elif joined:
@@ -294,7 +284,7 @@ def _gradients(
 @functools.cache
 def gradients_of(loss: Any, recurrent: bool = False) -> Any:
     """_gradients with a loss of lockstep.kernels.losses, for a network with cores or without."""
-    passes = recurrent_network if recurrent else network
+    passes = recurrent_network if recurrent else networks
     return compiled(
         _gradients, loss=loss, evaluate=passes.evaluate_as_torch, differentiate=passes.differentiate_as_torch
     )

@@ -137,7 +137,7 @@ def _panels(weights: np.ndarray) -> np.ndarray:
     """Weights [M, K] as tiles read them. This is a function because an argument keeps its array alive, and an address
     does not."""
     m, k = weights.shape
-    return panels_of(address(weights), 1, k, k, m)
+    return panels_of((address(weights), 1, k), k, m)
 
 
 @apart(float32[:, :], int64[:], boolean, intp, intp, boolean, float32[:, ::1])
@@ -155,7 +155,7 @@ def convolve_patches(
     order, where = _order(shape), _places(shape, planes, len(x), x.strides[0])
     k, m = len(order), y.size // len(where)
     assert m % tile_columns() == 0
-    panels = _panels(_of_pixels(weight, order, shape[6], m)) if planes else panels_of(weight, 1, k, k, m)
+    panels = _panels(_of_pixels(weight, order, shape[6], m)) if planes else panels_of((weight, 1, k), k, m)
     terms, width = _of_patch(shape, planes)[order], tile_columns()
     _tiles(address(x), where, terms, panels, width, k * width, bias, 0, y.reshape((len(where), m)), rectify)
 
@@ -207,10 +207,8 @@ def _paste(by_y: np.ndarray, weights: np.ndarray, zeros: np.ndarray, where: np.n
     the cell's weights [M, C]. where: bytes behind the address, [nQ]."""
     (n, m), channels = by_y.shape, weights.shape[1]
     found = np.empty((n, channels), np.float32)
-    product(
-        *(1, address(by_y), m, 1, address(weights), channels, 1),
-        *(address(zeros), 0, address(found), channels, n, m, channels, False),
-    )
+    a, b = (address(by_y), m, 1), (address(weights), channels, 1)
+    product(1, a, b, (address(zeros), 0), (address(found), channels), (n, m, channels), False)
     for i in range(n):
         _add(address(found[i]), channels, to + where[i])
 

@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import OUTPUTS
 from lockstep.kernels.math import exp
-from lockstep.kernels.network import differentiate, evaluate, lead_back
+from lockstep.kernels.network import Network, differentiate, evaluate, lead_back
 from lockstep.kernels.policies import (
     CATEGORICAL,
     entropy_categorical,
@@ -32,6 +32,9 @@ _LEAST = 128
 """The least number of these samples, since each product reads all of a layer's weights."""
 _WHOLE = 64
 """Their number is a multiple of this, which fills tiles and rarely leaves a small rest of a minibatch."""
+Samples = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Actions float32 [n, A], of a Gaussian, and choices int64 [n], of a categorical distribution; old log-probabilities,
+old values, standardized advantages and value targets, float32 [n]; which are valid, bool [n]."""
 SUMS = 9
 """Numbers that a slice adds up besides its gradient: lockstep.algorithms.ppo.PPO.metric_names, after the count."""
 
@@ -45,17 +48,49 @@ def _excess(log_ratio: np.float32, ratio: np.float32) -> np.float32:
 
 
 @compiled
+def _judge(
+    kind: int, policy: np.ndarray, action: np.ndarray, choice: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Log-probabilities of actions [n] and entropies [n]; of a categorical distribution also all log-probabilities and
+    probabilities [n, W]."""
+    n = len(policy)
+    log_prob, entropy = np.empty(n, np.float32), np.empty(n, np.float32)
+    log_p, p = np.empty_like(policy), np.empty_like(policy)
+    if kind == CATEGORICAL:
+        log_softmax(policy, log_p)
+        exponentials(log_p, p)
+        entropy_categorical(log_p, p, entropy)
+        for i in range(n):
+            log_prob[i] = log_p[i, choice[i]]
+    else:
+        log_prob_gaussian(policy, action, log_prob)
+        entropy_gaussian(policy, entropy)
+    return log_prob, entropy, log_p, p
+
+
+@compiled
+def _value_loss(
+    value: np.float32, old_value: np.float32, target: np.float32, value_clip: np.float32
+) -> tuple[np.float32, np.float32]:
+    """The squared error of a value, clipped if value_clip is above 0, and half its gradient by the value."""
+    error = value - target
+    squared, by_value = error * error, error
+    if value_clip > 0:
+        move = value - old_value
+        kept = min(max(move, -value_clip), value_clip)
+        other = old_value + kept - target
+        if other * other > squared:
+            squared = other * other
+            by_value = other if abs(move) <= value_clip else _ZERO
+    return squared, by_value
+
+
+@compiled
 def _add_loss(
     kind: int,
     policy: np.ndarray,
     value: np.ndarray,
-    action: np.ndarray,
-    choice: np.ndarray,
-    old_log_prob: np.ndarray,
-    old_value: np.ndarray,
-    advantage: np.ndarray,
-    target: np.ndarray,
-    valid: np.ndarray,
+    samples: Samples,
     hyper: tuple[np.float32, np.float32, np.float32, np.float32],
     of_policy: np.ndarray,
     of_value: np.ndarray,
@@ -66,27 +101,14 @@ def _add_loss(
     Args:
         kind: of the distribution.
         policy, value: the model's outputs, float32 [n, W] and [n].
-        action: float32 [n, A], of a Gaussian.
-        choice: int64 [n], of a categorical distribution.
-        old_log_prob, old_value, advantage, target, valid: float32 and bool [n].
         hyper: clip, value_clip, value_coef and entropy_coef; a value_clip of 0 switches clipping of values off.
         of_policy, of_value: the gradients, float32 [n, W] and [n].
         sums: float64 [1 + SUMS]: valid samples, then the sum of each metric.
     """
     clip, value_clip, value_coef, entropy_coef = hyper
-    n, size = policy.shape
-    log_prob, entropy = np.empty(n, np.float32), np.empty(n, np.float32)
-    ratio = np.empty(n, np.float32)
-    log_p, p = np.empty_like(policy), np.empty_like(policy)  # of a categorical distribution
-    if kind == CATEGORICAL:
-        log_softmax(policy, log_p)
-        exponentials(log_p, p)
-        entropy_categorical(log_p, p, entropy)
-        for i in range(n):
-            log_prob[i] = log_p[i, choice[i]]
-    else:
-        log_prob_gaussian(policy, action, log_prob)
-        entropy_gaussian(policy, entropy)
+    action, choice, old_log_prob, old_value, advantage, target, valid = samples
+    (n, size), ratio = policy.shape, np.empty(len(policy), np.float32)
+    log_prob, entropy, log_p, p = _judge(kind, policy, action, choice)
     for i in range(n):
         ratio[i] = exp(min(log_prob[i] - old_log_prob[i], _LARGEST_LOG_RATIO))
     low, high = _ONE - clip, _ONE + clip
@@ -103,15 +125,7 @@ def _add_loss(
         # The gradient by the log-probability: none where clipping decides, or where the ratio was cut.
         slope = -free if free <= held and difference <= _LARGEST_LOG_RATIO else _ZERO
 
-        error = value[i] - target[i]
-        squared, by_value = error * error, error
-        if value_clip > 0:
-            move = value[i] - old_value[i]
-            kept = min(max(move, -value_clip), value_clip)
-            other = old_value[i] + kept - target[i]
-            if other * other > squared:
-                squared = other * other
-                by_value = other if abs(move) <= value_clip else _ZERO
+        squared, by_value = _value_loss(value[i], old_value[i], target[i], value_clip)
         of_value[i] = value_coef * by_value
 
         if kind == CATEGORICAL:
@@ -141,77 +155,64 @@ def _add_loss(
 
 
 @compiled
+def _gather(
+    items: tuple[np.ndarray, ...], shard: int, index: np.ndarray, scale: tuple[np.float32, np.float32]
+) -> Samples:
+    """Some items of a shard's rollout, index [n]."""
+    _, actions, choices, old_log_probs, old_values, advantages, targets, valids = items
+    n, (mean, std) = len(index), scale
+    action, choice = np.empty((n, actions.shape[2]), np.float32), np.empty(n, np.int64)
+    numbers, valid = np.empty((4, n), np.float32), np.empty(n, np.bool_)
+    old_log_prob, old_value, advantage, target = numbers[0], numbers[1], numbers[2], numbers[3]
+    for i in range(n):
+        item = index[i]
+        move_row(actions[shard, item], action[i])
+        choice[i] = choices[shard, item]
+        old_log_prob[i] = old_log_probs[shard, item]
+        old_value[i] = old_values[shard, item]
+        advantage[i] = (advantages[shard, item] - mean) / std
+        target[i] = targets[shard, item]
+        valid[i] = valids[shard, item]
+    return action, choice, old_log_prob, old_value, advantage, target, valid
+
+
+@compiled
 def _add_gradient(
-    layers: np.ndarray,
+    network: Network,
     kind: int,
-    free_std: int,
-    log_stds: int,
-    parameters: np.ndarray,
     items: tuple[np.ndarray, ...],
     first: int,
     index: np.ndarray,
-    advantage_mean: np.float32,
-    advantage_std: np.float32,
+    scale: tuple[np.float32, np.float32],
     hyper: tuple[np.float32, np.float32, np.float32, np.float32],
-    gradient: np.ndarray,
     fresh: bool,
     joined: bool,
+    gradient: np.ndarray,
     sums: np.ndarray,
 ) -> None:
     """Add the gradients [C, P or more] and the sums [C, 1 + SUMS] of some items of the slices of C shards, from a first
     one on: index [C, n]. See lockstep.kernels.network.differentiate."""
-    observations, actions, choices, old_log_probs, old_values, advantages, targets, valids = items
-    shards, each = index.shape
-    n = shards * each
-    x = np.empty((n, observations.shape[2]), np.float32)
-    action, choice = np.empty((n, actions.shape[2]), np.float32), np.empty(n, np.int64)
-    old_log_prob, old_value = np.empty(n, np.float32), np.empty(n, np.float32)
-    advantage, target, valid = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.bool_)
+    (shards, each), observations = index.shape, items[0]
+    x = np.empty((shards * each, observations.shape[2]), np.float32)
     for c in range(shards):
         for j in range(each):
-            i, shard, item = c * each + j, first + c, index[c, j]
-            move_row(observations[shard, item], x[i])
-            move_row(actions[shard, item], action[i])
-            choice[i] = choices[shard, item]
-            old_log_prob[i] = old_log_probs[shard, item]
-            old_value[i] = old_values[shard, item]
-            advantage[i] = (advantages[shard, item] - advantage_mean) / advantage_std
-            target[i] = targets[shard, item]
-            valid[i] = valids[shard, item]
-    policy, value, memory = evaluate(layers, free_std, log_stds, parameters, x)
+            move_row(observations[first + c, index[c, j]], x[c * each + j])
+    policy, value, memory = evaluate(network, x)
     of_policy, of_value = np.empty_like(policy), np.empty_like(value)
     for c in range(shards):
         begin, end = c * each, (c + 1) * each
-        _add_loss(
-            kind,
-            policy[begin:end],
-            value[begin:end],
-            action[begin:end],
-            choice[begin:end],
-            old_log_prob[begin:end],
-            old_value[begin:end],
-            advantage[begin:end],
-            target[begin:end],
-            valid[begin:end],
-            hyper,
-            of_policy[begin:end],
-            of_value[begin:end],
-            sums[c],
-        )
-    differentiate(layers, free_std, log_stds, parameters, x, memory, of_policy, of_value, gradient, fresh, joined)
+        samples, to = _gather(items, first + c, index[c], scale), (of_policy[begin:end], of_value[begin:end], sums[c])
+        _add_loss(kind, policy[begin:end], value[begin:end], samples, hyper, *to)
+    differentiate(network, x, memory, of_policy, of_value, gradient, fresh, joined)
 
 
 @compiled
 def ppo_gradients(
-    layers: np.ndarray,
+    network: Network,
     kind: int,
-    free_std: int,
-    log_stds: int,
-    parameters: np.ndarray,
     items: tuple[np.ndarray, ...],
     index: np.ndarray,
-    advantage_mean: np.float32,
-    advantage_std: np.float32,
+    scale: tuple[np.float32, np.float32],
     hyper: tuple[np.float32, np.float32, np.float32, np.float32],
     joined: bool,
     out: np.ndarray,
@@ -219,19 +220,18 @@ def ppo_gradients(
     """The gradients of all shards' slices of a minibatch.
 
     Args:
-        layers, kind, free_std, log_stds: see lockstep.kernels.network.evaluate and lockstep.kernels.policies.
-        parameters: float32 [P].
+        kind: of the distribution: see lockstep.kernels.policies.
         items: of all shards' rollouts: normalized observations float32 [S, N, D]; actions float32 [S, N, A] and
             int64 [S, N], of which one is not used; log-probabilities, values, advantages and value targets, each
             float32 [S, N]; which are valid, bool [S, N].
         index: int64 [S, n]: the items of each slice.
-        advantage_mean, advantage_std: standardize advantages; 0 and 1 leave them unchanged.
+        scale: the mean and deviation that standardize advantages; 0 and 1 leave them unchanged.
         hyper: clip, value_clip, value_coef and entropy_coef, as for _add_loss.
         joined: write the tree's sum over all shards to out[0]. The rest is overwritten.
         out: float32 [S, P + 1 + SUMS]: each shard's gradient, the number of its valid samples, its sums of metrics.
             What belongs to no layer and no free deviation stays as it is.
     """
-    shards, each = index.shape
+    (shards, each), (layers, free_std, log_stds, parameters) = index.shape, network
     size, sums = len(parameters), np.zeros((shards, 1 + SUMS))
     fit = _TOGETHER // layers[:, OUTPUTS].sum()
     together = max(_LEAST, (fit + _WHOLE - 1) // _WHOLE * _WHOLE)  # one slice's items, or several slices
@@ -242,23 +242,9 @@ def ppo_gradients(
     for first in range(0, shards, several):
         last = min(first + several, shards)
         for begin in range(0, each, together):
-            _add_gradient(
-                layers,
-                kind,
-                free_std,
-                log_stds,
-                parameters,
-                items,
-                first,
-                index[first:last, begin : begin + together],
-                advantage_mean,
-                advantage_std,
-                hyper,
-                out[first:last],
-                begin == 0,
-                at_once,
-                sums[first:last],
-            )
+            part = index[first:last, begin : begin + together]
+            to, fresh = (out[first:last], sums[first:last]), begin == 0
+            _add_gradient(network, kind, items, first, part, scale, hyper, fresh, at_once, *to)
     for shard in range(shards):
         lead_back(free_std, log_stds, parameters, out[shard])
         for j in range(1 + SUMS):

@@ -88,7 +88,8 @@ def lstm(
             to = before[i]
             for j in range(size):
                 to[j] = h_tm1[j]
-        panel_product(address(before), size, panels, address(now), 4 * size, address(now), 4 * size, rows, 4 * size)
+        to_now = address(now), 4 * size
+        panel_product((address(before), size), panels, to_now, to_now, rows, 4 * size)
         for i in range(rows):
             place = _place(i, t, steps, columns)
             gate, c_tm1, tanh_c, out = gates[place], kept[1, place], kept[2, place], h[place]
@@ -155,7 +156,7 @@ def lstm_back(
             for j in range(4 * size):
                 into[j] = out[j]
         if t:
-            panel_product(address(now), 4 * size, panels, address(zeros), 0, address(back), size, rows, size)
+            panel_product((address(now), 4 * size), panels, (address(zeros), 0), (address(back), size), rows, size)
 
 
 @apart(_PANELS, float32[::1], int64, int64, _FLAGS, float32[:, :], _ROWS, _ROWS, _PANELS)
@@ -182,7 +183,8 @@ def gru(
                 h_tm1[j] = state[i, j] * keep
             for j in range(size):
                 to[j] = h_tm1[j]
-        panel_product(address(before), size, panels, address(bias), 0, address(now), 3 * size, rows, 3 * size)
+        to_now = address(now), 3 * size
+        panel_product((address(before), size), panels, (address(bias), 0), to_now, rows, 3 * size)
         for i in range(rows):
             place = _place(i, t, steps, columns)
             gate, hidden, h_tm1, hidden_n, out = gates[place], now[i], kept[0, place], kept[1, place], h[place]
@@ -246,7 +248,7 @@ def gru_back(
             for j in range(3 * size):
                 hidden[j] = out[j]
         if t:
-            panel_product(address(now), 3 * size, panels, address(zeros), 0, address(back), size, rows, size)
+            panel_product((address(now), 3 * size), panels, (address(zeros), 0), (address(back), size), rows, size)
 
 
 @compiled
@@ -282,7 +284,8 @@ def core_panels(row: np.ndarray, wide: int, parameters: np.ndarray) -> np.ndarra
         wide: G * H.
         parameters: float32 [P].
     """
-    return panels_of(address(parameters) + 4 * row[WEIGHT], 1, row[OUTPUTS], row[OUTPUTS], wide)
+    size = row[OUTPUTS]
+    return panels_of((address(parameters) + 4 * row[WEIGHT], 1, size), size, wide)
 
 
 @compiled
@@ -324,7 +327,7 @@ def core_back(
     the projected input, given that by the core's outputs. Arguments are those of core_forward, lstm_back and
     lockstep.kernels.dense.backward."""
     size, wide = by_h.shape[1], by_projected.shape[1]
-    panels = panels_of(address(parameters) + 4 * row[WEIGHT], size, 1, wide, size)
+    panels = panels_of((address(parameters) + 4 * row[WEIGHT], size, 1), wide, size)
     delta = by_projected
     if row[ACTIVATION] == LSTM:
         lstm_back(panels, steps, columns, start, gates, kept, by_h, by_projected)

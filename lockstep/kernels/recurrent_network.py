@@ -15,7 +15,7 @@ import numpy as np
 
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import ACTIVATION, INPUTS, OUTPUTS, SOURCE, WEIGHT, activations, backward, forward
-from lockstep.kernels.network import biases_in_parts, biases_last, by_free_std, heads_as_torch, outputs
+from lockstep.kernels.network import Network, biases_in_parts, biases_last, by_free_std, heads_as_torch, outputs
 from lockstep.kernels.products import product
 from lockstep.kernels.recurrent import KEPT, LSTM, core_back, core_forward, core_panels, with_extra, without_extra
 from lockstep.kernels.vectors import address
@@ -51,16 +51,13 @@ def _add_extra(layers: np.ndarray, row: int, parameters: np.ndarray, extra: np.n
     the order of one product of all features."""
     (n, more), wide, inputs = extra.shape, projected.shape[1], layers[row, INPUTS]
     if more:
-        weight, to = address(parameters) + 4 * (layers[row, WEIGHT] + inputs - more), address(projected)
-        product(1, address(extra), more, 1, weight, 1, inputs, to, wide, to, wide, n, more, wide, False)
+        weight, to = address(parameters) + 4 * (layers[row, WEIGHT] + inputs - more), (address(projected), wide)
+        product(1, (address(extra), more, 1), (weight, 1, inputs), to, to, (n, more, wide), False)
 
 
 @compiled
 def evaluate(
-    layers: np.ndarray,
-    free_std: int,
-    log_stds: int,
-    parameters: np.ndarray,
+    network: Network,
     panels: np.ndarray,
     x: np.ndarray,
     extra: np.ndarray,
@@ -71,7 +68,6 @@ def evaluate(
     """Evaluate policy and value.
 
     Args:
-        layers, free_std, log_stds, parameters: see lockstep.kernels.network.evaluate.
         panels: what hidden_panels returns.
         x: normalized observations, float32 [N, D].
         extra: further inputs of the cores, float32 [N, E].
@@ -82,6 +78,7 @@ def evaluate(
     Returns:
         The policy's parameters [N, W], values [N], and what differentiate needs: scratch and kept.
     """
+    layers, _, _, parameters = network
     samples, heads, core = len(x), len(layers) - 2, first_core(layers)
     size = layers[core, OUTPUTS]
     scratch = np.empty(samples * layers[:, OUTPUTS].sum(), np.float32)
@@ -95,16 +92,13 @@ def evaluate(
         _add_extra(layers, source, parameters, extra, gates)
         core_forward(layers[row], parameters, panels[place], columns, start, own, gates, h, kept[place])
     forward(parameters, layers, x, scratch, heads)
-    policy, value = outputs(layers, free_std, log_stds, parameters, samples, scratch)
+    policy, value = outputs(network, samples, scratch)
     return policy, value, scratch, kept
 
 
 @compiled
 def evaluate_as_torch(
-    layers: np.ndarray,
-    free_std: int,
-    log_stds: int,
-    parameters: np.ndarray,
+    network: Network,
     x: np.ndarray,
     strided: bool,
     extra: np.ndarray,
@@ -113,10 +107,11 @@ def evaluate_as_torch(
     state: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """As evaluate, but if x is strided, its dense layers add their bias last."""
+    layers, free_std, log_stds, parameters = network
     if strided:
         layers, parameters, x = biases_last(layers, parameters, x)
-    panels = hidden_panels(layers, parameters)
-    return evaluate(layers, free_std, log_stds, parameters, panels, x, extra, columns, start, state)
+    network, panels = (layers, free_std, log_stds, parameters), hidden_panels(layers, parameters)
+    return evaluate(network, panels, x, extra, columns, start, state)
 
 
 @compiled
@@ -144,9 +139,7 @@ def _differentiate_projection(
 
 @compiled
 def differentiate_as_torch(
-    layers: np.ndarray,
-    free_std: int,
-    parameters: np.ndarray,
+    network: Network,
     x: np.ndarray,
     extra: np.ndarray,
     scratch: np.ndarray,
@@ -160,6 +153,7 @@ def differentiate_as_torch(
 ) -> None:
     """As lockstep.kernels.network.differentiate_as_torch, which says what is written. Arguments are also those of
     evaluate, and what it returned."""
+    layers, free_std, _, parameters = network
     samples, heads, core, gradients = len(x), len(layers) - 2, first_core(layers), np.empty_like(scratch)
     steps = samples // (columns * len(gradient))
     heads_as_torch(layers, parameters, samples, scratch, by_policy, by_value, gradients, gradient, joined)

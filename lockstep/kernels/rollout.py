@@ -11,15 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.kernels import network, recurrent_network
+from lockstep.kernels import network as networks
+from lockstep.kernels import recurrent_network
 from lockstep.kernels.bound import Bound, PolicyKernels
 from lockstep.kernels.cache import compiled
+from lockstep.kernels.network import Network
+
+Scale = tuple[np.ndarray, np.ndarray, np.float32, np.float32]
+"""How a network sees numbers: mean, std, clip and brightest. They are divided by brightest, then normalized as
+lockstep.kernels.network.normalize says, unless clip is 0."""
 
 
 @compiled
-def _seen(mean: np.ndarray, std: np.ndarray, clip: np.float32, brightest: np.float32, obs: np.ndarray) -> np.ndarray:
-    """Raw observations [B, ...] as a network sees them: float32 [B, D]. Arguments are those of evaluate_raw."""
-    count = len(obs)
+def _seen(scale: Scale, obs: np.ndarray) -> np.ndarray:
+    """Raw observations [B, ...] as a network sees them: float32 [B, D]."""
+    (mean, std, clip, brightest), count = scale, len(obs)
     raw = obs.reshape((count, -1))
     size = obs.size // max(count, 1)
     x = np.empty((count, size), np.float32)
@@ -27,53 +33,32 @@ def _seen(mean: np.ndarray, std: np.ndarray, clip: np.float32, brightest: np.flo
         for d in range(size):
             x[i, d] = np.float32(raw[i, d]) / brightest
     if clip > 0:
-        network.normalize(x, mean, std, clip, x)
+        networks.normalize(x, mean, std, clip, x)
     return x
 
 
 @compiled
 def evaluate_raw(
-    layers: np.ndarray,
-    free_std: int,
-    log_stds: int,
-    parameters: np.ndarray,
-    mean: np.ndarray,
-    std: np.ndarray,
-    clip: np.float32,
-    brightest: np.float32,
-    obs: np.ndarray,
-    extra: np.ndarray,
-    start: np.ndarray,
-    state: np.ndarray,
+    network: Network, scale: Scale, obs: np.ndarray, extra: np.ndarray, start: np.ndarray, state: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Evaluate policy and value of raw observations.
 
     Args:
-        layers, free_std, log_stds, parameters: see lockstep.kernels.network.evaluate.
-        mean, std, clip: see lockstep.kernels.network.normalize. With a clip of 0, observations are not normalized.
-        brightest: divides observations: 1, or the brightest value of pixels.
         obs: [B, ...], of D numbers each.
         extra, start, state: for evaluate_raw_with_memory.
 
     Returns:
         The policy's parameters float32 [B, W], and values float32 [B].
     """
-    x = _seen(mean, std, clip, brightest, obs)
-    policy, value, _ = network.evaluate(layers, free_std, log_stds, parameters, x)
+    policy, value, _ = networks.evaluate(network, _seen(scale, obs))
     return policy, value
 
 
 @compiled
 def evaluate_raw_with_memory(
-    layers: np.ndarray,
-    free_std: int,
-    log_stds: int,
-    parameters: np.ndarray,
+    network: Network,
     panels: np.ndarray,
-    mean: np.ndarray,
-    std: np.ndarray,
-    clip: np.float32,
-    brightest: np.float32,
+    scale: Scale,
     obs: np.ndarray,
     extra: np.ndarray,
     start: np.ndarray,
@@ -81,9 +66,8 @@ def evaluate_raw_with_memory(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same with cores: panels and extra are those of lockstep.kernels.recurrent_network.evaluate. The state of
     cores, float32 [B, K], is zeroed where an episode starts, bool [B], and replaced by that after the step."""
-    x = _seen(mean, std, clip, brightest, obs)
-    inputs = x, extra, len(x), start, state
-    policy, value, _, _ = recurrent_network.evaluate(layers, free_std, log_stds, parameters, panels, *inputs)
+    inputs = _seen(scale, obs), extra, len(obs), start, state
+    policy, value, _, _ = recurrent_network.evaluate(network, panels, *inputs)
     return policy, value
 
 
@@ -94,10 +78,10 @@ def missing(*_: Any) -> Any:
 look = evaluate = encode = sample = log_prob = send = act = advance = missing
 
 
-def _look(model, t, first, last, memory, obs, actions, rewards, state):
-    """Evaluate obs_t of the rows first to last - 1. Other arguments are those of _play, except that
-    state [last - first, K] belongs to these rows alone."""
-    more, _, start = memory
+def _look(model, batch, t, first, last, state):
+    """Evaluate obs_t of the rows first to last - 1, whose state of cores is [last - first, K]. Other arguments are
+    those of _play."""
+    _, (more, _, start), obs, actions, rewards, _, _ = batch
     extra = np.zeros((last - first, more), np.float32)
     if more:
         encode(actions[t, first:last], extra)
@@ -108,62 +92,49 @@ def _look(model, t, first, last, memory, obs, actions, rewards, state):
     return evaluate(*model, obs[t, first:last], extra, start[t, first:last], state)
 
 
-def _act(model, t, first, limits, sent, noise, memory, obs, actions, rewards, log_probs, value):
+def _act(model, batch, t, first, limits, sent):
     """Choose a_t in the rows first to first + B. Arguments as for _play."""
-    last, state = first + len(sent), memory[1]
-    policy, value[t, first:last] = look(model, t, first, last, memory, obs, actions, rewards, state[first:last])
+    noise, (_, state, _), _, actions, _, log_probs, value = batch
+    last = first + len(sent)
+    policy, value[t, first:last] = look(model, batch, t, first, last, state[first:last])
     chosen = actions[t + 1, first:last]
     sample(policy, noise[t, first:last], chosen)
     log_prob(policy, chosen, log_probs[t, first:last])
     send(chosen, limits, sent)
 
 
-def _play(
-    model,
-    world,
-    first,
-    bootstrap,
-    bound,
-    limits,
-    sent,
-    noise,
-    memory,
-    obs,
-    actions,
-    rewards,
-    log_probs,
-    value,
-    reward,
-    ends,
-):
+def _play(model, batch, world, first, bootstrap, bound, limits, sent, reward, ends):
     """Play T steps of the environments in rows first to first + B.
 
     Args:
         model, world: the first arguments of `evaluate` and of `advance`.
+        batch: the arrays of the acting batch, in this order:
+
+            - noise: float32 [T, A, N].
+            - memory: E; states of cores, float32 [A, K], which are replaced by those after T steps; where episodes
+              start, bool [T+1, A], of which the first is given.
+            - obs: [T+1, A, ...], of which the first is given.
+            - actions, rewards: [T+1, A, ...] and float32 [T+1, A]: those before the rollout, which are given, and in
+              it.
+            - log_probs, value: float32 [T, A] and [T+1, A]; they are written.
         first: the shard's first row.
         bootstrap: whether the last observation is evaluated, too.
         bound: of rewards, as the model sees them.
         limits: what `send` takes.
         sent: what environments receive, [B, ...]; only memory.
-        noise: float32 [T, A, N].
-        memory: E; states of cores, float32 [A, K], which are replaced by those after T steps; where episodes start,
-            bool [T+1, A], of which the first is given.
-        obs: [T+1, A, ...], of which the first is given.
-        actions, rewards: [T+1, A, ...] and float32 [T+1, A]: those before the rollout, which are given, and in it.
-        log_probs, value: float32 [T, A] and [T+1, A]; they are written.
         reward, ends: float32 [T, B] and bool [T, 3, B]; they are written. See lockstep.envs.base.ShardEnv.kernel.
     """
+    noise, (_, state, start), obs, _, rewards, _, value = batch
     steps, last = len(noise), first + len(sent)
-    _, state, start = memory
     for t in range(steps):
-        act(model, t, first, limits, sent, noise, memory, obs, actions, rewards, log_probs, value)
+        act(model, batch, t, first, limits, sent)
         advance(*world, sent, obs[t + 1, first:last], reward[t], ends[t])
         start[t + 1, first:last] = ends[t, 2]
         for i in range(last - first):
             rewards[t + 1, first + i] = min(max(reward[t, i], -bound), bound)
     if bootstrap:
         unused = state[first:last].copy()
-        _, value[steps, first:last] = look(model, steps, first, last, memory, obs, actions, rewards, unused)
+        _, value[steps, first:last] = look(model, batch, steps, first, last, unused)
 
 
 def acting_kernel(policy: PolicyKernels) -> Any:

@@ -27,7 +27,7 @@ from lockstep.models.trunk import TrunkConfig
 from lockstep.run.files import write_whole
 from lockstep.run.platform import this_platform
 from lockstep.system.machine import cores
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 _CALL = 1e-3
 """Approximate seconds of a forward pass or gradient of one shard's small network."""
@@ -171,7 +171,7 @@ def chosen(
         experiment, cores(), iterations=iterations, repeats=repeats, starts=_can_start_processes(), tuned=known
     )
     if say:
-        tell(f"layout: {choice.layout} (auto: {choice.reason})", sys.stderr)
+        print_line(f"layout: {choice.layout} (auto: {choice.reason})", sys.stderr)
     return with_options(choice.layout, layout)
 
 

@@ -17,7 +17,7 @@ from lockstep.launchers.auto import chosen
 from lockstep.launchers.srun import take_part
 from lockstep.run.checkpoint import iteration_of
 from lockstep.run.folder import RunFolder
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 from lockstep.system.supervision import is_unattended
 from lockstep.training import callbacks, warm_start
 from lockstep.training.callbacks import CallbackLike
@@ -144,7 +144,7 @@ def resume(
         path = resumable(folder, checkpoint, experiment) if layout.launcher.leads else None
         begin = iteration_of(path)
         if layout.launcher.leads and begin == experiment.iterations:
-            tell(
+            print_line(
                 f"{folder.path} has completed all of its {begin} iterations. To continue learning in a new run: "
                 f"lockstep train {folder.path} --warm-start.run {folder.path} --total-steps STEPS",
                 sys.stderr,

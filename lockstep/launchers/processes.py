@@ -25,7 +25,7 @@ from lockstep.distributed.shared_memory import SharedCounts
 from lockstep.distributed.tree import partners
 from lockstep.launchers.watching import stopping_on_signals
 from lockstep.system import children, machine
-from lockstep.system.output import own_streams, tell
+from lockstep.system.output import own_streams, print_line
 from lockstep.system.supervision import StallDetector, WorkerError
 from lockstep.training.context import RunStatus, Work, WorkerContext
 from lockstep.training.job import Job, Result
@@ -137,7 +137,7 @@ def run_specs(work: Work, job: Job, context: Any, specs: list[WorkerSpec], other
     try:
         with stopping_on_signals(status):
             if job.options.display != "none":
-                tell(f"Starting {len(specs)} processes …", sys.stderr)
+                print_line(f"Starting {len(specs)} processes …", sys.stderr)
             for index, spec in enumerate(specs):
                 ours, theirs = context.Pipe()
                 process = children.start(

@@ -12,7 +12,7 @@ from pathlib import Path
 from lockstep.config.settings import SettingsError
 from lockstep.distributed.groups import MEETING, GlooGroup, Group
 from lockstep.launchers.watching import stopping_on_signals, watched
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 from lockstep.system.supervision import WorkerError
 from lockstep.training.context import RunStatus, Work, WorkerContext
 from lockstep.training.job import Job, Result
@@ -43,7 +43,7 @@ def run_torchrun(work: Work, job: Job) -> Result:
 
 def _end_here(reason: str) -> None:
     """End this process. Then torchrun ends the others."""
-    tell(f"Process {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {reason}", sys.stderr)
+    print_line(f"Process {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {reason}", sys.stderr)
     os._exit(1)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.distributed.groups import Group
 from lockstep.system import children
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 from lockstep.system.supervision import StallDetector, is_unattended
 from lockstep.training.context import RunStatus
 
@@ -43,10 +43,10 @@ def stopping_on_signals(status: RunStatus) -> Iterator[None]:
             return
         if not status.begun():
             ended = True
-            tell(f"{name}: stopped before the first iteration.", sys.stderr)
+            print_line(f"{name}: stopped before the first iteration.", sys.stderr)
             raise KeyboardInterrupt
         status.request_stop()
-        tell(
+        print_line(
             f"{name}: checkpoint and stop after this iteration; a further Ctrl-C stops at once, as does a further "
             "SIGTERM.",
             sys.stderr,

@@ -1,9 +1,10 @@
 """Asynchronous gradients: every batch slot's slice of a minibatch gives a separate update, applied when it is ready.
 
 The newest parameters, with the optimizer's state and the target network, are in memory that all learners share
-(lockstep.learners.parameters) or, on several machines, in learner 0's process (lockstep.learners.parameter_store). A
-learner reads them and computes the gradient for the slice of one of its slots, which is then applied to the newest
-parameters. It waits for other learners only at the end of the iteration, until all gradients have been applied.
+(lockstep.learners.shared_parameters) or, on several machines, in learner 0's process
+(lockstep.learners.parameter_store). A learner reads them and computes the gradient for the slice of one of its slots,
+which is then applied to the newest parameters. It waits for other learners only at the end of the iteration, until all
+gradients have been applied.
 
 A gradient that was computed with the parameters after b updates, and is applied after u, is u - b updates behind. This
 may be at most scheme.max_gradient_lag. So every gradient in flight has a deadline, and a gradient may only be applied,
@@ -22,7 +23,7 @@ from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.learner import Learner
 from lockstep.learners.parameter_store import Store, StoredParameters
-from lockstep.learners.parameters import OwnParameters, Parameters, SharedParameters
+from lockstep.learners.shared_parameters import OwnParameters, Parameters, SharedParameters
 from lockstep.learners.steps import Applied, Computed, Steps
 from lockstep.system.graphs import Capture
 

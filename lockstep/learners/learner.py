@@ -20,7 +20,7 @@ from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.sources import batches_for
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
-from lockstep.learners.graphs import GradientGraphs, HyperTensors, graphs_of
+from lockstep.learners.gradient_graphs import GradientGraphs, HyperTensors, graphs_of
 from lockstep.learners.optimizer import inverse, optimizer_for
 from lockstep.learners.steps import Applied, Computed, LearningReport, Steps
 from lockstep.learners.update_graphs import UpdateGraphs

@@ -24,16 +24,15 @@ from lockstep.buffers.batches import CollectedRollout
 from lockstep.buffers.replay_batches import Prefetched, ReplayBatches
 from lockstep.core.transitions import Transitions
 from lockstep.distributed.tree import TreeSum
-from lockstep.kernels.actor_critic import SAC_SUMS, TD3_SUMS, sac_gradients, td3_gradients
+from lockstep.kernels.actor_critic import sac_gradients, td3_gradients
 from lockstep.kernels.discrete_sac import discrete_sac_gradients
 from lockstep.kernels.images import augment
 from lockstep.kernels.mpo import mpo_gradients
-from lockstep.kernels.mpo_loss import MPO_SUMS
 from lockstep.kernels.optimizers import follow
-from lockstep.kernels.q_learning import DQN_SUMS, dqn_gradients
+from lockstep.kernels.q_learning import dqn_gradients
 from lockstep.kernels.replayed import Items
 from lockstep.kernels.returns_learning import returns_gradients
-from lockstep.learners.kernels import KernelLearner
+from lockstep.learners.kernel_learner import KernelLearner
 from lockstep.learners.steps import LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import DiagonalGaussian
@@ -51,18 +50,16 @@ def _by_step(parts: Sequence[np.ndarray], steps: int) -> np.ndarray:
 
 
 class ReplayLearner(KernelLearner):
-    """Learns from replayed transitions, or from other items that a subclass reads.
-
-    Args:
-        sums: how many metrics the kernel adds up.
-    """
+    """Learns from replayed transitions, or from other items that a subclass reads."""
 
     _whole: ClassVar[bool] = False
     """Whether the kernel takes pixels as whole numbers: see lockstep.models.layer_tables.observed."""
 
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, heartbeat: Callable[[], None], sums: int) -> None:
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(agent, slots, tree, heartbeat=heartbeat)
-        self._encoder, self._sums = encoder_of(agent.model), sums
+        self._encoder = encoder_of(agent.model)
         self._target = agent.vectors[1].numpy()
         assert isinstance(agent.algorithm, OffPolicy)
         self._following = agent.algorithm.following
@@ -91,7 +88,7 @@ class ReplayLearner(KernelLearner):
         for slot, numbers in zip(self._slots, priority.reshape(len(out), -1), strict=True):
             self.batches.learned(slot, torch.from_numpy(numbers))
         # One number per slot, so that the sum holds each slot's largest weight.
-        largest = out[:, self._parameters.size + 1 + self._sums :]
+        largest = out[:, self._parameters.size + self._counts :]
         largest[:] = 0
         for row, (slot, weights) in enumerate(zip(self._slots, items.weight.reshape(len(out), -1), strict=True)):
             largest[0 if joined else row, slot] = weights.max()
@@ -121,7 +118,7 @@ class ReplayLearner(KernelLearner):
 
     @abstractmethod
     def _call(self, items: Any, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
-        """Call the kernel with the items of all slots. It writes out, float32 [S, P + 1 + sums or more], or the sum of
+        """Call the kernel with the items of all slots. It writes out, float32 [S, P + tail], or the sum of
         all slots to out[0] if joined, and priority, float32 [N]."""
 
 
@@ -133,7 +130,7 @@ class QLearner(ReplayLearner):
     ) -> None:
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
-        super().__init__(agent, slots, tree, heartbeat, DQN_SUMS)
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         self._layers, self._double = q_layers(model, agent.flat), config.compares(model)
 
     def _call(self, items: Items, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
@@ -151,7 +148,7 @@ class ReturnsLearner(ReplayLearner):
     ) -> None:
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
-        super().__init__(agent, slots, tree, heartbeat, DQN_SUMS)
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         self._network, self._double = q_network(model, agent.flat), config.compares(model)
         self._samples = (config.samples, config.target_samples) if model.implicit else (0, 0)
         self._used = np.zeros((2, self._parameters.size), np.float32)
@@ -195,16 +192,14 @@ class DrQLearner(ReturnsLearner):
 
 
 class ActorCriticLearner(ReplayLearner):
-    """Learns a policy and critics.
+    """Learns a policy and critics."""
 
-    Args:
-        sums: how many metrics the kernel adds up.
-    """
-
-    def __init__(self, agent: Agent, slots: range, tree: TreeSum, heartbeat: Callable[[], None], sums: int) -> None:
+    def __init__(
+        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
         model = agent.model
         assert isinstance(model, ActorCritic)
-        super().__init__(agent, slots, tree, heartbeat, sums)
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         self._networks = (
             mlp_layers(model.actor.layers, "actor.layers", agent.flat, (model.policy_columns or [0])[0]),
             mlp_layers(model.critics.layers, "critics.layers", agent.flat),
@@ -220,7 +215,7 @@ class SACLearner(ActorCriticLearner):
     def __init__(
         self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
     ) -> None:
-        super().__init__(agent, slots, tree, heartbeat, SAC_SUMS)
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         model, algorithm = agent.model, agent.algorithm
         assert isinstance(model, ActorCritic) and isinstance(algorithm, SAC)
         self._temperature = agent.flat.offset("variables.log_temperature")
@@ -243,7 +238,7 @@ class TD3Learner(ActorCriticLearner):
     def __init__(
         self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
     ) -> None:
-        super().__init__(agent, slots, tree, heartbeat, TD3_SUMS)
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         config = agent.experiment.algorithm
         smoothing, self._period = (0.0, 0.0), 1
         if isinstance(config, TD3Config):
@@ -261,7 +256,7 @@ class MPOLearner(ActorCriticLearner):
     def __init__(
         self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
     ) -> None:
-        super().__init__(agent, slots, tree, heartbeat, MPO_SUMS)
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         config, distribution = agent.experiment.algorithm, agent.model.distribution
         assert isinstance(config, MPOConfig) and isinstance(distribution, DiagonalGaussian)
         names = "temperature", "multiplier_mean", "multiplier_std"

@@ -25,9 +25,9 @@ from lockstep.buffers.on_policy import FreshBatches, Minibatches
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.on_policy import Rollouts, gradients_of
 from lockstep.kernels.value_learning import value_gradients
-from lockstep.learners.kernels import KernelLearner
+from lockstep.learners.kernel_learner import KernelLearner
 from lockstep.models.arithmetic import portable_operations
-from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, Network
+from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, NetworkTable
 from lockstep.models.layer_tables import encoder_of, observed, q_network
 from lockstep.models.parameters import Places
 from lockstep.models.policy import StandardModel
@@ -164,8 +164,7 @@ class Gradients:
         assert isinstance(model.distribution, (KernelCategorical, KernelGaussian))
         self._kernels, self._config = kernels, config
         self._gradients_of = gradients_of(kernels.loss, model.state_size > 0)
-        network = Network.of(model, places, whole=True)
-        self._network = network.layers, model.distribution.kind, network.free_std, network.log_stds
+        self._table, self._kind = NetworkTable.of(model, places, whole=True), model.distribution.kind
 
     def __call__(
         self,
@@ -189,8 +188,8 @@ class Gradients:
         elif "advantage" in self._kernels.numbers:
             numbers += [0.0, 1.0]
         self._gradients_of(
-            *self._network,
-            parameters,
+            self._table.with_parameters(parameters),
+            self._kind,
             tuple(rollouts),
             index,
             np.array(numbers, np.float32),

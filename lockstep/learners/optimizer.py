@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,56 +88,18 @@ class Optimizer:
     ) -> float | Tensor:
         """Clip a gradient to the largest norm, update parameters and statistics, all in place, and count the step.
         Returns the norm before clipping."""
-        config, norm = self._config, self._clip(gradient)
+        config, norm, tensors = self._config, self._clip(gradient), ([vector], [gradient])
+        given: dict[str, Any] = {"lr": rate, "weight_decay": 0.0, "eps": config.eps}
+        if config.name == "rmsprop":
+            rmsprop(*tensors, moments, [], [], [count], alpha=config.decay, momentum=0.0, centered=False, **given)
+            return norm
+        first, second = moments
+        given |= {"beta1": config.betas[0], "beta2": config.betas[1]}
         if config.name == "radam":
-            first, second = moments
-            radam(
-                [vector],
-                [gradient],
-                [first],
-                [second],
-                [count],
-                foreach=False,
-                capturable=vector.device.type != "cpu",
-                beta1=config.betas[0],
-                beta2=config.betas[1],
-                lr=rate,
-                weight_decay=0.0,
-                eps=config.eps,
-            )
-        elif config.name != "rmsprop":
-            first, second = moments
-            adam(
-                [vector],
-                [gradient],
-                [first],
-                [second],
-                [],
-                [count],
-                fused=True,
-                amsgrad=False,
-                beta1=config.betas[0],
-                beta2=config.betas[1],
-                lr=rate,
-                weight_decay=0.0,
-                eps=config.eps,
-                maximize=False,
-            )
+            capturable = vector.device.type != "cpu"
+            radam(*tensors, [first], [second], [count], foreach=False, capturable=capturable, **given)
         else:
-            rmsprop(
-                [vector],
-                [gradient],
-                moments,
-                [],
-                [],
-                [count],
-                lr=rate,
-                alpha=config.decay,
-                eps=config.eps,
-                weight_decay=0.0,
-                momentum=0.0,
-                centered=False,
-            )
+            adam(*tensors, [first], [second], [], [count], fused=True, amsgrad=False, maximize=False, **given)
         return norm
 
     def _clip(self, gradient: Tensor) -> float | Tensor:

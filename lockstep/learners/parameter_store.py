@@ -16,7 +16,7 @@ import torch
 from lockstep.agent import Agent
 from lockstep.distributed.groups import Group
 from lockstep.learners.optimizer import Optimizer, optimizer_for
-from lockstep.learners.parameters import apply, in_time
+from lockstep.learners.shared_parameters import apply, in_time
 from lockstep.learners.steps import Computed
 from lockstep.models.arithmetic import arithmetic
 

@@ -11,8 +11,8 @@ from lockstep.algorithms.ppo import PPOConfig
 from lockstep.buffers.ppo_batches import PPOBatches
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.ppo import ppo_gradients
-from lockstep.learners.kernels import KernelLearner
-from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, Network
+from lockstep.learners.kernel_learner import KernelLearner
+from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, NetworkTable
 from lockstep.models.policy import StandardModel
 
 
@@ -29,22 +29,10 @@ class PPOLearner(KernelLearner):
         self._value_clip, self._kind = config.value_clip, model.distribution.kind
         assert isinstance(self.batches, PPOBatches)
         self._minibatches = self.batches
-        self._network = Network.of(model, agent.flat)
+        self._network = NetworkTable.of(model, agent.flat).with_parameters(self._parameters)
 
     def compute(self, step: int, hyper: dict[str, float], out: np.ndarray, *, joined: bool = False) -> None:
-        network, numbers = self._network, (hyper["clip"], self._value_clip, hyper["value_coef"], hyper["entropy_coef"])
-        mean, scale = self._minibatches.scales[step]
-        ppo_gradients(
-            network.layers,
-            self._kind,
-            network.free_std,
-            network.log_stds,
-            self._parameters,
-            self._minibatches.items,
-            self._minibatches.index[step],
-            np.float32(mean),
-            np.float32(scale),
-            tuple(map(np.float32, numbers)),
-            joined,
-            out,
-        )
+        batches = self._minibatches
+        numbers = hyper["clip"], self._value_clip, hyper["value_coef"], hyper["entropy_coef"]
+        scale, of_loss = (tuple(map(np.float32, each)) for each in (batches.scales[step], numbers))
+        ppo_gradients(self._network, self._kind, batches.items, batches.index[step], scale, of_loss, joined, out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from lockstep.models.observations import precision_warning
 from lockstep.models.versions import Version
 from lockstep.run.checkpoint import Checkpoint, write_part
 from lockstep.system.graphs import Capture
-from lockstep.system.output import tell
+from lockstep.system.output import print_warning
 from lockstep.transport.rollouts import RolloutSource
 
 
@@ -144,17 +143,16 @@ class LearnerProcess:
                 if x.dtype == torch.float32 and x.numel():
                     low, high = (end.cpu().numpy() for end in x.flatten(0, 1).aminmax(dim=0))
                     if said := precision_warning(low, high):
-                        tell(f"warning: The observation{f' {key!r}' if key else ''} {said}", sys.stderr)
+                        print_warning(f"The observation{f' {key!r}' if key else ''} {said}")
 
     def _tell_of_lost_state(self) -> None:
         """Warn once if a user's algorithm keeps state on its object, where checkpoints do not hold it."""
         begun, now = self._begun, _numbers(self.agent.algorithm)
         if changed := [name for name in now if now[name] != begun.get(name) and name not in self._told]:
             self._told.update(changed)
-            tell(
-                f"warning: {', '.join(changed)} of the algorithm changed while it learned, and checkpoints do not hold "
-                "it: the run would not resume exactly. Let the algorithm's method variables return it.",
-                sys.stderr,
+            print_warning(
+                f"{', '.join(changed)} of the algorithm changed while it learned, and checkpoints do not hold "
+                "it: the run would not resume exactly. Let the algorithm's method variables return it."
             )
 
 
@@ -168,7 +166,7 @@ def learner_of(
     """The learner of an agent whose gradients are not asynchronous."""
     if agent.kernels is None:
         return Learner(agent, slots, tree, heartbeat=heartbeat, capture=capture)
-    from lockstep.learners.kernel_learners import LEARNERS  # which need Numba
+    from lockstep.learners.learner_table import LEARNERS  # which need Numba
 
     return LEARNERS[type(agent.kernels)](agent, slots, tree, heartbeat=heartbeat)
 

@@ -14,7 +14,6 @@ from lockstep.algorithms.r2d2 import R2D2Config
 from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.core import transitions
 from lockstep.distributed.tree import TreeSum
-from lockstep.kernels.q_learning import DQN_SUMS
 from lockstep.kernels.sequence_learning import Sequences, sequence_gradients
 from lockstep.learners.off_policy_kernels import ReplayLearner
 from lockstep.models.layer_tables import core_of_q, observed, q_network, rows_of
@@ -29,7 +28,7 @@ class SequenceLearner(ReplayLearner):
     ) -> None:
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, R2D2Config)
-        super().__init__(agent, slots, tree, heartbeat, DQN_SUMS)
+        super().__init__(agent, slots, tree, heartbeat=heartbeat)
         self._model, self._settings = model, (config.burn_in, config.rescaling, config.priority_max)
         self._network, self._double = q_network(model, agent.flat), config.double
         self._core = core_of_q(model, agent.flat)

@@ -108,15 +108,15 @@ def kernel_distribution(space: gymnasium.Space[Any]) -> KernelCategorical | Kern
 
 
 @dataclass(frozen=True)
-class Network:
-    """Where the parts of a model lie among its parameters, as lockstep.kernels.network takes them."""
+class NetworkTable:
+    """Where the parts of a model lie among its parameters."""
 
     layers: np.ndarray
     free_std: int
     log_stds: int
 
     @staticmethod
-    def of(model: StandardModel, flat: Places, *, whole: bool = False) -> Network:
+    def of(model: StandardModel, flat: Places, *, whole: bool = False) -> NetworkTable:
         """whole: for whole pixels, see lockstep.models.layer_tables.of_whole_pixels."""
         modules = dict(model.named_modules())
         rows: list[list[int]] = []
@@ -137,11 +137,14 @@ class Network:
         else:
             rows.append(rows[-1])  # a number that nobody reads
         free, layers = model.policy_head.log_std is not None, np.array(rows, np.int64)
-        return Network(
+        return NetworkTable(
             of_whole_pixels(layers, encoder_of(model)) if whole else layers,
             flat.offset("policy_head.log_std") if free else -1,
             len(model.policy_head.distribution.log_std_columns),
         )
+
+    def with_parameters(self, parameters: np.ndarray) -> networks.Network:
+        return self.layers, self.free_std, self.log_stds, parameters
 
 
 def initialize(model: StandardModel, seed: int) -> None:
@@ -204,29 +207,27 @@ class _Acting(KernelModel):
     def __init__(self, model: KernelModel) -> None:
         super().__init__(acting_copy(model), model.kernel_distribution, as_torch=model.as_torch)
         self._flat = self.flat_parameters = FlatParameters(self)
-        self._network = Network.of(self, self._flat, whole=self.as_torch)
+        table, vector = NetworkTable.of(self, self._flat, whole=self.as_torch), self._flat.vector.detach().numpy()
+        self._network = table.with_parameters(vector)
         self._encoder = encoder_of(self)
-        self._vector = self._flat.vector.detach().numpy()
-        of_network = self._network.layers, self._vector
-        self._panels = recurrent_network.hidden_panels(*of_network) if self.state_size else None
+        self._panels = recurrent_network.hidden_panels(table.layers, vector) if self.state_size else None
 
     def weights_changed(self) -> None:
         if self._panels is not None:
-            self._panels[...] = recurrent_network.hidden_panels(self._network.layers, self._vector)
+            layers, _, _, vector = self._network
+            self._panels[...] = recurrent_network.hidden_panels(layers, vector)
 
     def kernels(self) -> PolicyKernels | None:
-        actions, network, encoder = self.kernel_distribution.kernels(), self._network, self._encoder
+        actions, encoder = self.kernel_distribution.kernels(), self._encoder
         if actions is None:
             return None
-        arguments = (
-            *(network.layers, network.free_std, network.log_stds),
-            self._vector,
-            *(() if self._panels is None else (self._panels,)),
-            *(encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip if normalizes(encoder) else 0)),
-            np.float32(brightness(encoder, whole=self.as_torch)),
-        )
-        evaluate = evaluate_raw_with_memory if self.state_size else evaluate_raw
-        return PolicyKernels(Bound(evaluate, arguments), self.extra_features, actions)
+        clip, brightest = encoder.clip if normalizes(encoder) else 0, brightness(encoder, whole=self.as_torch)
+        scale = encoder.mean.numpy(), encoder.std.numpy(), np.float32(clip), np.float32(brightest)
+        if self._panels is None:
+            evaluate = Bound(evaluate_raw, (self._network, scale))
+        else:
+            evaluate = Bound(evaluate_raw_with_memory, (self._network, self._panels, scale))
+        return PolicyKernels(evaluate, self.extra_features, actions)
 
     def forward(
         self,
@@ -237,18 +238,15 @@ class _Acting(KernelModel):
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
         network, x = self._network, observed(self._encoder, obs, whole=self.as_torch)
-        of_network = network.layers, network.free_std, network.log_stds, self._vector
         leading = start.shape[:2]
         if self._panels is not None:
             given = self.extra(start, prev_action, prev_reward)
             extra = np.zeros((len(x), 0), np.float32) if given is None else rows_of(given)
             starts, after = start.contiguous().view(-1).numpy(), state.numpy().copy()
-            policy, value, _, _ = recurrent_network.evaluate(
-                *of_network, self._panels, x, extra, leading[1], starts, after
-            )
+            policy, value, _, _ = recurrent_network.evaluate(network, self._panels, x, extra, leading[1], starts, after)
             state = torch.from_numpy(after)
         else:
-            policy, value, _ = networks.evaluate(*of_network, x)
+            policy, value, _ = networks.evaluate(network, x)
         if not self.has_value:
             value[:] = 0
         output = ModelOutput(torch.from_numpy(policy).view(*leading, -1), torch.from_numpy(value).view(leading))

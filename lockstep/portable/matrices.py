@@ -18,9 +18,9 @@ from lockstep.portable.elementwise import checked, of_float32, refusal
 from lockstep.portable.sums import total
 
 
-def _matrix(x: Tensor) -> tuple[Tensor, int, int]:
-    """A matrix with the strides of rows and columns of its last two axes."""
-    return of_float32(x), x.stride(-2), x.stride(-1)
+def _matrix(x: Tensor) -> products.Matrix:
+    """The last two axes of a float32 tensor, which must be kept alive."""
+    return of_float32(x).data_ptr(), x.stride(-2), x.stride(-1)
 
 
 def _check(a: Tensor, b: Tensor, dimensions: int) -> None:
@@ -40,10 +40,9 @@ def _start(x: Tensor, shape: tuple[int, ...], beta: float, alpha: float) -> Tens
 def _add_product(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Add a [n, k] @ b [k, m] to a contiguous out [n, m]."""
     _check(a, b, 2)
-    (a, a_row, a_term), (b, b_term, b_column) = _matrix(a), _matrix(b)
     (n, k), m = a.shape, b.shape[1]
-    to = out.data_ptr()
-    products.product(1, a.data_ptr(), a_row, a_term, b.data_ptr(), b_term, b_column, to, m, to, m, n, k, m, False)
+    to = out.data_ptr(), m
+    products.product(1, _matrix(a), _matrix(b), to, to, (n, k, m), False)
     return out
 
 
@@ -58,11 +57,10 @@ def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1)
 def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """x + a @ b for each of C matrices."""
     _check(a, b, 3)
-    (a, a_row, a_term), (b, b_term, b_column) = _matrix(a), _matrix(b)
     (count, n, k), m = a.shape, b.shape[2]
     out = _start(x, (count, n, m), beta, alpha)
-    lefts, rights = (a.data_ptr(), a.stride(0), a_row, a_term), (b.data_ptr(), b.stride(0), b_term, b_column)
-    products.products(count, *lefts, *rights, out.data_ptr(), n * m, m, n, k, m)
+    between = a.stride(0), b.stride(0), n * m
+    products.products(count, between, _matrix(a), _matrix(b), (out.data_ptr(), m), (n, k, m))
     return out
 
 

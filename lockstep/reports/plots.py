@@ -32,7 +32,7 @@ from lockstep.reports.runs import (
     with_metric,
 )
 from lockstep.run.files import writing
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette, which color-blind readers can distinguish.
@@ -103,7 +103,7 @@ def plot(
     if len(shown) < len(read):
         without = [run for run in read if run not in shown]
         names = some(unique_names([run.path for run in without]))
-        tell(f"Left out, since they have no values of {metric}: {names}.", sys.stderr)
+        print_line(f"Left out, since they have no values of {metric}: {names}.", sys.stderr)
         groups = [replace(group, runs=[run for run in group.runs if run in shown]) for group in groups]
         groups = [group for group in groups if group.runs]
     curves = [[run.curve(x, metric) for run in group.runs] for group in groups]

@@ -31,7 +31,7 @@ from lockstep.run.lock import run_lock
 from lockstep.run.platform import code_of
 from lockstep.run.rows import read_rows
 from lockstep.system.machine import cores
-from lockstep.system.output import tell
+from lockstep.system.output import print_warning
 
 _NAMED = 5
 """Maximum number of runs to list if the user's path is not a run."""
@@ -208,10 +208,9 @@ class RunFolder:
         noted = self._fact("options")
         options = {name: value for name, value in noted.items() if name in known}
         if unknown := sorted(noted.keys() - known):
-            tell(
-                f"warning: run.json of {self.path} has options that this version of lockstep does not know and "
-                f"ignores: {', '.join(unknown)}. Use flags to set what you need.",
-                sys.stderr,
+            print_warning(
+                f"run.json of {self.path} has options that this version of lockstep does not know and "
+                f"ignores: {', '.join(unknown)}. Use flags to set what you need."
             )
         for name, value in options.items():
             default = known[name]

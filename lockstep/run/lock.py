@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.config.settings import SettingsError
 from lockstep.run.files import locked, open_in, writing
-from lockstep.system.output import tell
+from lockstep.system.output import print_warning
 
 _GLANCE = 0.5
 """Seconds that a sweep may hold the lock while it checks whether the run is being trained."""
@@ -41,7 +40,7 @@ def run_lock(folder: Path, *, warn: bool = True) -> Iterator[None]:
             mine = held.enter_context(locked(file, _GLANCE))
         except OSError as error:  # a file system without locks
             if warn:
-                tell(f"warning: {folder} cannot be locked ({error}): train it in one process at a time.", sys.stderr)
+                print_warning(f"{folder} cannot be locked ({error}): train it in one process at a time.")
         if not mine:
             file.seek(0)
             raise RunBusy(f"{folder} is being trained by another process{_holder(path, file.read())}")

@@ -30,7 +30,7 @@ from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.distributed.tree import TreeSum
 from lockstep.experiment import Experiment
-from lockstep.learners.kernels import KernelLearner
+from lockstep.learners.kernel_learner import KernelLearner
 from lockstep.learners.learner import Learner
 from lockstep.learners.optimizer import optimizer_for
 from lockstep.learners.process import learner_of

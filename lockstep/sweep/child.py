@@ -21,7 +21,7 @@ from lockstep.config.user_code import look_for_files_in
 from lockstep.run.files import is_full
 from lockstep.sweep.queue import Entry, Outcome, Queue
 from lockstep.system import children
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 INTERRUPTED = 130
 """Exit code of a run that was asked to stop and can continue."""
@@ -86,11 +86,11 @@ def run_entry(queue: Queue, name: str) -> int:
                 return INTERRUPTED
             except Diverged as error:  # bad settings diverge, too, and a search has to learn from them
                 ended = Outcome("stopped", reason=str(error))
-                tell(ended.reason, sys.stderr)
+                print_line(ended.reason, sys.stderr)
                 queue.end(name, ended)
             except Exception as error:  # not SystemExit, with which a requeued Slurm job exits
                 ended = Outcome("failed", reason=_explained(error))
-                tell(ended.reason, sys.stderr)
+                print_line(ended.reason, sys.stderr)
                 if _is_busy(error):
                     return ELSEWHERE
                 if is_full(error):
@@ -113,7 +113,7 @@ def _train(queue: Queue, entry: Entry) -> Outcome | None:
     def fail(reason: str) -> None:
         code = 1
         try:
-            tell(reason, sys.stderr)
+            print_line(reason, sys.stderr)
             queue.end(entry.name, Outcome("failed", reason=reason))
         except OSError as error:
             code = FULL if is_full(error) else 1

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from lockstep.sweep.queue import State
 from lockstep.sweep.slots import SHARED
-from lockstep.system.output import PatientConsole, on_terminal, tell
+from lockstep.system.output import PatientConsole, on_terminal, print_line
 from lockstep.training.display import duration, number
 
 PLAIN_INTERVAL = 30.0
@@ -105,7 +105,7 @@ class PlainOverview:
             self.message(plain_line(self._picture()))
 
     def message(self, text: str, style: str = "") -> None:
-        tell(text, sys.stdout)
+        print_line(text, sys.stdout)
 
     def close(self) -> None: ...
 

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
@@ -194,7 +194,9 @@ def ending_for_certain(at_once: Callable[[int], bool]) -> Iterator[None]:
         while not ended.is_set():
             insist = [at_once(number) for number in os.read(reading, 64) if number in _STOPS]
             if any(insist) and not ended.wait(_ENDING):
-                tell(f"This process is still running {_ENDING:g} seconds after SIGTERM, and is killed now.", sys.stderr)
+                print_line(
+                    f"This process is still running {_ENDING:g} seconds after SIGTERM, and is killed now.", sys.stderr
+                )
                 os._exit(_INTERRUPTED)
         os.close(reading)
 
@@ -278,7 +280,7 @@ def die_with_parent(parent: int | None = None) -> None:
 def show_stack(process: BaseProcess, name: str) -> None:
     """Make a child process print its stack to standard error."""
     if process.pid is not None and process.is_alive():
-        tell(f"\n{name} (process {process.pid}), stack:", sys.stderr)
+        print_line(f"\n{name} (process {process.pid}), stack:", sys.stderr)
         os.kill(process.pid, signal.SIGUSR1)
         time.sleep(_SHOWING)
 

@@ -17,7 +17,7 @@ class Explained(SystemExit):
     """Raised by the command line's parser after it has printed help or an error."""
 
 
-def tell(text: str, stream: TextIO | None) -> None:
+def print_line(text: str, stream: TextIO | None) -> None:
     """Print a line. If the stream's reader is gone, as `tee` is after Ctrl-C, or its disk is full, this and all later
     output is discarded."""
     if stream is None:
@@ -33,6 +33,11 @@ def tell(text: str, stream: TextIO | None) -> None:
         pass
     except (OSError, ValueError):  # ValueError: the stream was closed
         silence(stream)
+
+
+def print_warning(text: str) -> None:
+    """Warn the user, on standard error."""
+    print_line(f"warning: {text}", sys.stderr)
 
 
 def silence(stream: IO[str]) -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.system.machine import cores_of_the_run
-from lockstep.system.output import PatientConsole, on_terminal, tell
+from lockstep.system.output import PatientConsole, on_terminal, print_line
 from lockstep.training.status import Status, bottleneck
 
 PARTS = {"env": "green", "inference": "cyan", "learning": "blue", "waiting": "yellow", "other": "bright_black"}
@@ -97,7 +97,7 @@ class PlainDisplay:
     def close(self) -> None: ...
 
     def _print(self, text: str) -> None:
-        tell(text, sys.stdout)
+        print_line(text, sys.stdout)
 
 
 def plain_line(status: Status) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-import sys
 
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from lockstep.experiment import Experiment
 from lockstep.system.forked import call_in_fork
 from lockstep.system.machine import emulates_bf16
 from lockstep.system.numerics import torch_configured
-from lockstep.system.output import tell
+from lockstep.system.output import print_warning
 from lockstep.training import warm_start
 from lockstep.training.curriculum import Curriculum
 from lockstep.training.layout_checks import check_layout, check_torchrun
@@ -117,7 +116,7 @@ def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions)
                 "run's --env flags) explains more, and --no-check-env skips this check."
             )
     for sentence in told:
-        tell(f"warning: {sentence}", sys.stderr)
+        print_warning(sentence)
 
 
 def _quick_check(experiment: Experiment) -> tuple[str, str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from lockstep.run import metrics as rows
 from lockstep.run.consistency import checkpoint_difference, edited_settings, require_same_arithmetic
 from lockstep.run.folder import RunFolder
 from lockstep.run.platform import this_platform
-from lockstep.system.output import tell
+from lockstep.system.output import print_warning
 
 
 def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment) -> Path | None:
@@ -49,11 +48,10 @@ def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment)
             "with --checkpoint."
         )
     if not rows.sealed(folder, saved) and (wrong := rows.fault(folder, saved.iteration, [path])):
-        tell(
-            f"warning: {folder.metrics} is damaged. {wrong} The checkpoint is intact, so the run continues. The "
+        print_warning(
+            f"{folder.metrics} is damaged. {wrong} The checkpoint is intact, so the run continues. The "
             f"damaged file is kept as {folder.metrics.name}.damaged, and all readable rows are copied to a new file. "
-            "Only a copy of the file can restore the lost rows; lockstep verify will name them.",
-            sys.stderr,
+            "Only a copy of the file can restore the lost rows; lockstep verify will name them."
         )
     checkpoint.set_aside_newer(directory, saved.iteration)
     return path
@@ -93,8 +91,7 @@ def other_platform(folder: RunFolder, layout: Layout) -> tuple[str, ...]:
 
 def warn_of_platform(differs: Sequence[str]) -> None:
     """Print a warning that these entries of the platform have changed since the run started."""
-    tell(
-        f"warning: {ledger.platform_or_code(differs)} has changed since the run started, so the run may end with "
-        f"different bits than on the original platform. Recorded and present: {'; '.join(differs)}.",
-        sys.stderr,
+    print_warning(
+        f"{ledger.platform_or_code(differs)} has changed since the run started, so the run may end with "
+        f"different bits than on the original platform. Recorded and present: {'; '.join(differs)}."
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Callable
 
@@ -24,7 +23,7 @@ from lockstep.models.versions import Versions
 from lockstep.system.graphs import cuda_graph
 from lockstep.system.malloc import keep_freed_memory
 from lockstep.system.numerics import configure_torch
-from lockstep.system.output import tell
+from lockstep.system.output import print_warning
 from lockstep.training import warm_start
 from lockstep.training.context import WorkerContext
 from lockstep.training.job import Job
@@ -54,7 +53,7 @@ def learner_process(job: Job, agent: Agent, context: WorkerContext, heartbeat: C
     if job.checkpoint is None and job.recorded is None:
         agent.check()
         for warning in agent.warnings() if group.rank == 0 else ():
-            tell(f"warning: {warning}", sys.stderr)
+            print_warning(warning)
     if job.layout.ipc:
         _open_devices(agent, group, quiet=quiet)
     rollouts = _rollouts(job, agent, context, heartbeat)

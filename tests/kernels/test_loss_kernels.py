@@ -25,7 +25,7 @@ from lockstep.kernels.policies import CATEGORICAL, GAUSSIAN
 from lockstep.kernels.sums import add_up, column_sums, row_sums
 from lockstep.models import StandardModelConfig
 from lockstep.models.arithmetic import portable_operations
-from lockstep.models.kernel_policy import Network, with_kernels
+from lockstep.models.kernel_policy import NetworkTable, with_kernels
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policy import StandardModel
 
@@ -126,7 +126,7 @@ def by_kernel(
     strided: Sequence[bool] = (False,) * SHARDS,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Each shard's gradient, count and sums of metrics; and the tree's sum of them."""
-    kernel, network = TABLE[type(config)][-1], Network.of(model, flat, whole=True)
+    kernel, network = TABLE[type(config)][-1], NetworkTable.of(model, flat, whole=True)
     assert isinstance(kernel, LossKernels)
     parameters = flat.vector.detach().numpy()
     discrete = not model.distribution.action_shape
@@ -152,7 +152,8 @@ def by_kernel(
     out, joined = np.zeros((2, SHARDS, parameters.size + tail), np.float32)
     for to in (out, out, joined, joined):  # nothing of an earlier call remains
         gradients_of(kernel.loss, model.state_size > 0)(
-            *(network.layers, CATEGORICAL if discrete else GAUSSIAN, network.free_std, network.log_stds, parameters),
+            network.with_parameters(parameters),
+            CATEGORICAL if discrete else GAUSSIAN,
             items,
             index,
             np.array(hyper, np.float32),

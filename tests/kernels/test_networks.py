@@ -26,7 +26,7 @@ from lockstep.kernels.sums import add_up
 from lockstep.models import StandardModelConfig
 from lockstep.models.distributions import Categorical
 from lockstep.models.gaussian import Gaussian
-from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, KernelModel, Network, with_kernels
+from lockstep.models.kernel_policy import KernelCategorical, KernelGaussian, KernelModel, NetworkTable, with_kernels
 from lockstep.models.normalize import batch_sums, discounted_returns
 from lockstep.models.parameters import FlatParameters
 
@@ -118,21 +118,17 @@ def check_ppo(model: KernelModel, space: spaces.Space[Any], index: np.ndarray, v
         index: int64 [S, n]: the items of each slice.
     """
     flat, algorithm = FlatParameters(model, TAIL), dataclasses.replace(PPOConfig(), value_clip=value_clip).build()
-    network, parameters = Network.of(model, flat), flat.vector.detach().numpy()
+    network, parameters = NetworkTable.of(model, flat), flat.vector.detach().numpy()
     held = items(space, model)
     out, joined = np.zeros((2, SHARDS, parameters.size + TAIL), np.float32)
     numbers = tuple(map(np.float32, (HYPER["clip"], value_clip, HYPER["value_coef"], HYPER["entropy_coef"])))
     for to in (out, out, joined, joined):  # nothing of an earlier call remains
         ppo_gradients(
-            network.layers,
+            network.with_parameters(parameters),
             model.kernel_distribution.kind,
-            network.free_std,
-            network.log_stds,
-            parameters,
             held,
             index,
-            np.float32(0.1),
-            np.float32(1.3),
+            (np.float32(0.1), np.float32(1.3)),
             numbers,
             to is joined,
             to,
@@ -182,14 +178,14 @@ def test_log_std_beyond_its_bounds_is_led_back() -> None:
     assert model.policy_head.log_std is not None
     model.policy_head.log_std.data = torch.tensor([2.5, 2.5, 0.1])
     flat = FlatParameters(model, TAIL)
-    network, parameters = Network.of(model, flat), flat.vector.detach().numpy()
+    network, parameters = NetworkTable.of(model, flat), flat.vector.detach().numpy()
     held = items(BOX, model)
     out = np.zeros((SHARDS, parameters.size + TAIL), np.float32)
     numbers = tuple(map(np.float32, (0.2, 0.0, 0.5, 0.0)))
     index = np.stack([np.arange(ITEMS)] * SHARDS)
     one, none = np.float32(1), np.float32(0)
-    layers, kind = network.layers, KernelGaussian.kind
-    ppo_gradients(layers, kind, network.free_std, 3, parameters, held, index, none, one, numbers, False, out)
+    whole, kind = network.with_parameters(parameters), KernelGaussian.kind
+    ppo_gradients(whole, kind, held, index, (none, one), numbers, False, out)
     begin = flat.offset("policy_head.log_std")
     outside = out[:, begin : begin + 2]
     assert (outside >= 0).all() and (outside > 0).any() and (outside == 0).any(), "lowers it, or leaves it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lockstep.kernels.products import panel_product, panels_of, product, products
+from lockstep.kernels.products import Matrix, panel_product, panels_of, product, products
 
 SHAPES = [
     (1, 1, 1),
@@ -40,6 +40,11 @@ def strides(x: np.ndarray) -> tuple[int, ...]:
     return tuple(stride // 4 for stride in x.strides)
 
 
+def matrix(x: np.ndarray) -> Matrix:
+    row, column = strides(x)
+    return x.ctypes.data, row, column
+
+
 @pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_product_adds_term_by_term(shape: tuple[int, int, int], turned: tuple[bool, bool]) -> None:
@@ -49,9 +54,8 @@ def test_a_product_adds_term_by_term(shape: tuple[int, int, int], turned: tuple[
     c, around = wide[:, :m], wide[:, m:].copy()
     expected = in_order(a, b, c)
     a, b = (np.asfortranarray(x) if turn else x for x, turn in zip((a, b), turned, strict=True))
-    product(
-        1, a.ctypes.data, *strides(a), b.ctypes.data, *strides(b), *2 * (c.ctypes.data, strides(c)[0]), n, k, m, False
-    )
+    to = c.ctypes.data, strides(c)[0]
+    product(1, matrix(a), matrix(b), to, to, (n, k, m), False)
     np.testing.assert_array_equal(c, expected)
     np.testing.assert_array_equal(wide[:, m:], around)
 
@@ -66,10 +70,8 @@ def test_products_of_slices_are_added_up_as_a_tree(slices: int, n: int, k: int, 
     while len(sums) > 1:
         sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
     joined = np.hstack(list(a))
-    product(
-        *(slices, joined.ctypes.data, *strides(joined), b.ctypes.data, m, 1),
-        *(start.ctypes.data, 0, c.ctypes.data, m, n, k, m, False),
-    )
+    of_b = b.ctypes.data, m, 1
+    product(slices, matrix(joined), of_b, (start.ctypes.data, 0), (c.ctypes.data, m), (n, k, m), False)
     np.testing.assert_array_equal(c, sums[0])
 
 
@@ -79,11 +81,11 @@ def test_panels_serve_several_products(shape: tuple[int, int, int], turned: bool
     (n, k, m), random = shape, np.random.default_rng(0)
     b, bias = random.standard_normal((k, m), np.float32), random.standard_normal(m, np.float32)
     held = np.asfortranarray(b) if turned else b
-    panels = panels_of(held.ctypes.data, *strides(held), k, m)
+    panels = panels_of(matrix(held), k, m)
     for rows in (n, 2 * n + 1):
         a, wide = random.standard_normal((rows, k), np.float32), random.standard_normal((rows, m + 3), np.float32)
         around = wide[:, m:].copy()
-        panel_product(a.ctypes.data, k, panels, bias.ctypes.data, 0, wide.ctypes.data, m + 3, rows, m)
+        panel_product((a.ctypes.data, k), panels, (bias.ctypes.data, 0), (wide.ctypes.data, m + 3), rows, m)
         np.testing.assert_array_equal(wide[:, :m], in_order(a, b, np.tile(bias, (rows, 1))))
         np.testing.assert_array_equal(wide[:, m:], around)
 
@@ -92,5 +94,5 @@ def test_several_products_may_share_a_matrix() -> None:
     random = np.random.default_rng(1)
     a, b = (random.standard_normal(size, np.float32) for size in ((3, 7, 5), (5, 18)))
     c = np.zeros((3, 7, 18), np.float32)
-    products(3, a.ctypes.data, *strides(a), b.ctypes.data, 0, *strides(b), c.ctypes.data, *strides(c)[:2], 7, 5, 18)
+    products(3, (35, 0, 126), matrix(a[0]), matrix(b), (c.ctypes.data, 18), (7, 5, 18))
     np.testing.assert_array_equal(c, [in_order(each, b, np.zeros((7, 18), np.float32)) for each in a])

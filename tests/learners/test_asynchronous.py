@@ -45,7 +45,7 @@ from lockstep.learners.asynchronous import AsyncLearner
 from lockstep.learners.learner import Learner
 from lockstep.learners.optimizer import Optimizer, optimizer_for
 from lockstep.learners.parameter_store import ParameterStore, StoredParameters
-from lockstep.learners.parameters import SharedParameters, in_time
+from lockstep.learners.shared_parameters import SharedParameters, in_time
 from lockstep.learners.steps import Applied, Computed
 from lockstep.models.parameters import FlatParameters
 from lockstep.reproducibility.replay import replay

@@ -21,7 +21,7 @@ from lockstep.collectors.compiled_actor import CompiledPolicy
 from lockstep.core.arrays import ArrayTuple
 from lockstep.distributed.groups import Group
 from lockstep.distributed.tree import TreeSum
-from lockstep.learners.kernel_learners import LEARNERS
+from lockstep.learners.learner_table import LEARNERS
 from lockstep.learners.off_policy_kernels import (
     DiscreteSACLearner,
     DrQLearner,

@@ -20,7 +20,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.run import checkpoint
 from lockstep.run.files import write_whole, writing
 from lockstep.run.folder import RunFolder
-from lockstep.system.output import PatientConsole, tell
+from lockstep.system.output import PatientConsole, print_line
 from lockstep.training.display import LiveDisplay
 
 ROOT = Path(__file__).parents[2]
@@ -54,17 +54,17 @@ def command(*arguments: str) -> str:
 def test_a_reader_that_has_gone_ends_nothing() -> None:
     reading, writing_end = os.pipe()
     with os.fdopen(writing_end, "w") as stream:
-        tell("heard", stream)
+        print_line("heard", stream)
         assert os.read(reading, 100) == b"heard\n"
         os.close(reading)
         for _ in range(3):
-            tell("not heard", stream)
+            print_line("not heard", stream)
     closed = io.StringIO()
     closed.close()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        tell("nor this", closed)
-    tell("nor this", None)
+        print_line("nor this", closed)
+    print_line("nor this", None)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -73,10 +73,10 @@ def test_a_full_pipe_loses_a_line_and_not_all_that_follow() -> None:
     os.set_blocking(writing_end, False)
     with os.fdopen(reading, "rb", 0) as reader, os.fdopen(writing_end, "w") as stream:
         for _ in range(3):
-            tell("x" * 100_000, stream)
+            print_line("x" * 100_000, stream)
         while len(reader.read(100_000)) == 100_000:
             pass
-        tell("after", stream)
+        print_line("after", stream)
         assert reader.read(100_000).endswith(b"after\n")
 
 
@@ -93,7 +93,7 @@ def test_a_console_s_reader_may_go() -> None:
 def test_letters_that_an_encoding_lacks_are_replaced() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
-    tell("a · b", stream)
+    print_line("a · b", stream)
     assert raw.getvalue() == b"a ? b\n"
 
 
@@ -229,7 +229,7 @@ def test_a_message_out_of_a_signal_s_handler_ends_nothing() -> None:
         def write(self, text: str) -> int:
             raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
 
-    tell("stopping", Busy())
+    print_line("stopping", Busy())
 
 
 @pytest.mark.parametrize("layout", ["inline", "processes:2"])

@@ -16,7 +16,7 @@ from lockstep import train
 from lockstep.agent import NO_KERNELS, Agent
 from lockstep.distributed.groups import Group
 from lockstep.distributed.tree import TreeSum
-from lockstep.learners.kernels import KernelLearner
+from lockstep.learners.kernel_learner import KernelLearner
 from lockstep.learners.process import learner_of
 from lockstep.recipes import RECIPES
 from lockstep.system import machine

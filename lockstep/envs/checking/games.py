@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
 import traceback
@@ -17,7 +18,7 @@ import xxhash
 
 from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
-from lockstep.envs.base import ShardEnv, allocate_observation
+from lockstep.envs.base import ShardEnv, StepResult, allocate_observation
 from lockstep.envs.factory import make
 from lockstep.envs.finite import FiniteCheck, forbids_all
 from lockstep.envs.settings import EnvConfig
@@ -38,6 +39,21 @@ class Trace(NamedTuple):
     truncation: np.ndarray
     reset: np.ndarray
     lost_life: np.ndarray
+
+    @staticmethod
+    def empty(steps: int, count: int) -> Trace:
+        shape = steps + 1, count
+        flags = (np.zeros(shape, np.bool_) for _ in range(4))
+        return Trace(np.zeros(shape, np.uint64), np.zeros(shape, np.float32), *flags)
+
+    def write_step(self, t: int, result: StepResult) -> None:
+        for part, found in zip(self[1:], result[: len(self) - 1], strict=True):  # all but metrics
+            part[t] = found
+
+    def write_observation(self, t: int, entries: dict[str, np.ndarray]) -> None:
+        for j in range(self.observation.shape[1]):
+            content = b"".join(x[j].tobytes() for x in entries.values())
+            self.observation[t, j] = xxhash.xxh3_64_intdigest(content)
 
 
 class Played(NamedTuple):
@@ -86,24 +102,15 @@ class Game:
     ) -> Played:
         """Play random or given actions, from the start or from a state; beside: while another shard does the same."""
         original, count = actions is None, len(self.rows)
-        trace = Trace(
-            np.zeros((steps + 1, count), np.uint64),
-            np.zeros((steps + 1, count), np.float32),
-            *(np.zeros((steps + 1, count), np.bool_) for _ in range(4)),
-        )
-        sent: list[Any] = []
-        states: dict[int, dict[str, np.ndarray]] = {}
-        restarts: list[int] = []
+        trace, sent, states, restarts = Trace.empty(steps, count), [], {}, []
         numbers, seconds = Numbers(), 0.0
-        env = make(self.config, seed=self.seed, first_index=self.rows.start, num_envs=count)
-        other = make(self.config, seed=self.seed, first_index=self.rows.stop, num_envs=count) if beside else None
-        env.examine()
-        out = map_structure(torch.Tensor.numpy, allocate_observation(env.observation_space, (count,)))
-        entries: dict[str, np.ndarray] = out if isinstance(out, dict) else {"": out}
-        chosen = _random_actions(env, self.seed, self.rows, entries) if actions is None else iter(actions)
-        choices = np.array(choices_of(env.action_space), np.int64)
-        mask = entries.get(ACTION_MASK) if original and len(choices) else None
-        try:
+        with contextlib.ExitStack() as closing:
+            env = closing.enter_context(self._environments(self.rows.start))
+            other = closing.enter_context(self._environments(self.rows.stop)) if beside else None
+            env.examine()
+            out = map_structure(torch.Tensor.numpy, allocate_observation(env.observation_space, (count,)))
+            entries: dict[str, np.ndarray] = out if isinstance(out, dict) else {"": out}
+            chosen = _random_actions(env, self.seed, self.rows, entries) if actions is None else iter(actions)
             if state is None:
                 env.reset(out)
             else:
@@ -113,36 +120,44 @@ class Game:
             for t in range(steps + 1):
                 if t:
                     sent.append(next(chosen))
-                    stuck = None if mask is None else forbids_all(mask.reshape(count, -1), choices)
+                    stuck = _stuck(env, entries, count) if original else np.zeros(count, np.bool_)
                     if other is not None:
-                        other.send(sent[-1])
-                        other.recv(map_structure(np.empty_like, out))
+                        _step(other, sent[-1], map_structure(np.empty_like, out))
                     began = time.perf_counter()
-                    env.send(sent[-1])
-                    result = env.recv(out)
+                    result = _step(env, sent[-1], out)
                     seconds += time.perf_counter() - began
-                    for part, found in zip(trace[1:], result[: len(trace) - 1], strict=True):  # all but metrics
-                        part[t] = found
-                    if stuck is not None and (stuck := stuck & ~result.first).any():
+                    trace.write_step(t, result)
+                    if (stuck := stuck & ~result.first).any():
                         FiniteCheck(self.config.id).report_mask(self.rows[int(stuck.argmax())], when(t - 1))
                     if env.reseed_due():
                         env.reseed(out)
                         restarts.append(t)
-                for j in range(count):
-                    content = b"".join(x[j].tobytes() for x in entries.values())
-                    trace.observation[t, j] = xxhash.xxh3_64_intdigest(content)
+                trace.write_observation(t, entries)
                 if not original:
                     continue
                 numbers.see(t, entries, trace.reward[t])
                 begun = trace.reset[t].any() or t in restarts[-1:]
                 if t == steps * 5 // 8 or (begun and t > steps // 2 and not states):
                     states[t] = {name: array.copy() for name, array in env.state_dict().items()}
-        finally:
-            env.close()
-            if other is not None:
-                other.close()
         facts = env.observation_space, env.action_space, env.emulator
         return Played(trace, sent, states, restarts, numbers, seconds, facts, env.share_seeds)
+
+    def _environments(self, first: int) -> contextlib.closing[ShardEnv]:
+        """As many environments as are played, from a global index on."""
+        return contextlib.closing(make(self.config, seed=self.seed, first_index=first, num_envs=len(self.rows)))
+
+
+def _step(env: ShardEnv, action: Any, out: Any) -> StepResult:
+    env.send(action)
+    return env.recv(out)
+
+
+def _stuck(env: ShardEnv, entries: dict[str, np.ndarray], count: int) -> np.ndarray:
+    """bool [B]: the environments whose action mask forbids everything."""
+    choices, mask = choices_of(env.action_space), entries.get(ACTION_MASK)
+    if mask is None or not len(choices):
+        return np.zeros(count, np.bool_)
+    return forbids_all(mask.reshape(count, -1), np.array(choices, np.int64))
 
 
 class Numbers:

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from lockstep.config.settings import SettingsError
 from lockstep.envs.doom.actions import COMPACT, FULL
 from lockstep.envs.doom.engine import HEIGHT, WIDTH
-from lockstep.envs.doom.shaping import NEEDED, SLOTS, Shaping, Weights, weight
+from lockstep.envs.doom.shaping import NEEDED, SLOTS, Shaping, Weights, switch, weight
 
 TICS_A_MINUTE = 35 * 60
 MEASUREMENTS = (
@@ -81,8 +81,7 @@ class Rules:
             if not isinstance(value, int) or not least <= value <= highest:
                 raise SettingsError(f"env.options.{name}={value!r} must be a whole number from {least} to {highest}.")
         for name in ("measurements", "shaping"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise SettingsError(f"env.options.{name}={value!r} must be true or false.")
+            switch(name, getattr(self, name))
         if self.wad and not Path(self.wad).is_file():
             raise SettingsError(f"env.options.wad={self.wad}: there is no such file. Name a WAD file with Doom maps.")
         if not str(self.map).isalnum():

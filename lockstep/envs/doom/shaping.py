@@ -95,6 +95,13 @@ def weight(name: str, value: Any) -> float:
     return float(value)
 
 
+def switch(name: str, value: Any) -> bool:
+    """A user's value of the option `name`, which is true or false. Raises SettingsError if it is neither."""
+    if not isinstance(value, bool):
+        raise SettingsError(f"env.options.{name}={value!r} must be true or false.")
+    return value
+
+
 def _rates(w: Weights) -> dict[str, tuple[float, float]]:
     """By variable: the reward for each unit that it rises, and the penalty for each that it falls."""
     return {

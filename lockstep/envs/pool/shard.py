@@ -13,7 +13,7 @@ from lockstep.envs.episodes import ActionLog, Seeds, episode_state
 from lockstep.envs.pool.exchange import exchange_of
 from lockstep.envs.pool.pool import SteppingPool
 from lockstep.envs.settings import EnvConfig
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 
 
 class PooledShard(ShardEnv):
@@ -119,7 +119,7 @@ class PooledShard(ShardEnv):
             self._ask("close")
             self._answers()
         except RuntimeError as error:  # the run's results are complete by then
-            tell(f"Environments could not be closed: {error}", sys.stderr)
+            print_line(f"Environments could not be closed: {error}", sys.stderr)
         for stepper, rows in self._blocks:
             stepper.num_envs -= rows.stop - rows.start
         self._asked = True

@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.config.layout import Layout
 from lockstep.launchers.ray.actors import call
 from lockstep.launchers.ray.requests import Actor
-from lockstep.system.output import tell
+from lockstep.system.output import print_line
 from lockstep.system.supervision import WorkerError
 
 
@@ -31,7 +31,7 @@ def require_restarts_left(losses: int, layout: Layout, text: str) -> None:
 
 def say(text: str) -> None:
     """Print a line for the user."""
-    tell(text, sys.stderr)
+    print_line(text, sys.stderr)
 
 
 def stalled(ray: Any, processes: Sequence[Actor], patience: float, layout: Layout) -> WorkerError:

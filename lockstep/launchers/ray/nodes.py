@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
@@ -10,7 +9,7 @@ from lockstep.launchers.ray.actors import call
 from lockstep.launchers.ray.outcomes import fail, outcome, raised
 from lockstep.launchers.ray.platforms import Platforms
 from lockstep.launchers.ray.requests import Actor
-from lockstep.system.output import tell
+from lockstep.system.output import print_warning
 from lockstep.training.job import Job
 
 _AGAIN = 0.1
@@ -71,4 +70,4 @@ class Nodes:
         if self._asked:
             names = ", ".join(actor.name for actor, _ in self._asked.values())
             what = "no node was" if any(learner == 0 for _, learner in self._asked.values()) else "their nodes were not"
-            tell(f"warning: {names} did not answer in time, so {what} compared with learner 0's.", sys.stderr)
+            print_warning(f"{names} did not answer in time, so {what} compared with learner 0's.")

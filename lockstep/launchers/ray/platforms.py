@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.run import ledger
 from lockstep.run.consistency import of_processor
 from lockstep.run.platform import this_platform
-from lockstep.system.output import tell
+from lockstep.system.output import print_warning
 from lockstep.training.job import Job
 from lockstep.training.resuming import warn_of_platform
 
@@ -91,11 +90,10 @@ class Platforms:
         self._job.folder.note_node(name, node.host, differs)
         if differs and (node.host, differs) not in self._told:
             self._told.add((node.host, differs))
-            tell(
-                f"warning: {name} is on {node.host}, which is not like {self._first.host}, where learner 0 is: "
+            print_warning(
+                f"{name} is on {node.host}, which is not like {self._first.host}, where learner 0 is: "
                 f"{'; '.join(differs)}. Timing decides in this scheme, so the run continues, and run.json records each "
-                "node. But a replay can only repeat its bits if all nodes compute alike.",
-                sys.stderr,
+                "node. But a replay can only repeat its bits if all nodes compute alike."
             )
 
     def _differing(self, platform: Mapping[str, Any], node: Node) -> tuple[str, ...]:

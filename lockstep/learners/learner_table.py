@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lockstep.algorithms import kernel_table as table
-from lockstep.learners.kernels import KernelLearner
+from lockstep.learners.kernel_learner import KernelLearner
 from lockstep.learners.off_policy_kernels import (
     DiscreteSACLearner,
     DrQLearner,
