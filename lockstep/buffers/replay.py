@@ -26,7 +26,7 @@ _LEAST_PRIORITY = 1e-6
 """Added to every priority, so that every item can still be drawn (Schaul et al. 2016, section 3.3)."""
 _BY_STEP = ("action", "reward", "terminated", "truncated", "valid")
 """The fields that are stored of every step, besides observations."""
-_PLAIN = ""
+PLAIN = ""
 """The entry name of an observation that is a single tensor."""
 
 
@@ -276,7 +276,7 @@ class Replay:
 
         def part(index: int) -> Any:
             taken = {name: x[index] for name, x in read.items()}
-            return taken.get(_PLAIN, taken)
+            return taken.get(PLAIN, taken)
 
         return Transitions(
             obs=part(0),
@@ -370,4 +370,4 @@ def ring_steps(experiment: Experiment) -> int:
 
 
 def _entries(obs: Any) -> dict[str, Tensor]:
-    return obs if isinstance(obs, dict) else {_PLAIN: obs}
+    return obs if isinstance(obs, dict) else {PLAIN: obs}

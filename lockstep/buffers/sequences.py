@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.buffers.arrivals import Arrivals
-from lockstep.buffers.replay import _PLAIN, Replay, ring_steps
+from lockstep.buffers.replay import PLAIN, Replay, ring_steps
 from lockstep.core.rollout import Rollout
 from lockstep.core.transitions import Drawn, Sequences
 from lockstep.experiment import Experiment
@@ -120,7 +120,7 @@ class SequenceReplay(Replay):
         }
         before = (at - 1) % self.steps
         return Sequences(
-            obs=obs.get(_PLAIN, obs),
+            obs=obs.get(PLAIN, obs),
             start=kept["start"][at, rows],
             prev_action=kept["action"][before, rows] if self._previous else None,
             prev_reward=kept["reward"][before, rows] if self._previous else None,

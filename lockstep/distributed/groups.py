@@ -88,6 +88,17 @@ class Group:
     def close(self) -> None:
         """Leave the group."""
 
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count the time of an exchange as waiting."""
+        begin = time.perf_counter()
+        self.waiting = True
+        try:
+            yield
+        finally:
+            self.waiting = False
+            self.waited += time.perf_counter() - begin
+
 
 def meeting_point(host: str, port: int = 0) -> tuple[Store, tuple[str, int]]:
     """The meeting point of the processes of a GlooGroup. The first process makes it on its own host, and the others
@@ -185,11 +196,5 @@ class GlooGroup(Group):
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        begin = time.perf_counter()
-        self.waiting = True
-        try:
-            with _noticing_losses():
-                yield
-        finally:
-            self.waiting = False
-            self.waited += time.perf_counter() - begin
+        with super()._waiting(), _noticing_losses():
+            yield

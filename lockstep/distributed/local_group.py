@@ -13,8 +13,6 @@ import pickle
 import select
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -195,12 +193,6 @@ class LocalGroup(Group):
             peer.get()
             peer.outbox = None
         device_memory.collect()
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self.waited += time.perf_counter() - begin
 
 
 class _Peer:

@@ -23,7 +23,7 @@ from lockstep.distributed.groups import CONSEQUENCES, GlooGroup, Group, meeting_
 from lockstep.distributed.local_group import Ends, LocalGroup, join
 from lockstep.distributed.shared_memory import SharedCounts
 from lockstep.distributed.tree import partners
-from lockstep.launchers.watching import stopping_on_signals
+from lockstep.launchers.watching import no_progress, stopping_on_signals
 from lockstep.system import children, machine
 from lockstep.system.output import own_streams, print_line
 from lockstep.system.supervision import StallDetector, WorkerError
@@ -202,12 +202,7 @@ def _watch(
         if patience is not None:
             for rank in open_ranks:
                 children.show_stack(processes[rank], names[rank])
-            longer = dataclasses.replace(layout, stall_timeout=Layout.stall_timeout)
-            raise WorkerError(
-                f"No process has made progress for {patience:g} seconds (Layout.stall_timeout); their step counts are "
-                f"{dict(zip(names, now, strict=True))}. Their stacks are printed above: one hangs, and the others "
-                f"wait for it. To allow more time, use --layout {longer},stall_timeout=SECONDS."
-            )
+            raise WorkerError(no_progress(patience, dict(zip(names, now, strict=True)), layout))
     result = results[0]
     assert result is not None, "learners return a result"
     return result

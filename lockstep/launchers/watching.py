@@ -1,15 +1,17 @@
-"""Ends a process that does the work itself: on a signal after a checkpoint, and with an error if it stalls."""
+"""Ends runs on signals after a checkpoint, and with an error if they stall."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from lockstep.config.layout import Layout
 from lockstep.distributed.groups import Group
 from lockstep.system import children
 from lockstep.system.output import print_line
@@ -102,3 +104,15 @@ def _watch_thread(
                 f"This process has made no progress for {patience:g} seconds (Layout.stall_timeout), after {now} "
                 f"steps. Its stack is:\n{stack}To allow longer, use stall_timeout=SECONDS in its layout."
             )
+
+
+def no_progress(patience: float, steps: Mapping[str, Any], layout: Layout) -> str:
+    """The error of a run whose processes, here with their numbers of steps, have made no progress for this many
+    seconds. Their stacks have been printed."""
+    counts = ", ".join(f"{name} {count}" for name, count in steps.items())
+    longer = dataclasses.replace(layout, stall_timeout=Layout.stall_timeout)
+    return (
+        f"No process has made progress for {patience:g} seconds (Layout.stall_timeout); their step counts are: "
+        f"{counts}. Their stacks are printed above: one hangs, and the others wait for it. To allow more time, use "
+        f"--layout {longer},stall_timeout=SECONDS."
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import fmean
 
-from lockstep.collectors.collectors import RolloutInfo
+from lockstep.core.rollout import RolloutInfo
 from lockstep.experiment import Experiment
 
 _MOST = 16

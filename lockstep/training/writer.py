@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lockstep.buffers.batches import CollectedRollout
-from lockstep.collectors.collectors import RolloutInfo
 from lockstep.config.layout import Layout
 from lockstep.core.digests import fast_digest
+from lockstep.core.rollout import RolloutInfo
 from lockstep.envs.curriculum import unpack
 from lockstep.evaluation.progress import EpisodeProgress
 from lockstep.evaluation.scores import evaluate_policy

@@ -11,6 +11,7 @@ from typing import Any
 from lockstep.config.layout import Layout
 from lockstep.launchers.ray.actors import call
 from lockstep.launchers.ray.requests import Actor
+from lockstep.launchers.watching import no_progress
 from lockstep.system.output import print_line
 from lockstep.system.supervision import WorkerError
 
@@ -46,9 +47,4 @@ def stalled(ray: Any, processes: Sequence[Actor], patience: float, layout: Layou
     for name, ref in stacks:
         with contextlib.suppress(ray.exceptions.RayError):
             say(f"\n{name}, stack:\n{ray.get(ref, timeout=2.0)}")
-    longer = dataclasses.replace(layout, stall_timeout=Layout.stall_timeout)
-    return WorkerError(
-        f"No process has made progress for {patience:g} seconds (Layout.stall_timeout); their step counts are "
-        f"{ {actor.name: actor.steps for actor in processes} }. Their stacks are printed above: one hangs, and "
-        f"the others wait for it. To allow more time, use --layout {longer},stall_timeout=SECONDS."
-    )
+    return WorkerError(no_progress(patience, {actor.name: actor.steps for actor in processes}, layout))
