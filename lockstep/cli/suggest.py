@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from lockstep.cli.help import Row, rows
-from lockstep.cli.synonyms import meaning_of, synonyms
+from lockstep.config.synonyms import meaning_of, synonyms
 from lockstep.config.settings import SettingsError
 
 
