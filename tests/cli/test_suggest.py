@@ -8,11 +8,11 @@ from lockstep.cli.evaluate import EvalArguments
 from lockstep.cli.main import main
 from lockstep.cli.share import ExportArguments
 from lockstep.cli.suggest import check_flags
-from lockstep.config.synonyms import _ROWS, meaning_of, synonyms
 from lockstep.cli.train import TrainArguments
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import flat, to_json
 from lockstep.config.settings import SettingsError
+from lockstep.config.synonyms import _ROWS, meaning_of, synonyms
 from lockstep.recipes import RECIPES
 
 NAMES = [name for _, names, *_ in _ROWS for name in names.split()]
