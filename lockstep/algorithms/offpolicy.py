@@ -178,9 +178,9 @@ class OffPolicyConfig(AlgorithmConfig):
         collecting = self.build().warm_iterations(setup.samples_per_iteration)
         if collecting >= setup.iterations:
             raise SettingsError(
-                f"total_steps={setup.total_steps} leaves no time for learning: the first {collecting} of "
-                f"{setup.iterations} iterations only collect, for algorithm.warmup={self.warmup} and items of "
-                f"{self.item_steps} steps. Lower the warm-up, or raise --total-steps."
+                f"total_steps={setup.total_steps} leaves no time for learning: algorithm.warmup={self.warmup}, with "
+                f"items of {self.item_steps} steps, takes the first {collecting} iterations, and the run has "
+                f"{setup.iterations}. Lower --algorithm.warmup, or raise --total-steps."
             )
         if setup.lag == "async" and setup.max_lag == 0:
             raise SettingsError(

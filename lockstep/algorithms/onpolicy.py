@@ -209,6 +209,12 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
         auxiliary = self.auxiliary_loss(model, output, batch)
         if auxiliary is None:
             auxiliary = torch.zeros_like(loss.total)
+        if not isinstance(auxiliary, Tensor) or auxiliary.numel() != 1:
+            shape = f" of shape {list(auxiliary.shape)}" if isinstance(auxiliary, Tensor) else ""
+            raise SettingsError(
+                f"{type(self).__name__}.auxiliary_loss returned a {type(auxiliary).__name__}{shape}. It "
+                "must return a scalar tensor, summed over valid samples: (loss * batch.valid).sum(). None adds nothing."
+            )
         return loss._replace(total=loss.total + auxiliary, metrics={**loss.metrics, _AUXILIARY: auxiliary.detach()})
 
     def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:

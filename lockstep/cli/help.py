@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 import tyro
 
-from lockstep.cli.synonyms import meaning_of
 from lockstep.config.settings import SettingsError, default_of
+from lockstep.config.synonyms import meaning_of
 
 WORDS = ("-h", "--help", "--help-all")
 """Flags that ask for help."""

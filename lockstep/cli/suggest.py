@@ -8,8 +8,8 @@ import re
 from typing import Any
 
 from lockstep.cli.help import Row, rows
-from lockstep.cli.synonyms import meaning_of, synonyms
 from lockstep.config.settings import SettingsError
+from lockstep.config.synonyms import meaning_of, synonyms
 
 
 def check_flags(verb: str, groups: list[list[str]], arguments: Any) -> None:

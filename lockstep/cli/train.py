@@ -21,12 +21,12 @@ from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json,
 from lockstep.cli.help import asks, columns, width_of_terminal
 from lockstep.cli.main import VERBS
 from lockstep.cli.suggest import recipes_like
-from lockstep.cli.synonyms import synonyms
 from lockstep.cli.unused import unused
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import flat, to_json
 from lockstep.config.settings import SettingsError, check_values
+from lockstep.config.synonyms import synonyms
 from lockstep.config.user_code import files_named, load_value
 from lockstep.experiment import Experiment, WarmStart
 from lockstep.run.folder import RunFolder, require_empty

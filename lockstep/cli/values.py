@@ -10,7 +10,7 @@ from lockstep.config.settings import SettingsError
 
 _WANTED = {"INT": "a whole number", "FLOAT": "a number", "STR": "a text", "COUNT": "a whole number, such as 10M"}
 """The meanings of help's names for kinds of values."""
-_OF_PYTHON = ("invalid literal for", "could not convert", "Could not find valid parse")
+_OF_PYTHON = ("invalid literal for", "could not convert", "Could not find valid parse", "no type matching")
 """Beginnings of reasons that only say that a value has the wrong kind."""
 
 
@@ -79,7 +79,7 @@ def _switches(row: Row) -> str:
 
 
 def _wanted(row: Row) -> str:
-    *others, last = row.value.split("|")
+    *others, last = (_WANTED.get(each, each) for each in row.value.split("|"))
     if others:
         return f"{', '.join(others)} or {last}"
     words = row.value.split()

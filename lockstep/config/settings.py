@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import tyro
 
 from lockstep.config.extras import install_command
+from lockstep.config.synonyms import synonyms
 
 T = TypeVar("T", bound=Any)
 
@@ -257,6 +258,8 @@ def changed(settings: T, changes: Mapping[str, Any]) -> T:
 def _instead(settings: Any, name: str, known: list[str]) -> str:
     """What to write instead of a setting that does not exist."""
     paths = list(_paths(settings))
+    if elsewhere := _of_other_libraries(name, paths):
+        return elsewhere
     spelled = difflib.get_close_matches(name, {path.rpartition(".")[2] for path in paths}, n=3)
     meant = [
         path
@@ -268,6 +271,19 @@ def _instead(settings: Any, name: str, known: list[str]) -> str:
         return f"It has {', '.join(known)}."
     how = f' Write replace(**{{"{meant[0]}": ...}}).' if "." in meant[0] else ""
     return f"Did you mean {' or '.join(meant)}?{how}"
+
+
+def _of_other_libraries(name: str, paths: list[str]) -> str:
+    """The setting that Stable-Baselines3, CleanRL and others call so; empty if these settings have none. The paths may
+    begin below the experiment, as in discount for algorithm.discount."""
+    word = name.rpartition(".")[2]
+    if any(path.rpartition(".")[2] == word for path in paths):
+        return ""
+    for setting, note in synonyms(name):
+        if path := next((path for path in paths if f".{setting}".endswith(f".{path}")), None):
+            differs = f" Its value may differ: see lockstep train RECIPE --help {word}." if note else ""
+            return f"It is called {path} here.{differs}"
+    return ""
 
 
 def _paths(settings: Any, prefix: str = "") -> Iterator[str]:

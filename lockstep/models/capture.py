@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import map_structure
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import ModelOutput, PolicyModel
@@ -72,7 +73,7 @@ class Inference:
         if self._stale or self._layout != [(x.shape, x.stride()) for x in leaves]:
             self.prepared(inputs)
         if self._recorded is None:
-            return self._model(*inputs)
+            return _checked(self._model, inputs, self._model(*inputs))
         policy, value, state = self._recorded.run(*leaves)
         return ModelOutput(policy, value), state
 
@@ -117,10 +118,36 @@ class Inference:
             with torch.inference_mode(False), torch.no_grad():
                 copies = inputs.map(torch.clone)
                 with recorder:
-                    output, state = self._model(*copies)
+                    answer = self._model(*copies)
+            output, state = _checked(self._model, inputs, answer)
             return Program(recorder.calls, copies.leaves(), [output.policy, output.value, state])
         except _NotRecordable:
             return None
+
+
+def _checked(model: PolicyModel, inputs: Inputs, answer: Any) -> tuple[ModelOutput, Tensor]:
+    """What a model's forward returned.
+
+    Raises:
+        SettingsError: it is not an output and a state, or has other shapes than PolicyModel.forward says.
+    """
+    who = f"{type(model).__name__}.forward"
+    if not (type(answer) is tuple and len(answer) == 2 and isinstance(answer[0], ModelOutput)):
+        raise SettingsError(f"{who} returned a {type(answer).__name__}. It must return (ModelOutput(...), state).")
+    output, state = answer
+    rows, numbers = tuple(inputs.start.shape), model.distribution.num_params
+    for what, found, wanted, advice in (
+        ("policy", output.policy, (*rows, numbers), f"[T, B, P], with the {numbers} parameters of its distribution"),
+        ("value", output.value, rows, "[T, B]: a last layer of one unit needs .squeeze(-1)"),
+        ("state", state, tuple(inputs.state.shape), "[B, K], with its state_size K (0 without memory)"),
+    ):
+        if not isinstance(found, Tensor):
+            raise SettingsError(f"{who} returned a {type(found).__name__} as {what}. It must be {advice}.")
+        if found.shape != wanted:
+            raise SettingsError(
+                f"{who} returned {what} of shape {list(found.shape)}, but {list(wanted)} is needed: {advice}."
+            )
+    return output, state
 
 
 class _NotRecordable(Exception):

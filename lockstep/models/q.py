@@ -294,7 +294,10 @@ class QModelConfig(TrunkConfig):
         self.validate()
         if not isinstance(action_space, spaces.Discrete):
             raise SettingsError(
-                f"A Q-network needs discrete actions, but the action space is {action_space}. Use an "
+                f"A Q-network needs Discrete actions, but the action space is {action_space}. Use PPO, which takes "
+                "these actions, or wrap the environment so that one number counts all choices."
+                if isinstance(action_space, spaces.MultiDiscrete | spaces.MultiBinary)
+                else f"A Q-network needs discrete actions, but the action space is {action_space}. Use an "
                 "environment with Discrete actions, or an algorithm for continuous ones."
             )
         layout = ObservationLayout.of(observation_space)

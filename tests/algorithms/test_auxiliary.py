@@ -55,6 +55,16 @@ def test_it_is_added_to_the_loss_and_its_gradient(config: OnPolicyConfig) -> Non
     assert set(own.metric_names) == {*plain.metric_names, "loss/auxiliary"}
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(0.0, "returned a float"), (torch.zeros(1, 4), r"a Tensor of shape \[1, 4\]"), ((), "a tuple")],
+)
+def test_what_is_no_scalar_is_refused_by_name(answer: Any, words: str) -> None:
+    own: Any = type("Own", (type(A2CConfig().build()),), {"auxiliary_loss": lambda *_: answer})(A2CConfig())
+    with pytest.raises(SettingsError, match=f"Own.auxiliary_loss .*{words}"):
+        own.loss(make_model(), make_batch(own), HYPER)
+
+
 def test_none_adds_nothing() -> None:
     plain = A2CConfig().build()
     own: Any = type("Own", (type(plain),), {"auxiliary_loss": lambda *_: None})(A2CConfig())

@@ -8,11 +8,11 @@ from lockstep.cli.evaluate import EvalArguments
 from lockstep.cli.main import main
 from lockstep.cli.share import ExportArguments
 from lockstep.cli.suggest import check_flags
-from lockstep.cli.synonyms import _ROWS, meaning_of, synonyms
 from lockstep.cli.train import TrainArguments
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import flat, to_json
 from lockstep.config.settings import SettingsError
+from lockstep.config.synonyms import _ROWS, meaning_of, synonyms
 from lockstep.recipes import RECIPES
 
 NAMES = [name for _, names, *_ in _ROWS for name in names.split()]
@@ -97,3 +97,21 @@ def test_values_that_a_flag_does_not_take(
 def test_one_word_too_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "runs/a", "runs/b"]) == 2
     assert "runs/b" in capsys.readouterr().err
+
+
+def test_python_knows_them_too() -> None:
+    for recipe, change, words in (
+        ("ppo-cartpole", "algorithm.gamma", "called discount here"),
+        ("ppo-cartpole", "n_steps", "called algorithm.rollout here"),
+        ("ppo-cartpole", "algorithm.batch_size", "called minibatches here. Its value may differ"),
+        ("dqn-cartpole", "buffer_size", "called algorithm.replay.capacity here"),
+        ("dqn-cartpole", "algorithm.learning_starts", "called warmup here"),
+        ("ppo-cartpole", "algorithm.learnin_rate", "Did you mean learning_rate"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            RECIPES[recipe]().replace(**{change: 1})
+
+
+def test_values_of_a_flag_with_several_kinds_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "ppo-cartpole", "--scheme.lag", "asynch", "--dry-run"]) == 2
+    assert "--scheme.lag takes a whole number or async, but got asynch." in capsys.readouterr().err

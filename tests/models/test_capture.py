@@ -10,7 +10,8 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lockstep.models import MLP, ModelOutput, StandardModelConfig
+from lockstep.config.settings import SettingsError
+from lockstep.models import MLP, ModelOutput, StandardModelConfig, make_distribution
 from lockstep.models.base import PolicyModel
 from lockstep.models.capture import Inference
 
@@ -118,6 +119,7 @@ class Mean(PolicyModel):
 
     def __init__(self) -> None:
         super().__init__()
+        self.distribution = make_distribution(spaces.Discrete(2))
         self.weight = torch.nn.Parameter(torch.tensor([2.0]), requires_grad=False)
         self.encoder = MLP(5, (3,), "relu").requires_grad_(False)
 
@@ -211,3 +213,49 @@ def test_other_shapes_are_recorded_anew() -> None:
         for size in (6, 2, 6):
             given = obs[:, :size], start[:, :size], state[:size], None, None
             assert torch.equal(inference(*given)[0].value, model(*given)[0].value)
+
+
+class Wrong(PolicyModel):
+    """A user's model with a mistake in what forward returns; a model with dropout is not recorded."""
+
+    state_size = 0
+
+    def __init__(self, mistake: str, dropout: bool) -> None:
+        super().__init__()
+        self.mistake, self.dropout, self.layer = mistake, dropout, torch.nn.Linear(4, 3)
+        self.distribution = make_distribution(spaces.Discrete(2))
+
+    def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
+        pass
+
+    def for_acting(self) -> Wrong:
+        return self
+
+    def forward(self, obs: Tensor, start: Tensor, state: Tensor, *previous: Tensor | None) -> Any:  # type: ignore[override]
+        policy, value = self.layer(obs).split([2, 1], -1)
+        output = ModelOutput(torch.dropout(policy, 0.5, True) if self.dropout else policy, value.squeeze(-1))
+        policy = output.policy
+        return {
+            "width": (ModelOutput(torch.cat([policy, policy], -1), output.value), state),
+            "value": (ModelOutput(policy, output.value.unsqueeze(-1)), state),
+            "state": (ModelOutput(policy, output.value), state[0]),
+            "none": (ModelOutput(policy, None), state),  # type: ignore[arg-type]
+            "alone": ModelOutput(policy, output.value),
+        }[self.mistake]
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("width", r"policy of shape \[1, 3, 4\], but \[1, 3, 2\] is needed"),
+        ("value", r"value of shape \[1, 3, 1\], but \[1, 3\] is needed: .*squeeze\(-1\)"),
+        ("state", r"state of shape \[0\], but \[3, 0\] is needed"),
+        ("none", "a NoneType as value"),
+        ("alone", r"a ModelOutput. It must return \(ModelOutput\(...\), state\)"),
+    ],
+)
+def test_a_forward_with_wrong_results_is_refused_by_name(mistake: str, words: str, dropout: bool) -> None:
+    start, state = torch.zeros(1, 3, dtype=torch.bool), torch.zeros(3, 0)
+    with pytest.raises(SettingsError, match=f"Wrong.forward returned .*{words}"), torch.inference_mode():
+        Inference(Wrong(mistake, dropout))(torch.zeros(1, 3, 4), start, state, None, None)
