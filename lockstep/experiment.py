@@ -149,8 +149,8 @@ class Experiment:
         steps = (self.iterations - collecting) * self.gradient_steps[0]
         if self.scheme.gradient_lag != "async" and self.scheme.gradient_lag >= steps:
             raise SettingsError(
-                f"scheme.gradient_lag={self.scheme.gradient_lag} leaves nothing to learn: the first gradient is "
-                f"applied after as many gradient steps as the lag, but the run has only {steps}. Use a smaller lag."
+                f"scheme.gradient_lag={self.scheme.gradient_lag} leaves nothing to learn: the run has only {steps} "
+                "gradient steps, but the first gradient is applied after as many steps as the lag. Use a smaller lag."
             )
 
     def kernels(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> Kernels | None:

@@ -62,7 +62,7 @@ def _meant(path: str, settings: dict[str, Any]) -> str:
     if not found:
         elsewhere = [each.setting for each in synonyms(path)]
         known = "env.id" in settings and elsewhere  # otherwise it is not a setting of the experiment
-        return f" for this recipe. Other algorithms have {_flag(elsewhere[0])}." if known else ""
+        return f" for this recipe, but other algorithms have {_flag(elsewhere[0])}." if known else ""
     flags = [_flag(each.setting) for each in found if each.setting]
     told = [f". Did you mean {' or '.join(flags)}?"] if flags else ["."]
     if len(found) == 1 and flags:
