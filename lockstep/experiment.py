@@ -60,8 +60,8 @@ class WarmStart:
             raise SettingsError("warm_start.parts has an empty name: leave it out, or take all parts with none.")
         if self.optimizer and self.parts:
             raise SettingsError(
-                "--warm-start.optimizer loads the moments of all parameters, but --warm-start.parts only loads "
-                f"{' '.join(self.parts)}. Leave one of the two out."
+                "--warm-start.optimizer loads the moments of all parameters, not those of parts "
+                f"({' '.join(self.parts)}). Leave one of the two out."
             )
 
 

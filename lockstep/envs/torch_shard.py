@@ -274,8 +274,8 @@ class _Watch(TorchDispatchMode):
         if said:
             raise SettingsError(
                 f"A step of env.id={self._id} {said}. On a GPU, the host would wait for that at every step. Compute "
-                "all rows and choose with torch.where, and make constants in the constructor; or write a batch of arrays "
-                "(lockstep.envs.batch.BatchEnv)."
+                "all rows and choose with torch.where, and make constants in the constructor; or write a batch of "
+                "arrays (lockstep.envs.batch.BatchEnv)."
             )
         return func(*args, **(kwargs or {}))
 

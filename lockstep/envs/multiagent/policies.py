@@ -39,7 +39,7 @@ def policies_of(config: EnvConfig, agents: list[Any]) -> dict[Any, str]:
         return dict.fromkeys(agents, SHARED)
     if config.policies != SEPARATE and ":" not in config.policies:
         raise SettingsError(
-            f"env.policies={config.policies!r} must be {SHARED}, {SEPARATE}, or your own function, as in "
+            f"env.policies={config.policies!r} must be {SHARED}, {SEPARATE}, or a function, as in "
             "--env.policies file.py:policy_of."
         )
     name_of = str if config.policies == SEPARATE else load_object(config.policies)
@@ -58,7 +58,7 @@ def policies_of(config: EnvConfig, agents: list[Any]) -> dict[Any, str]:
         if isinstance(name, str) and hasattr(nn.ModuleDict(), name):
             raise SettingsError(
                 f"env.policies={config.policies} gives the agent {agent!r} the policy {name!r}, a name that PyTorch "
-                "reserves. Use another name."
+                "needs. Use another name."
             )
         if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name)):
             raise SettingsError(
