@@ -62,8 +62,8 @@ class Asked(NamedTuple):
             )
         if key == _CLOCK:
             raise SettingsError(
-                f"env.metrics={text!r} is a measured time, so it differs on every layout. Leave it out: the metrics "
-                "time/… and speed/… show where time goes."
+                f"env.metrics={text!r} is measured with a clock, so it differs on every layout. Leave it out: the "
+                "metrics time/… and speed/… show where time goes."
             )
         return Asked(key, over)
 

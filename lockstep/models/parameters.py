@@ -57,9 +57,9 @@ class FlatParameters:
         self._slices: dict[str, tuple[int, torch.Size]] = {}
         self._spans: dict[str, slice] = {}
         self._pieces: list[int] = []
-        """The size of each parameter and of the gap after it, in which vectors are 0; last the size of the tail."""
+        """The sizes of each parameter and of the gap after it, in which vectors are 0; last the size of the tail."""
         self._gaps: list[int] = []
-        """Which pieces are gaps that are not empty."""
+        """The indices of pieces that are non-empty gaps."""
         size = 0
         named = dict(module.named_parameters())
         for name, parameter in named.items():
