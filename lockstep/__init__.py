@@ -87,7 +87,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # `lockstep --help` should not wait for torch, so that each name is imported when first used.
+    # Each name is imported when first used, so that `lockstep --help` does not wait for torch.
     if name not in _HOME:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
     module, _, attribute = _HOME[name].partition(":")

@@ -1,4 +1,4 @@
-"""The agent: model, algorithm, parameters and normalizers. Every process holds a copy."""
+"""The agent: model, algorithm, parameters and normalizers. Every process has a copy."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from lockstep.models.versions import Version
 
 NO_KERNELS = (
     "no kernels compute this algorithm with this model, so torch's operations are replaced one by one, and the run "
-    "takes two to seven times as long as with --precision fp32. That learns as well, but its digest belongs to one "
-    "make of CPU. docs/reproducibility.md lists what kernels compute."
+    "takes two to seven times as long as with --precision fp32. fp32 learns as well, but its digest depends on the "
+    "kind of CPU. docs/reproducibility.md lists what kernels compute."
 )
 
 
@@ -37,8 +37,9 @@ class Agent:
     every process.
 
     Args:
-        device: the torch device that it computes on.
-        like: another agent of this experiment, whose spaces are used instead of those of an environment made for it.
+        experiment: its settings.
+        device: the torch device of the model.
+        like: another agent of this experiment. Its spaces are used, so that no environment has to be made.
     """
 
     def __init__(self, experiment: Experiment, device: str = "cpu", *, like: Agent | None = None) -> None:
@@ -54,7 +55,7 @@ class Agent:
         self.sees_gradients = self.algorithm.sees_gradients
         portable = experiment.precision == "portable"
         self.kernels = experiment.kernels(*spaces)
-        """What computes everything in portable arithmetic, instead of torch's operations."""
+        """The kernels that replace torch's operations in portable arithmetic; None if there are none."""
         with arithmetic(self.model):
             companion = self.algorithm.companion(self.observation_space, experiment.seed)
         if companion:
@@ -81,7 +82,7 @@ class Agent:
         """float64 [K]: options of training environments that a curriculum changes."""
 
     def check(self) -> None:
-        """Raise SettingsError for settings that a new run must not begin with."""
+        """Raise SettingsError if a new run cannot begin with these settings."""
         model = self.experiment.model
         if model.recurrent and not self.model.state_size:
             raise SettingsError(
@@ -93,7 +94,7 @@ class Agent:
         self.algorithm.check(self.observation_space)
 
     def warnings(self) -> list[str]:
-        """Warnings for the user before a new run begins, in sentences."""
+        """Warnings for the user before a new run, as sentences."""
         parts = parts_of(self.observation_space, self.action_space)
         found = list(dict.fromkeys(text for part in parts for text in self.experiment.model.warnings(*part)))
         distribution = self.model.distribution
@@ -122,12 +123,12 @@ class Agent:
             self._target_flat.round()
 
     def before_step(self, gradient: Tensor) -> None:
-        """Let the algorithm see a global gradient before the optimizer: see Algorithm.before_step."""
+        """Pass a global gradient to Algorithm.before_step, before the optimizer applies it."""
         with arithmetic(self.model):
             self.algorithm.before_step(self.model, self.flat.named(gradient))
 
     def follow(self, updates: int) -> None:
-        """Let the target network follow the model after this many gradient steps in total."""
+        """Update the target network after this many gradient steps of the run."""
         if self._target_flat is not None:
             target = self._target_flat.vector.detach()
             before = target._version
@@ -137,7 +138,7 @@ class Agent:
                 self._target_flat.round()
 
     def version(self, number: int, *, copied: bool = True) -> Version:
-        """The current state, for collectors. copied: it stays as it is while this agent learns."""
+        """The current state, for collectors. copied: it does not change while this agent learns."""
         vector = self.flat.vector.detach()
         return Version(number, vector.clone() if copied else vector, self.normalizers, self.options)
 
@@ -158,7 +159,7 @@ class Agent:
         }
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Restore what state returned. Other tensors are ignored."""
+        """Restore a result of state. Other tensors are ignored."""
         self.flat.load(below("parameter.", tensors))
         if self._target_flat is not None:
             self._target_flat.load(below("target.", tensors))
@@ -170,5 +171,5 @@ class Agent:
 
 
 def below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, by the rest of their names."""
+    """The tensors whose names begin with a prefix, by their names without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""What is learned: every setting that determines a bit of the result."""
+"""The experiment: all settings that determine the bits of the result."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """A start with what another run has learned. Replay and schedules begin anew."""
+    """A start from the weights of another run. Replay and schedules begin anew."""
 
     run: str = ""
-    """Folder of the run whose weights training starts from. Default: none, so that parameters begin random."""
+    """Folder of the run whose weights training starts from. Default: none, so parameters begin with random values."""
     checkpoint: str = "latest"
-    """Which of its checkpoints: latest, best, or an iteration."""
+    """The run's checkpoint: latest, best, or an iteration."""
     parts: tuple[str, ...] = ()
     """The parts to load: prefixes of parameter names, such as trunks or actor, or normalizer for running statistics.
-    All others are random. Default: all; fewer suit a task with other actions."""
+    All other parts are initialized as usual. Default: all; fewer suit a task with other actions."""
     digest: str = ""
-    """SHA-256 of the loaded weights. Computed when the run starts."""
+    """SHA-256 of the loaded weights, computed when the run starts."""
     optimizer: bool = False
-    """Load the optimizer's moments, too. On suits the same task, where the first steps without them are large; off
-    suits another task, which has other gradients."""
+    """Load the optimizer's moments, too. On suits the same task, where the first steps would be large without them. Off
+    suits another task, whose gradients differ."""
 
     later: ClassVar[frozenset[str]] = frozenset({"optimizer"})
     needs: ClassVar[tuple[Need, ...]] = (Need(("checkpoint", "parts", "optimizer", "digest"), ("warm_start.run",)),)
@@ -60,7 +60,7 @@ class WarmStart:
             raise SettingsError("warm_start.parts has an empty name: leave it out, or take all parts with none.")
         if self.optimizer and self.parts:
             raise SettingsError(
-                "--warm-start.optimizer takes over the moments of all parameters' gradients, not those of parts "
+                "--warm-start.optimizer loads the moments of all parameters, not those of parts "
                 f"({' '.join(self.parts)}). Leave one of the two out."
             )
 
@@ -75,28 +75,28 @@ class Experiment:
     scheme: Scheme = field(default_factory=Scheme)
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
     total_steps: Steps = 10_000_000
-    """Agent samples to collect (one action of one environment), rounded up to whole iterations. With lag async and
-    replay, the number of iterations is exact, and that of samples may differ by algorithm.replay.slack."""
+    """Agent samples to collect (one is one action of one environment), rounded up to whole iterations. With lag async
+    and replay, the number of iterations is exact, and the number of samples may differ by algorithm.replay.slack."""
     seed: int = 1
-    """The single seed from which every random stream and every environment's seed is derived."""
+    """The single seed from which all random streams and all seeds of environments are derived."""
     precision: Precision = "bf16"
     """Arithmetic of the model. bf16 applies to encoder and core; weights, losses, heads and optimizer are always fp32.
     bf16 is faster with images; fp32 is more exact, and as fast with vectors. portable is fp32 with identical bits on
     every CPU: faster for PPO, A2C, IMPALA, APPO, DQN, SAC, TD3, DDPG and MPO on small networks, else mostly slower."""
     torch_threads: int = 1
-    """Torch threads of each worker. Bits depend on it, so use more workers to use more cores."""
+    """Torch threads of each process. The bits depend on this number, so use more processes to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)
     curriculum: str = ""
-    """Your function (file.py:NAME) that changes env.curriculum during training. It gets an iteration's metrics and the
-    current options, and returns options for the next episodes."""
+    """Your function (file.py:NAME) that changes env.curriculum during training. It receives an iteration's metrics and
+    the current options, and returns the options of the next episodes."""
     allow_nondeterministic: bool = False
-    """On GPUs, only warn of an operation that has no deterministic kernel, instead of ending the run. Identical
-    bits are then not promised there: verify, replay and resume may differ."""
+    """On GPUs, only warn of an operation that has no deterministic kernel, instead of ending the run. Then identical
+    bits are not guaranteed: verify, replay and resume may differ."""
 
     later: ClassVar[frozenset[str]] = frozenset({"warm_start", "curriculum", "allow_nondeterministic"})
 
     def validate(self) -> None:
-        """Raise SettingsError if two settings contradict each other."""
+        """Raise SettingsError if a setting is out of range, or if settings contradict each other."""
         check_values(self)
         if not -(2**63) <= self.seed < 2**63:
             raise SettingsError(f"seed={self.seed} is out of range: torch takes 64 bits, so give one below 2**63.")
@@ -108,7 +108,7 @@ class Experiment:
         self.model.validate()
         if num_envs % shards:
             raise SettingsError(
-                f"env.num_envs={num_envs} does not divide over scheme.shards={shards}. Every shard has the same "
+                f"env.num_envs={num_envs} is not a multiple of scheme.shards={shards}. Every shard has the same "
                 f"number of environments: use --env.num-envs {max(1, round(num_envs / shards)) * shards} or fewer "
                 "shards (a power of two)."
             )
@@ -124,7 +124,7 @@ class Experiment:
             raise SettingsError(f"torch_threads={self.torch_threads} must be at least 1.")
         if self.precision == "portable" and self.torch_threads != 1:
             raise SettingsError(
-                f"torch_threads={self.torch_threads}: portable arithmetic has one thread in each process. Use "
+                f"torch_threads={self.torch_threads}: portable arithmetic uses one thread per process. Use "
                 "--torch-threads 1, and --layout processes:N for several cores."
             )
         self.algorithm.validate(self.envs_per_shard, recurrent=self.model.recurrent)
@@ -142,23 +142,23 @@ class Experiment:
         if (popart := self.model.value_normalization) and popart.rate and not value_sees_task(self.env):
             raise SettingsError(
                 f"model.popart.rate={popart.rate:g} learns a value for each task of env.id={self.env.id}, so "
-                "observations have to tell the task: add --env.options task_input=value (or both, to tell the policy, "
-                "too)."
+                "observations must identify the task: add --env.options task_input=value (or task_input=both, to show "
+                "it to the policy, too)."
             )
         collecting = self.algorithm.build().warm_iterations(self.samples_per_iteration)
         steps = (self.iterations - collecting) * self.gradient_steps[0]
         if self.scheme.gradient_lag != "async" and self.scheme.gradient_lag >= steps:
             raise SettingsError(
                 f"scheme.gradient_lag={self.scheme.gradient_lag} leaves nothing to learn: the run has only {steps} "
-                "gradient steps, and the first gradient is applied after as many steps as the lag. Use a smaller lag."
+                "gradient steps, but the first gradient is applied after as many steps as the lag. Use a smaller lag."
             )
 
     def kernels(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> Kernels | None:
-        """The kernels that compute it in portable arithmetic; None if torch's operations do. The spaces are those of an
-        environment, as models see them."""
+        """The kernels that compute the experiment in portable arithmetic; None if torch's operations do. The spaces are
+        those of an environment, as models see them."""
         if self.precision != "portable":
             return None
-        from lockstep.algorithms.kernel_table import kernels_of  # which needs Numba
+        from lockstep.algorithms.kernel_table import kernels_of  # imports Numba
 
         return kernels_of(self.algorithm, self.setup, observation_space, action_space)
 
@@ -181,7 +181,7 @@ class Experiment:
         )
 
     def annealings(self, algorithm: Algorithm[Any]) -> dict[str, Annealing]:
-        """How each hyperparameter that algorithm.anneal names changes.
+        """How algorithm.anneal changes hyperparameters, by name.
 
         Raises:
             SettingsError: there is no such hyperparameter, or its form is wrong.
@@ -192,12 +192,13 @@ class Experiment:
     def _check_curriculum(self) -> None:
         if self.curriculum and self.algorithm.relabels_goals:
             raise SettingsError(
-                f"curriculum={self.curriculum} changes environments, but algorithm.replay.hindsight computes rewards "
-                "with one that keeps its first options. Leave one of them out."
+                f"curriculum={self.curriculum} changes the options of environments, but algorithm.replay.hindsight "
+                "computes rewards with an environment whose options do not change. Leave one of them out."
             )
 
     def schedule(self) -> Schedule:
-        """Which version collects what. If timing decides, it only counts iterations and bounds the lag."""
+        """The schedule, which says which version collects what. If timing decides, it only counts iterations and bounds
+        the lag."""
         schedule = self.scheme.schedule(self.iterations)
         if type(schedule) is Schedule:
             return dataclasses.replace(schedule, by_shard=self.algorithm.replays)
@@ -236,7 +237,7 @@ class Experiment:
         action_space: gymnasium.Space[Any],
         precision: Precision | None = None,
     ) -> PolicyModel:
-        """The initial model, in another precision if given."""
+        """The initial model. precision replaces the experiment's."""
         precision = precision or self.precision
         portable = precision == "portable"
 
@@ -267,19 +268,19 @@ class Experiment:
         return model
 
     def identity(self) -> str:
-        """SHA-256 over the canonical JSON of all settings."""
+        """SHA-256 of the canonical JSON of all settings."""
         return self.identities()[0]
 
     def identities(self) -> tuple[str, str]:
-        """The identity, and the one that earlier versions recorded, in which classes had their modules' names."""
+        """The identity, and the identity that earlier versions recorded, which named classes by their modules."""
         return identities_of(to_json(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Worker processes read settings like a resumed run: pickle cannot import classes of a user's file.
+        # Worker processes rebuild settings from JSON, like a resumed run: pickle cannot import classes of users' files.
         return from_json, (to_json(self),)
 
     def replace(self, **changes: object) -> Experiment:
-        """The same experiment with other settings. A dotted name changes a part, as on the command line:
+        """The experiment with other values of some settings. A dotted name changes a part, as on the command line:
         replace(**{"algorithm.learning_rate": 1e-3, "env.num_envs": 16}).
 
         Raises:

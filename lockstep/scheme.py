@@ -13,37 +13,37 @@ from lockstep.distributed.tree import TreeSum
 
 @dataclass(frozen=True)
 class Scheme:
-    """How collection and learning are coupled. Part of the experiment: it changes what is learned."""
+    """How collection and learning are coupled. It is a part of the experiment, since it changes what is learned."""
 
     later: ClassVar[frozenset[str]] = frozenset({"gradient_lag", "max_gradient_lag", "preempt"})
     """See lockstep.config.serialization.to_json."""
 
     shards: int = 4
-    """Units that environments, randomness and gradients are divided into; a power of two. A run can use at most this
-    many processes. More allow more processes, but make the batch of each kernel call smaller."""
+    """Number of equal parts into which environments, randomness and gradients are divided: a power of two. A run can
+    use at most this many processes. More allow more processes, but make the batch of each kernel call smaller."""
     lag: int | Literal["async"] = 0
-    """Rollout i is collected with version max(0, i - lag). 0 is synchronous; 1 is Cleanba's schedule, in which
-    collection overlaps learning; higher hides slow links, but makes data staler. With async, timing decides, as in
-    IMPALA, APPO and Ape-X: its decisions are recorded, and `lockstep replay` repeats them."""
+    """Rollout i is collected with version max(0, i - lag). 0 is synchronous. 1 is Cleanba's schedule, in which
+    collection overlaps learning. Higher hides slow links, but makes data staler. With async, timing decides, as in
+    IMPALA, APPO and Ape-X; its decisions are recorded, and `lockstep replay` repeats them."""
     max_lag: int = 4
     """With lag async: the largest age of data, in versions, when it is learned from (with replay: when it enters the
-    memory). Higher lets fast collectors run further ahead, lower keeps data fresher and makes learners wait for slow
+    memory). Higher lets fast collectors run further ahead. Lower keeps data fresher and makes learners wait for slow
     collectors."""
     refresh: Literal["rollout", "step"] = "rollout"
     """With lag async: when collectors take the newest version. step keeps data fresher, but mixes versions within a
     trajectory."""
     acting_batch: int = 0
-    """Environments per inference call, a multiple of a shard's; 0 means one shard's. Larger calls are more
-    efficient, smaller ones let more processes share the work without padding."""
+    """Environments per inference call, a multiple of a shard's number; 0 means one shard. Larger calls are more
+    efficient. Smaller ones let more processes share the work without padding."""
     gradient_lag: int | Literal["async"] = 0
-    """Gradients are applied this many gradient steps after they were computed, and the first steps change nothing: the
-    staleness of asynchronous learners without its randomness. 0 applies them at once; higher makes gradients staler.
-    With one gradient step per iteration (A2C, IMPALA) the unit is versions. With async, every shard's slice of a
-    minibatch gives a separate update, which is applied when it is ready: learners do not wait for each other, and the
+    """Number of gradient steps between computing a gradient and applying it; as many first steps change nothing. This
+    has the staleness of asynchronous learners without their randomness. 0 applies gradients at once; higher makes them
+    staler. With one gradient step per iteration (A2C, IMPALA) the unit is versions. With async, every shard's slice of
+    a minibatch gives a separate update, which is applied when it is ready: learners do not wait for each other, and the
     order is recorded."""
     max_gradient_lag: int = 8
     """With gradient_lag async: the most updates that may be applied between computing a gradient and applying it.
-    Higher makes learners wait less for slow ones, lower keeps gradients fresher; with 0 they take turns."""
+    Higher makes learners wait less for slow ones. Lower keeps gradients fresher; with 0, learners take turns."""
     preempt: float = 1.0
     """Once this share of the other processes' shards has finished its rollouts, the unfinished ones are cut, and their
     collected parts are learned from (DD-PPO). Lower waits less for stragglers and learns less from them; 1 waits for
@@ -51,7 +51,8 @@ class Scheme:
 
     @property
     def buffers(self) -> int:
-        """Rollouts of a shard that may wait to be learned from, including the one being collected."""
+        """The most rollouts of a shard that may exist before they are learned from, including the one being
+        collected."""
         return (self.max_lag if self.lag == "async" else self.lag) + 1
 
     @property
@@ -61,26 +62,26 @@ class Scheme:
 
     @property
     def timing_decides(self) -> bool:
-        """Whether repeating a run needs its record; otherwise its settings are enough."""
+        """Whether repeating a run needs its record. Otherwise its settings are enough."""
         return self.free_running or self.gradient_lag == "async" or self.preempt < 1
 
     def enough(self, own: int) -> int:
-        """How many shards of other processes must have finished a rollout before this process's `own` shards are
-        cut."""
+        """The number of other processes' shards that must have finished a rollout before this process's `own` shards
+        are cut."""
         return math.ceil(self.preempt * (self.shards - own) - 1e-9)
 
     def schedule(self, iterations: int) -> Schedule:
-        """Which version collects what, and what each iteration learns from. Override this to return another schedule,
-        whose `collects_with(i)` must lie between i - lag and i, and never decrease."""
+        """The schedule, which says which version collects what and what each iteration learns from. An override may
+        return another schedule, whose `collects_with(i)` must lie between i - lag and i and never decrease."""
         return Schedule(self.buffers - 1, iterations, self.shards)
 
     def reduction(self, tree: TreeSum, size: int) -> TreeSum:
-        """The object that adds up the shards' gradients. Override this to send gradients in another way, for example
-        compressed; the sums must not depend on which process holds a shard.
+        """The object that adds up the shards' gradients. An override may send gradients in another way, for example
+        compressed. The sums must not depend on which process holds a shard.
 
         Args:
             tree: adds up everything else.
-            size: numbers in a gradient. Counts and sums of metrics follow it, and must arrive unchanged.
+            size: the number of values in a gradient. Counts and sums of metrics follow it and must arrive unchanged.
         """
         return tree
 

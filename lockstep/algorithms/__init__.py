@@ -1,4 +1,4 @@
-"""Algorithms: each is one file, with its settings and its loss."""
+"""Algorithms. Each has one file, with its settings and its loss."""
 
 from lockstep.algorithms.a2c import A2C, A2CConfig
 from lockstep.algorithms.appo import APPO, APPOConfig

@@ -1,4 +1,4 @@
-"""Advantage actor-critic: A3C (Mnih et al. 2016, https://arxiv.org/abs/1602.01783) with all actors in step."""
+"""Advantage actor-critic: A3C (Mnih et al. 2016, https://arxiv.org/abs/1602.01783) with synchronized actors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.models.base import PolicyModel
 
 @dataclass(frozen=True)
 class A2CConfig(OnPolicyConfig):
-    """One gradient step on each short rollout; the defaults are those for Atari."""
+    """One gradient step on each short rollout. The defaults are for Atari."""
 
     name = "a2c"
 
@@ -28,10 +28,10 @@ class A2CConfig(OnPolicyConfig):
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("rmsprop", eps=3.2e-3, decay=0.99))
     """RMSProp with the ε of Baselines, √1e-5, since TensorFlow adds it under the root and PyTorch to the root."""
     value_coef: float = 1.0
-    """Weight of the value loss, which is half a squared error. Higher fits values faster, and lets them shape the
-    encoder more."""
+    """Weight of the value loss, which is half a squared error. Higher fits values faster and makes the encoder serve
+    them more."""
     normalize_advantages: bool = False
-    """Standardize advantages over the global batch, which makes the step size independent of the reward scale; if off,
+    """Standardize advantages over the global batch, which makes the step size independent of the reward scale. If off,
     small advantages move the policy little."""
 
     def build(self) -> A2C:

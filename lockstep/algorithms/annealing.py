@@ -23,12 +23,12 @@ FORMS = (
 )
 _SHAPES = ("constant", "linear", "cosine")
 _FIXED = ("discount",)
-"""Hyperparameters that replay and normalizers read from the settings, too."""
+"""Hyperparameters that cannot change, since replay and normalizers read them from the settings."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A rise from 0 in the warm-up, then a way from start to end over the rest of the run."""
+    """A rise from 0 during the warm-up, then a change from start to end over the rest of the run."""
 
     form: str
     start: float
@@ -38,7 +38,7 @@ class Shape:
     per_iteration: int
 
     def __call__(self, samples: int) -> float:
-        # When learning begins, the samples of the present iteration have been collected, too.
+        # The current iteration's samples have been collected when its learning begins.
         risen = min(1.0, (samples + self.per_iteration) / self.warmup) if self.warmup else 1.0
         progress = min(1.0, max(0, samples - self.warmup) / max(1, self.total - self.warmup))
         # In fp32, since the last bits of a cosine in double precision differ between processors.
@@ -49,8 +49,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Points:
-    """Straight lines between values at given numbers of samples; constant before the first and after the last. Of two
-    values at one number, the second holds from there on."""
+    """Linear interpolation between values at given numbers of samples, constant before the first and after the last. Of
+    two values at one number, the second holds from there on."""
 
     samples: tuple[int, ...]
     values: tuple[float, ...]
@@ -72,7 +72,7 @@ class Computed:
     total: int
     function: Callable[..., Any]
     taken: list[str]
-    """Which of the two it takes."""
+    """The parameters that the function takes."""
 
     def __call__(self, samples: int) -> float:
         given = {"progress": min(1.0, samples / self.total), "samples": samples}
@@ -88,7 +88,7 @@ class Computed:
 def annealings(
     anneal: Mapping[str, str], first: Mapping[str, float], total: int, per_iteration: int
 ) -> dict[str, Annealing]:
-    """How each hyperparameter that a run anneals changes.
+    """How a run anneals each hyperparameter that algorithm.anneal names.
 
     Args:
         anneal: forms by the hyperparameters' names.
@@ -114,7 +114,7 @@ def _annealing(name: str, form: str, start: float, total: int, per_iteration: in
     if is_function(form):
         function = load_object(form)
         computed = Computed(name, form, total, function, _parameters(name, form, function))
-        computed(0)  # which may be refused
+        computed(0)  # raises an error now if the function returns no valid number
         return computed
     try:
         parts = [part.split(":") for part in form.split(",")]
@@ -154,7 +154,7 @@ def _number(text: str) -> float:
 
 
 def _parameters(name: str, reference: str, function: Any) -> list[str]:
-    """Which of progress and samples a user's function takes."""
+    """The parameters of a user's function: progress, samples, or both."""
     taken = list(inspect.signature(function).parameters) if callable(function) else []
     if not taken or not {*taken} <= {"progress", "samples"}:
         raise SettingsError(

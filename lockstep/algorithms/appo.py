@@ -46,11 +46,11 @@ class APPOConfig(OnPolicyConfig):
     clip: float = 0.1
     """ε: π/μ is clipped to [1/(1+ε), 1+ε]. Higher allows larger policy steps."""
     value_clip: float = 0.0
-    """How far a value may move from the collected one before it stops learning; 0 switches it off. Lower slows
-    the value function, in units of return."""
+    """How far a value may move from the collected one before its gradient becomes 0, in units of return; 0 switches it
+    off. Lower slows the value function."""
     standardize_advantages: bool = False
-    """Whether each shard's slice of a minibatch subtracts the mean of its advantages and divides by their deviation.
-    Then entropy_coef weighs the same for rewards of any size. Without it, it weighs more where rewards are small."""
+    """Standardize advantages over each shard's slice of a minibatch. On makes the effect of entropy_coef independent of
+    the reward scale. Off makes the entropy bonus count more where rewards are small."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -98,7 +98,7 @@ class APPO(OnPolicy[APPOConfig]):
             rho_clip=config.rho_clip,
             c_clip=config.c_clip,
         )
-        # The surrogate's own ratio is the importance weight: weighting the advantage by ρ, too, would count it twice.
+        # The surrogate's ratio is the importance weight. Multiplying the advantage by ρ would count it twice.
         ratio_t = log_ratio_t.exp()
         highest = 1.0 + hyper["clip"]
         clipped_ratio_t = ratio_t.clamp(1.0 / highest, highest)
@@ -126,5 +126,5 @@ class APPO(OnPolicy[APPOConfig]):
         return self.with_auxiliary(loss, model, output, batch) if self.has_auxiliary else loss
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """Those of the base class, and `clip`."""
+        """The base class's hyperparameters, and `clip`."""
         return {**super().hyperparameters(progress), "clip": self.config.clip}

@@ -26,15 +26,15 @@ class OptimizerConfig:
     """Gradient descent on the reduced global gradient."""
 
     name: Literal["adam", "adamw", "radam", "rmsprop"] = "adam"
-    """adam also keeps a mean of gradients, and suits most tasks; adamw is adam with weight decay; radam
-    rectifies adam's first steps instead of a warm-up (Liu et al. 2020, arXiv:1908.03265), like PQN; rmsprop only scales
-    by the squares of gradients, like A3C and IMPALA."""
+    """adam suits most tasks. It keeps means of gradients and of their squares. adamw is adam with weight decay. radam
+    rectifies adam's first steps, which replaces a warm-up (Liu et al. 2020, arXiv:1908.03265); PQN uses it. rmsprop
+    keeps only the mean of squares; A3C and IMPALA use it."""
     eps: float = 1e-5
-    """Added to the root of the second moment. Higher damps steps of parameters with small gradients."""
+    """Added to the root of the mean of squared gradients. Higher damps steps of parameters with small gradients."""
     decay: float = 0.99
     """Decay of RMSProp's mean of squared gradients. Higher smooths more."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decays of Adam's means of gradients and of squared gradients. Higher smooths more, and follows changes later."""
+    """Decays of Adam's means of gradients and of squared gradients. Higher smooths more and reacts later to changes."""
     weight_decay: float = 0.01
     """adamw's λ: each step first multiplies all weights, biases and gains of networks by 1 - learning rate × λ
     (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101). Higher keeps parameters smaller."""
@@ -89,7 +89,7 @@ class AlgorithmConfig(ABC):
     name: ClassVar[str] = ""
 
     replays: ClassVar[bool] = False
-    """Whether it learns from replay (then it is an OffPolicyConfig) or from each rollout once."""
+    """Whether the algorithm learns from replay (its settings are an OffPolicyConfig) or from each rollout once."""
 
     rollout: int = 128
     """Steps per environment and iteration. Longer lowers the overhead and, on-policy, the bias of bootstrapping;
@@ -100,7 +100,7 @@ class AlgorithmConfig(ABC):
     """Lower the learning rate linearly to zero over total_steps."""
     anneal: Texts = field(default_factory=dict)
     """How hyperparameters change over the run, as in learning_rate=warmup:10k,cosine entropy_coef=0:0.01,1M:0.001
-    clip=my_file.py:clip. Each replaces the anneal_… setting of its hyperparameter."""
+    clip=my_file.py:clip. An entry replaces the anneal_… setting of its hyperparameter."""
     optimizer: OptimizerConfig = OptimizerConfig()
     max_grad_norm: float = 0.5
     """Scale gradients whose global norm exceeds this; a very large number leaves them unchanged. Lower is safer and
@@ -111,14 +111,14 @@ class AlgorithmConfig(ABC):
     later: ClassVar[frozenset[str]] = frozenset({"anneal"})
     """Settings that earlier versions did not have: see lockstep.config.serialization.to_json."""
     needs: ClassVar[tuple[Need, ...]] = ()
-    """Which settings have no effect without others. Like the next two, subclasses and parts add theirs to those of
-    their bases."""
+    """The settings that have no effect without others. Those of base classes and of parts are added to them, here and
+    in the next two attributes."""
     of_weights: ClassVar[OfWeights] = ()
-    """Settings that decide which weights or moments of the optimizer there are, each with a function of its value that
-    tells by what. A population cannot vary it, since members inherit these from each other."""
+    """Settings that decide which weights or optimizer moments exist, each with a function that maps its value to what
+    these depend on. A population cannot vary this result, since members copy weights and moments from each other."""
     schedules: ClassVar[tuple[str, ...]] = ("anneal_learning_rate", "anneal")
-    """Settings that, if they are on, change hyperparameters during a run. A population, which does that, refuses
-    them."""
+    """Settings that, if on, change hyperparameters during a run. A population refuses them, since it changes
+    hyperparameters itself."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -145,17 +145,16 @@ class AlgorithmConfig(ABC):
 
     @property
     def relabels_goals(self) -> bool:
-        """Whether it also learns as if other goals had been given, so that an environment computes their rewards."""
+        """Whether the algorithm also learns from steps with other goals, whose rewards the environment must compute."""
         return False
 
     @property
     def resumes_exactly(self) -> bool:
-        """Whether checkpoints hold everything that it learns from, so that a resumed run continues as if it had not
-        stopped."""
+        """Whether checkpoints contain all data that the algorithm learns from. Then a resumed run continues exactly."""
         return True
 
     def warnings(self, setup: Setup) -> Iterator[str]:
-        """Warnings for the user before a new run, in sentences: settings that work, but that are rarely combined."""
+        """Warnings for the user before a new run: sentences about settings that work but rarely make sense together."""
         yield from ()
 
     @abstractmethod
@@ -168,16 +167,16 @@ class AlgorithmConfig(ABC):
 
 
 class LossOutput(NamedTuple):
-    """Sums over a slice's valid samples, so that slices of all shards add up to the global minibatch."""
+    """Sums over a slice's valid samples. Added up over all shards, they are sums over the global minibatch."""
 
     total: Tensor
     """Scalar to differentiate: the sum, not the mean."""
     metrics: dict[str, Tensor]
     """Detached scalars, each a sum over valid samples; the same names in the same order at every call."""
     priorities: Tensor | None = None
-    """Detached [n]: how much is still to be learned from each item, for prioritized replay."""
+    """Detached [n]: each item's new priority, for prioritized replay."""
     value_target: Tensor | None = None
-    """Detached [T, B]: the targets of values, from on-policy losses that compute them themselves."""
+    """Detached [T, B]: value targets, if an on-policy loss computes them itself."""
 
 
 class Exploration(NamedTuple):
@@ -193,13 +192,13 @@ class ParameterGroup(NamedTuple):
     """Parameters that one gradient step moves together."""
 
     prefix: str
-    """The beginnings of their names. They must be adjacent in the model."""
+    """The prefix of their names. The parameters must be adjacent in the model."""
     learning_rate: float
 
 
 class PlainGroup(ParameterGroup):
-    """Parameters that a step moves by their gradient times the rate, without an optimizer, such as running
-    statistics."""
+    """Parameters that a step changes by their gradient times the rate, without the optimizer. Running statistics are an
+    example."""
 
     __slots__ = ()
 
@@ -208,7 +207,7 @@ ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
 
 class Algorithm(ABC, Generic[ConfigT]):
-    """Pure functions of tensors, with the config's hyperparameters."""
+    """The loss and the targets of an algorithm: functions of tensors and hyperparameters."""
 
     metric_names: tuple[str, ...]
     """Names in LossOutput.metrics, in order."""
@@ -217,8 +216,8 @@ class Algorithm(ABC, Generic[ConfigT]):
     mean_loss: bool = True
     """Whether the gradient is divided by the global number of valid samples (False: the loss is a sum)."""
     counted: tuple[tuple[str, str], ...] = ()
-    """Pairs of a beginning of parameters' names and a metric: the gradient of these parameters is divided by the sum of
-    the metric instead of the number of all valid samples."""
+    """Pairs of a prefix of parameters' names and a metric: the gradient of these parameters is divided by the metric's
+    sum instead of the number of all valid samples."""
     weighted: bool = False
     """Whether batches have a `weight` [n] for each item, and the gradient is divided by the largest one."""
     has_target: ClassVar[bool] = False
@@ -226,7 +225,7 @@ class Algorithm(ABC, Generic[ConfigT]):
     noise_theta: float = 1.0
     """θ: how fast the noise of actions returns to 0, see offpolicy.drifting; at 1 it is independent at every step."""
     annealings: Mapping[str, Annealing] = MappingProxyType({})
-    """By name: the values of hyperparameters that algorithm.anneal changes. They replace those of hyperparameters."""
+    """By name: how algorithm.anneal changes hyperparameters. The values replace those that hyperparameters returns."""
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
@@ -239,26 +238,26 @@ class Algorithm(ABC, Generic[ConfigT]):
             model: the PolicyModel that learns; off-policy, Networks with its target network.
             batch: a Batch; off-policy Transitions or Sequences.
             hyper: the result of hyperparameters, and `update`, the number of the gradient step as in groups. On a GPU,
-                they are float64 tensors, so that CUDA graphs read their present values; without graphs, `update`
+                they are float64 tensors, so that CUDA graphs read their current values. Without graphs, `update`
                 remains a number.
         """
 
     def check(self, observation_space: gymnasium.Space[Any]) -> None:
-        """Raise SettingsError if a new run cannot learn from such observations."""
+        """Raise SettingsError if the algorithm cannot learn from these observations. Called before a new run."""
 
     def companion(self, observation_space: gymnasium.Space[Any], seed: int) -> nn.Module | None:
-        """Networks that learn in addition to the model. They become the model's `companion`, and so a part of every
-        version and checkpoint."""
+        """Networks that learn in addition to the model. They become the model's `companion`, so every version and
+        checkpoint contains them."""
         return None
 
     def variables(self, model: PolicyModel) -> dict[str, Tensor]:
         """Learned variables in addition to the model's parameters, such as temperatures: fp32 initial values by name.
-        They become the model's `variables`, and so a part of every version and checkpoint."""
+        They become the model's `variables`, so every version and checkpoint contains them."""
         return {}
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
-        """Which parameters a gradient step moves, and how far. Other parameters, and their moments in the optimizer,
-        stay as they are. The gradient norm of each group is clipped separately.
+        """The parameters that a gradient step changes, with their learning rates. Other parameters and their optimizer
+        moments do not change. The gradient norm of each group is clipped separately.
 
         Args:
             updates: number of the step, from 1: off-policy over the whole run, on-policy within the iteration.
@@ -272,13 +271,13 @@ class Algorithm(ABC, Generic[ConfigT]):
         return type(self).before_step is not Algorithm.before_step
 
     def before_step(self, model: PolicyModel, gradient: Mapping[str, Tensor]) -> None:
-        """Called with each global gradient before the optimizer moves parameters by it. It may change both in place: to
-        move running statistics, for example, by sums that the loss returned as their gradient. With CUDA graphs, it is
-        captured, so it computes with tensors alone.
+        """Called with each global gradient before the optimizer applies it. It may change model and gradient in place,
+        for example to update running statistics by sums that the loss returned as their gradient. CUDA graphs capture
+        the call, so it must only use tensors.
 
         Args:
-            model: the one that learns.
-            gradient: of each parameter, by name.
+            model: the model that learns.
+            gradient: the gradient of each parameter, by name.
         """
 
     def follow(self, online: Tensor, target: Tensor, updates: int) -> None:
@@ -286,23 +285,23 @@ class Algorithm(ABC, Generic[ConfigT]):
         raise NotImplementedError(f"{type(self).__name__} has a target network but does not say how it follows")
 
     def warm_iterations(self, samples_per_iteration: int) -> int:
-        """The number of iterations at the beginning that only collect."""
+        """The number of iterations at the beginning of a run that only collect."""
         return 0
 
     def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
-        """The gradient steps of an iteration, unless it stops early."""
+        """The number of gradient steps in an iteration, unless it stops early."""
         return self.config.gradient_steps(samples_per_iteration)[0]
 
     def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
-        """The gradient steps before an iteration, for algorithms that count them over the run."""
+        """The number of gradient steps before an iteration, for algorithms that count them over the run."""
         return 0
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration | None:
-        """How environments explore in a rollout. None: by sampling the policy.
+        """How environments explore in a rollout. None: they sample the policy.
 
         Args:
             progress: share of total_steps collected before the rollout.
-            samples: steps collected before it.
+            samples: steps collected before the rollout.
             environments: global indices [B].
             num_envs: number of all environments.
         """
@@ -318,7 +317,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         return {"learning_rate": self.annealed(config.learning_rate, progress), "discount": config.discount}
 
     def annealed(self, rate: float, progress: float) -> float:
-        """A learning rate at this progress: it falls linearly to zero if the settings say so."""
+        """A learning rate at this progress. It falls linearly to zero if anneal_learning_rate is on."""
         return rate * (1.0 - progress if self.config.anneal_learning_rate else 1.0)
 
     @property
@@ -327,16 +326,16 @@ class Algorithm(ABC, Generic[ConfigT]):
         return self._decides_unlike(Algorithm)
 
     def _decides_unlike(self, kind: type[Algorithm[Any]]) -> bool:
-        """Whether a subclass overrides what a class decides by the metrics of a gradient step."""
+        """Whether the algorithm overrides a class's adapt or stop_early."""
         return type(self).adapt is not kind.adapt or type(self).stop_early is not kind.stop_early
 
     def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
-        """Hyperparameters that change by what a gradient step found. The new values hold from this step on, also in
-        later iterations, and checkpoints keep them.
+        """New values of hyperparameters, given the metrics of a gradient step. They hold from this step on, also in
+        later iterations, and checkpoints contain them.
 
         Args:
-            hyper: those of the step so far.
-            metrics: its global means.
+            hyper: the hyperparameters of the step so far.
+            metrics: the step's global mean metrics.
         """
         return {}
 
@@ -345,7 +344,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         return False
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The metrics to report, from an iteration's means. It may combine several, such as moments, into one."""
+        """The metrics to report, from an iteration's means. Several of them, such as moments, may become one."""
         return metrics
 
 
@@ -353,7 +352,7 @@ def check_loss(algorithm: Algorithm[Any], loss: Any) -> None:
     """Check an algorithm's loss.
 
     Raises:
-        SettingsError: it is not a LossOutput of scalars, or its metrics are not those in metric_names.
+        SettingsError: the loss is not a LossOutput of scalars, or its metrics are not those in metric_names.
     """
     who = f"{type(algorithm).__name__}.loss"
     if not isinstance(loss, LossOutput):

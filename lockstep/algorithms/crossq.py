@@ -1,8 +1,8 @@
 """CrossQ: SAC without target networks, with batch renormalization (Bhatt et al. 2024, https://arxiv.org/abs/1902.05605).
 
-The critics see each item's (s, a) and (s', a') in one batch, so that both are normalized by the same statistics. That
-takes the place of the target network. Each shard normalizes its slice of the minibatch by the slice's own statistics;
-running statistics, which acting and the policy's loss use, follow the mean over shards.
+The critics see each item's (s, a) and (s', a') in one batch, so that both are normalized by the same statistics. This
+replaces the target network. Each shard normalizes its slice of the minibatch by the slice's statistics. Acting and the
+critics in the policy's loss use running statistics, which follow the mean over shards.
 
 Shape legend: n items of a slice, C critics, D dimensions of an action, F features.
 """
@@ -30,7 +30,7 @@ _OPTIMIZER = OptimizerConfig(eps=1e-8, betas=(0.5, 0.999))
 
 @dataclass(frozen=True)
 class CrossQConfig(SACConfig):
-    """SAC without target networks; the model's `batch_renorm` is on. target_period and target_rate have no effect."""
+    """SAC without target networks. It needs model.batch_renorm; target_period and target_rate have no effect."""
 
     name = "crossq"
     batch_renorm: ClassVar[bool] = True
@@ -44,11 +44,11 @@ class CrossQConfig(SACConfig):
     """Gradient steps of the critics per step of the policy and of the temperature. More let the policy use better
     values, but learn more slowly."""
     statistics_rate: float = 0.01
-    """Share of the distance that running statistics move towards those of a minibatch. Lower is steadier, and follows
-    changes later."""
+    """Share of the distance that running statistics move towards those of a minibatch. Lower makes them steadier and
+    slower to follow changes."""
     renorm_warmup: int = 100_000
-    """Gradient steps with batch normalization, before renormalization uses running statistics in learning, too. More
-    let these settle first."""
+    """Gradient steps with plain batch normalization, before learning uses running statistics, too. More let the
+    statistics settle first; fewer start batch renormalization earlier."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -73,9 +73,9 @@ class CrossQConfig(SACConfig):
             )
         if self.batch_size < 2 * setup.shards:
             raise SettingsError(
-                f"algorithm.batch_size={self.batch_size} leaves a shard one item, whose variance is 0: each of "
-                f"scheme.shards={setup.shards} normalizes its own slice. Use at least {2 * setup.shards}; 64 items in "
-                "each are better."
+                f"algorithm.batch_size={self.batch_size} leaves each of scheme.shards={setup.shards} one item, but a "
+                "shard normalizes its items by their variance, which would be 0. Use at least "
+                f"{2 * setup.shards}; 64 items per shard are better."
             )
 
     def build(self) -> CrossQ:
@@ -83,7 +83,7 @@ class CrossQConfig(SACConfig):
 
 
 class CrossQ(SAC):
-    """Critics learn the soft return of the policy from each other's values in one batch."""
+    """SAC's losses. Critics evaluate observations and next observations in one batch, without target networks."""
 
     has_target: ClassVar[bool] = False
     config: CrossQConfig
@@ -93,8 +93,8 @@ class CrossQ(SAC):
         return self.config.policy_period
 
     def loss(self, model: ActorCritic, batch: Transitions, hyper: dict[str, float]) -> LossOutput:  # type: ignore[override]
-        """SAC's losses (equations 5, 7 and 18 of its paper), with the critics of algorithm 1 of CrossQ's, summed over
-        items."""
+        """The losses of SAC (equations 5, 7 and 18 of its paper) with critics as in algorithm 1 of CrossQ's paper,
+        summed over items."""
         config, distribution = self.config, model.distribution
         actor_layers, critic_layers = model.actor.layers, model.critics.layers
         assert isinstance(actor_layers, RenormMLPs) and isinstance(critic_layers, RenormMLPs)
@@ -155,8 +155,8 @@ class CrossQ(SAC):
         return super().variables(model)
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
-        """The critics at every step; policy and temperature at every policy_period-th. Running statistics move with the
-        networks that use them."""
+        """The critics at every step, the policy and the temperature at every policy_period-th. Running statistics move
+        with the networks that use them."""
         rate = self.config.statistics_rate
         actor, critics, *temperature = super().groups(updates, hyper)
         of_critics = (critics, PlainGroup("statistics.critics.", rate))
@@ -166,7 +166,7 @@ class CrossQ(SAC):
 
 
 def _follow(layers: RenormMLPs, seen: list[Tensor], items: int) -> Tensor:
-    """A term whose gradient leads the running statistics to those of this batch: a plain step of rate λ moves them the
-    share λ of the way, to the mean over shards."""
+    """A loss term whose gradient moves the running statistics towards those of this batch. A plain step of rate λ moves
+    them a share λ of the way to the mean over shards."""
     terms = [(p * (items * (p - x)).detach()).sum() for p, x in zip(layers.statistics, seen, strict=True)]
     return torch.stack(terms).sum()

@@ -1,6 +1,6 @@
 """Deep deterministic policy gradient (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971).
 
-Shape legend: T time: 1, or the steps of a sequence, n items, D dimensions of an action.
+Shape legend: T time (1, or the steps of a sequence), n items, D dimensions of an action.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lockstep.models.base import Networks
 
 @dataclass(frozen=True)
 class DDPGConfig(QPGConfig):
-    """One action per state, improved along the critic's gradient."""
+    """A deterministic policy, improved along the critic's gradient."""
 
     name = "ddpg"
     policies: ClassVar[tuple[str, ...]] = ("deterministic",)
@@ -31,10 +31,10 @@ class DDPGConfig(QPGConfig):
     noise_std: float = 0.1
     """Standard deviation of the normal noise on actions, where the bounds are -1 and 1. Higher explores more."""
     noise_theta: float = 1.0
-    """How fast that noise returns to 0: at 1 it is independent at every step; lower makes it an Ornstein-Uhlenbeck
-    process of the same deviation, which pushes in one direction for about 1/θ steps. Papers give the deviation σ of its
-    steps instead, which is noise_std sqrt(1 - (1 - θ)²): the 0.2 of Lillicrap et al. 2016, with θ = 0.15, corresponds
-    to a noise_std of 0.38."""
+    """θ: how fast the noise returns to 0. With 1 it is independent at every step. Lower makes it an Ornstein-Uhlenbeck
+    process with the same deviation, which pushes in one direction for about 1/θ steps. Papers give the deviation of its
+    steps instead, σ = noise_std sqrt(1 - (1 - θ)²). The σ = 0.2 and θ = 0.15 of Lillicrap et al. 2016 correspond to a
+    noise_std of 0.38."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -94,7 +94,7 @@ class DDPG(QPG[DDPGConfigT]):
         return LossOutput(total, metrics, priorities(size, batch.valid))
 
     def next_action(self, target: ActorCritic, batch: Transitions) -> Tensor:
-        """The action at which next_obs is valued: [T, n, D]."""
+        """The action at which targets evaluate next_obs: [T, n, D]."""
         return target.actor(batch.next_obs)
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:

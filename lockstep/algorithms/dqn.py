@@ -32,7 +32,7 @@ from lockstep.models.selection import numbers_of_action
 
 @dataclass(frozen=True)
 class DQNConfig(OffPolicyConfig):
-    """Q-learning from replay with a target network; the defaults are those for Atari."""
+    """Q-learning from replay with a target network. The defaults are for Atari."""
 
     name = "dqn"
 
@@ -40,7 +40,8 @@ class DQNConfig(OffPolicyConfig):
     anneal_learning_rate: bool = False
     max_grad_norm: float = 10.0
     double: bool = False
-    """The online network chooses the action, and the target network evaluates it. On overestimates returns less."""
+    """Let the online network choose the next action and the target network evaluate it. On overestimates returns
+    less."""
     epsilon_start: float = 1.0
     """Initial ε: the share of random actions. Higher explores more."""
     epsilon_end: float = 0.01
@@ -48,12 +49,12 @@ class DQNConfig(OffPolicyConfig):
     epsilon_fraction: float = 0.1
     """Share of total_steps over which ε falls, counted from the first step, warm-up included. Longer explores more."""
     epsilon_spread: float = 0.0
-    """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018): 0 gives all the
-    same ε. Higher lets environments explore more differently; 7 with epsilon_end 0.4 is Ape-X's setting."""
+    """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018). With 0, all
+    environments have the same ε. Higher makes their ε differ more; Ape-X has 7 with epsilon_end 0.4."""
     samples: int = 64
-    """N: implicit quantiles of each item that a gradient step moves. More make it less noisy, and cost more."""
+    """N: implicit quantiles of each item that a gradient step moves. More make the step less noisy and slower."""
     target_samples: int = 64
-    """N': implicit quantiles of each item's target. More make it less noisy, and cost more."""
+    """N': implicit quantiles of each item's target. More make the target less noisy and slower to compute."""
 
     needs: ClassVar[tuple[Need, ...]] = (Need(("samples", "target_samples"), ("model.returns",), ("implicit",)),)
 
@@ -79,10 +80,10 @@ class DQNConfig(OffPolicyConfig):
             )
 
     def warnings(self, setup: Setup) -> Iterator[str]:
-        """As in the base class, and whether ε falls during the warm-up, whose actions are random anyway.
+        """Also warns if ε falls during the warm-up, whose actions are random anyway.
 
-        ε is counted from the first step, as in Stable-Baselines3 and CleanRL, so that a published epsilon_fraction
-        means the same here; the code of Mnih et al. 2015 and Dopamine count it from the end of the warm-up.
+        The fall of ε is counted from the first step, as in Stable-Baselines3 and CleanRL, so their epsilon_fraction
+        means the same here. The code of Mnih et al. 2015 and Dopamine count it from the end of the warm-up.
         """
         yield from super().warnings(setup)
         total, per_iteration = setup.total_steps, setup.samples_per_iteration
@@ -119,11 +120,11 @@ DQNConfigT = TypeVar("DQNConfigT", bound=DQNConfig)
 
 
 class DQN(OffPolicy[DQNConfigT]):
-    """Moves the value of a replayed action towards its reward and the value of the best action that followed."""
+    """Moves the value of a replayed action towards its reward plus the discounted value of the best next action."""
 
     metric_names = ("loss/value", "value/mean", "value/target", "value/error")
     _spread: tuple[Any, Tensor] | None = None
-    """The last arguments of the numbers by which environments explore, and these numbers: they rarely change."""
+    """The last exploration numbers, with the arguments that led to them. They rarely change."""
 
     def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
         """Huber loss of the expected return, cross-entropy of atoms, or quantile regression, summed over items."""
@@ -143,8 +144,7 @@ class DQN(OffPolicy[DQNConfigT]):
         reward, discount = batch.reward.unsqueeze(-1), batch.discount.unsqueeze(-1)
         if online.atoms is not None:
             target_dist = project(dist_t.softmax(-1), reward + discount * online.atoms, online.atoms)
-            # Subtract the entropy of the target, so that the smallest loss is 0: a priority should not contain what
-            # learning cannot remove.
+            # Subtract the entropy of the target, which learning cannot remove, so that the smallest priority is 0.
             error = -(target_dist * dist_tm1.log_softmax(-1)).sum(-1) + torch.xlogy(target_dist, target_dist).sum(-1)
             priority, q_tm1, target_tm1 = (
                 error,
@@ -189,7 +189,7 @@ class DQN(OffPolicy[DQNConfigT]):
         return tau.view(*shape, config.samples), target_tau.view(*shape, config.target_samples)
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """Those of the base class, and `epsilon`."""
+        """The base class's hyperparameters, and `epsilon`."""
         return {**super().hyperparameters(progress), "epsilon": falling_epsilon(self.config, progress)}
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
@@ -204,7 +204,7 @@ class DQN(OffPolicy[DQNConfigT]):
 
 
 def disturb(online: QModel, target: QModel, noise: Tensor | None) -> None:
-    """Set the noise of noisy layers in both from the first numbers of noise [Z], different ones for each."""
+    """Set the noise of noisy layers in both networks. Each takes different numbers from the beginning of noise [Z]."""
     if noise is not None and online.noise_numbers:
         first, second = noise[: 2 * online.noise_numbers].chunk(2)
         online.set_noise(first)
@@ -235,8 +235,8 @@ def quantile_huber(quantiles: Tensor, target: Tensor, tau: Tensor | None = None)
 
     Args:
         quantiles: [..., K]
-        target: [..., K'], samples of the distribution that they should have.
-        tau: [..., K], their fractions; None means the midpoints of K equal parts.
+        target: [..., K'], samples of the target distribution.
+        tau: [..., K], the fractions of the quantiles; None means the midpoints of K equal parts.
 
     Returns:
         [...]

@@ -1,7 +1,7 @@
-"""Data-regularized Q-learning (DrQ, Kostrikov et al. 2020, https://arxiv.org/abs/2004.13649): deep Q-learning of images
-that are shifted and brightened or darkened at random, whose targets are means over several such images.
+"""Data-regularized Q-learning (DrQ, Kostrikov et al. 2020, https://arxiv.org/abs/2004.13649): deep Q-learning from
+images that are shifted and brightened or darkened at random. Targets are means over several such images.
 
-Shape legend: n items, M copies of what was observed, K copies of what was observed next, A actions.
+Shape legend: n items, M copies of observations, K copies of next observations, A actions.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from lockstep.models.q import QModel, QModelConfig
 from lockstep.models.selection import of_action
 
 _NUMBERS = 3
-"""Uniform numbers that one copy of an item takes: for its rows, its columns and its brightness."""
+"""Uniform numbers for one copy of an item: for the shift of rows, the shift of columns and the brightness."""
 _STRONGEST = 2.0
-"""Deviations at which changes of brightness are clipped."""
+"""The number of standard deviations at which changes of brightness are clipped."""
 
 
 @dataclass(frozen=True)
 class DrQConfig(DQNConfig):
-    """Q-learning of augmented images; the defaults are those of DrQ(ε) for Atari 100k (Agarwal et al. 2021)."""
+    """Q-learning from augmented images. The defaults are those of DrQ(ε) for Atari 100k (Agarwal et al. 2021)."""
 
     name = "drq"
 
@@ -41,15 +41,16 @@ class DrQConfig(DQNConfig):
     n_step: int = 10
     double: bool = True
     pad: int = 4
-    """The most pixels by which an image is shifted, in each direction; border pixels fill the gap. More augments more,
-    and hides more of the border; 0 is off."""
+    """The most pixels by which an image is shifted in each direction; copies of border pixels fill the gap. Higher
+    varies images more and hides more of their border; 0 switches shifts off."""
     intensity: float = 0.05
-    """Standard deviation of the factor by which an image becomes brighter or darker. Higher augments more; 0 is off."""
+    """Standard deviation of the factor by which an image becomes brighter or darker. Higher varies images more; 0
+    switches it off."""
     copies: int = 1
-    """M: augmented copies of each item whose losses are averaged. More make the gradient less noisy, and cost more."""
+    """M: augmented copies of each item, whose losses are averaged. More make the gradient less noisy and slower."""
     target_copies: int = 1
-    """K: augmented copies of each next observation, whose values a target averages. More make targets less noisy, and
-    cost more."""
+    """K: augmented copies of each next observation, whose values are averaged for the target. More make targets less
+    noisy and slower."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -72,20 +73,19 @@ class DrQConfig(DQNConfig):
 
 
 class DrQ(DQN[DrQConfig]):
-    """Moves the values of augmented copies of a replayed step towards one target: the mean over augmented copies of
-    what followed (equations 1 and 3)."""
+    """Moves the values of augmented copies of a replayed step towards one target, whose value of the next step is a
+    mean over augmented copies (equations 1 and 3)."""
 
     def check(self, observation_space: gymnasium.Space[Any]) -> None:
         """Raise SettingsError for an environment without images."""
         if not ObservationLayout.of(observation_space).images:
             raise SettingsError(
-                "algorithm=drq augments images, which are uint8 with three dimensions [C, H, W], but there are none "
-                f"among the observations, {observation_space}. Use an environment of images, or DQNConfig, which "
-                "augments nothing."
+                "algorithm=drq augments images, which are uint8 [C, H, W], but the observations contain none: "
+                f"{observation_space}. Use an environment with images, or DQNConfig, which augments nothing."
             )
 
     def loss(self, model: Networks, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
-        """Huber loss of the expected return, mean over an item's copies, summed over items."""
+        """Huber loss of the expected return, averaged over an item's copies and summed over items."""
         online, target = model
         assert isinstance(online, QModel) and isinstance(target, QModel) and batch.noise is not None
         config, items = self.config, len(batch.weight)
@@ -121,10 +121,9 @@ class DrQ(DQN[DrQConfig]):
 def augment(obs: Any, draws: Tensor, pad: int, intensity: float) -> Any:
     """Copies of images, each shifted and brightened or darkened at random; other observations are repeated.
 
-    All frames of an item move together, and all its images. An image is padded by repeating its border and cropped to
-    its size at a random place (Kostrikov et al. 2020, section 3), then multiplied by 1 + intensity times a normal
-    number that is clipped to two deviations (Schwarzer et al. 2020, arXiv:2007.05929, appendix). It stays of whole grey
-    levels, of which the brightest is 255.
+    All images and frames of an item change alike. An image is padded by repeating its border and cropped to its size at
+    a random place (Kostrikov et al. 2020, section 3). Then it is multiplied by 1 + intensity times a normal number that
+    is clipped to two deviations (Schwarzer et al. 2020, arXiv:2007.05929, appendix), rounded, and clipped to [0, 255].
 
     Args:
         obs: [1, n, ...]; images are uint8 [1, n, C, H, W].
@@ -157,7 +156,7 @@ def shifted(images: Tensor, draws: Tensor, pad: int) -> Tensor:
 
 
 def brightened(images: Tensor, draws: Tensor, intensity: float) -> Tensor:
-    """uint8 [N, C, H, W], uniform numbers [N] -> [N, C, H, W], each multiplied by its factor."""
+    """uint8 [N, C, H, W], uniform numbers [N] -> [N, C, H, W], each image multiplied by its factor."""
     if not intensity:
         return images
     factor = 1 + intensity * standard_normal(draws).clamp(-_STRONGEST, _STRONGEST)

@@ -1,4 +1,4 @@
-"""ε-greedy exploration: the share of random actions, and how it falls."""
+"""ε-greedy exploration: the share ε of random actions and its fall over a run."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def falling_epsilon(config: EpsilonSettings, progress: float) -> float:
 def acting_epsilon(
     config: EpsilonSettings, annealings: Mapping[str, Callable[[int], float]], progress: float, samples: int
 ) -> float:
-    """ε after so many samples: as it is annealed, if it is, else as it falls."""
+    """ε after this many samples, from algorithm.anneal if it sets epsilon, otherwise from falling_epsilon."""
     annealing = annealings.get("epsilon")
     return falling_epsilon(config, progress) if annealing is None else annealing(samples)

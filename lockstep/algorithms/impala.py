@@ -22,7 +22,7 @@ from lockstep.models.base import PolicyModel
 
 @dataclass(frozen=True)
 class IMPALAConfig(OnPolicyConfig):
-    """V-trace actor-critic with a summed loss; the defaults are Cleanba's for Atari."""
+    """V-trace actor-critic with a summed loss. The defaults are Cleanba's for Atari."""
 
     name = "impala"
     sequences = True
@@ -65,7 +65,8 @@ def validate_vtrace(lambda_: float, rho_clip: float, c_clip: float) -> None:
 
 
 class IMPALA(OnPolicy[IMPALAConfig]):
-    """One pass over each rollout; targets follow the learning version's values and policy at every gradient step."""
+    """One pass over each rollout. Every gradient step recomputes targets with the learning version's values and
+    policy."""
 
     metric_names = (
         "loss/policy",

@@ -1,7 +1,7 @@
-"""Which kernels compute an experiment in portable arithmetic: TABLE, and kernels_of, which everything asks that depends
-on it. A model's first weights, acting, minibatches and the learner follow from its answer, and so do warnings.
+"""Which kernels compute an experiment in portable arithmetic. TABLE lists them, and kernels_of chooses. A model's
+initial weights, acting, minibatches, the learner and warnings depend on the choice.
 
-Where there are none, torch's operations are replaced one by one: see lockstep.portable.
+Where no kernels apply, torch's operations are replaced one by one: see lockstep.portable.
 """
 
 from __future__ import annotations
@@ -48,53 +48,53 @@ from lockstep.models.trunk import TrunkConfig
 
 
 class Case(NamedTuple):
-    """What is to be computed."""
+    """The parts of an experiment that decide which kernels can compute it."""
 
     config: AlgorithmConfig
-    """Of an algorithm of TABLE."""
+    """The settings of an algorithm in TABLE."""
     model: ModelConfig
     observation_space: gymnasium.Space[Any]
-    """Of an environment, as models see it."""
+    """The observation space of an environment, as models see it."""
     action_space: gymnasium.Space[Any]
     several: bool = False
-    """Whether it is one of several policies, whose observations are normalized."""
+    """Whether this is one of several policies with normalized observations."""
 
 
 class Kernels(ABC):
-    """Kernels of one or several algorithms. Their learner is in lockstep.learners.learner_table."""
+    """Kernels of one or several algorithms. lockstep.learners.learner_table has their learners."""
 
     as_torch: ClassVar[bool] = False
-    """Whether they have the bits of torch's replaced operations. Others have other first weights, or add up in another
-    order."""
+    """Whether their results are bit-identical to those of torch's replaced operations. Other kernels have different
+    initial weights or sum in a different order."""
     pads: ClassVar[bool] = True
-    """Whether acting batches have rows for the shards of other collectors, which stay empty. They need not, if bits
-    depend neither on the number of rows that act together nor on how rollouts lie in memory."""
+    """Whether acting batches contain empty rows for the shards of other collectors. They are unnecessary if bits depend
+    neither on the number of rows that act together nor on the memory layout of rollouts."""
 
     @abstractmethod
     def covers(self, case: Case) -> bool:
-        """Whether they compute all of it. A subclass of a model's settings may build another model, so it is not
-        covered."""
+        """Whether these kernels can compute all of the case. They never cover a subclass of a model's settings, since
+        it may build another model."""
 
     def take(self, model: PolicyModel, action_space: gymnasium.Space[Any], seed: int) -> PolicyModel:
-        """The model with which these kernels begin.
+        """The initial model for these kernels.
 
         Args:
-            model: as its settings build it. It may be changed.
-            seed: for first weights.
+            model: the model that its settings build. It may be changed in place.
+            seed: the seed of initial weights.
         """
         model.portable_operations = True  # around the kernels, which compute its networks
         return model
 
     def inference(self, model: Any) -> Inference | None:
-        """What evaluates an acting copy of the model; None if it does so itself."""
+        """The object that evaluates an acting copy of the model; None if the model does this itself."""
         return None
 
 
 class _OnPolicyKernels(Kernels):
-    """Of a policy and a value, on vectors, MinAtar's grids, or images that an MLP sees."""
+    """Kernels of a policy and a value, for vectors, MinAtar's grids, or images that an MLP sees."""
 
     entries: ClassVar[bool] = False
-    """Whether observations may be a Dict of vectors, some of which the value alone may see."""
+    """Whether observations may be a Dict of vectors, some of them for the value alone."""
 
     def covers(self, case: Case) -> bool:
         config, model, observations, actions, several = case
@@ -120,7 +120,7 @@ class _OnPolicyKernels(Kernels):
 
 
 class PPOKernels(_OnPolicyKernels):
-    """PPO without a core. They came before torch's replaced operations, and have different bits."""
+    """PPO without a core. These kernels are older than torch's replaced operations and have different bits."""
 
     entries = True
 
@@ -130,31 +130,31 @@ class PPOKernels(_OnPolicyKernels):
 
 @dataclass(frozen=True)
 class LossKernels(_OnPolicyKernels):
-    """A loss of lockstep.kernels.losses, and what it reads."""
+    """A loss of lockstep.kernels.losses and its inputs."""
 
     loss: Any
     numbers: tuple[str, ...]
     """Names of fields of lockstep.algorithms.onpolicy.Batch, in order."""
     flags: tuple[str, ...]
-    """The same of flags, before `valid`."""
+    """Names of its boolean fields, in order; `valid` follows them."""
     hyper: Callable[[Any, dict[str, float]], tuple[float, ...]]
-    """From the config and the iteration's hyperparameters to those of the kernel, behind value_coef. Advantages that
-    are standardized have their mean and deviation behind these."""
+    """Maps the config and the iteration's hyperparameters to the kernel's hyperparameters that follow value_coef. The
+    mean and deviation of standardized advantages follow these."""
 
     as_torch = True
 
 
 @dataclass(frozen=True)
 class PoliciesKernels(Kernels):
-    """Of several policies, each of which learns by the same loss."""
+    """Kernels of several policies that learn by the same loss."""
 
     loss: LossKernels
 
     as_torch = True
 
     def covers(self, case: Case) -> bool:
-        """Whether they compute every policy. The order of torch's sums depends on whether observations are copied,
-        which normalizing does."""
+        """Whether these kernels compute every policy. Observations must be normalized, since normalizing copies them
+        and the order of torch's sums depends on this copy."""
         space = case.observation_space
         assert isinstance(space, PoliciesSpace)
         cases = [Case(case.config, case.model, *part, several=True) for part in space.parts.values()]
@@ -170,14 +170,14 @@ class PoliciesKernels(Kernels):
 
 
 class _QKernels(Kernels):
-    """Of a Q-network on vectors or one image."""
+    """Kernels of a Q-network, for vectors or one image."""
 
     entries: ClassVar[bool] = False
     """Whether observations may be a Dict of vectors."""
     strides: ClassVar[bool] = False
-    """Whether they know convolutions that move by more than one pixel."""
+    """Whether they support convolutions with a stride above 1."""
     cores: ClassVar[tuple[str, ...]] = ("none",)
-    """Cores that they know."""
+    """The cores that they support."""
     pads = False
 
     def covers(self, case: Case) -> bool:
@@ -196,11 +196,12 @@ class _QKernels(Kernels):
 
     @abstractmethod
     def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
-        """Whether they compute this head."""
+        """Whether these kernels compute the model's head."""
 
 
 class DQNKernels(_QKernels):
-    """One linear layer behind the encoder. They came before torch's replaced operations, and have different bits."""
+    """One linear layer after the encoder. These kernels are older than torch's replaced operations and have different
+    bits."""
 
     def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
         changed = model.dueling or model.noisy or model.stream_size or model.layer_norm
@@ -211,7 +212,7 @@ class DQNKernels(_QKernels):
 
 
 class ReturnsKernels(_QKernels):
-    """Noisy layers, dueling streams, distributions of returns, normalized layers, and larger networks of images."""
+    """Noisy layers, dueling streams, distributions of returns, normalized layers, and larger networks for images."""
 
     as_torch = True
     entries = True
@@ -219,7 +220,7 @@ class ReturnsKernels(_QKernels):
 
     def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
         if model.layer_norm and min((model.dense_size or 2, *model.hidden_sizes), default=2) < 2:
-            return False  # torch adds up the gradients by a single number's norm in parts
+            return False  # torch sums the gradients of a norm over a single number in parts
         return _like_torch(model, layout)
 
     def inference(self, model: Any) -> Inference:
@@ -227,7 +228,7 @@ class ReturnsKernels(_QKernels):
 
 
 class DrQKernels(ReturnsKernels):
-    """DrQ with one copy of every image: the same loss, of augmented images."""
+    """DrQ with one copy of every image: DQN's loss on augmented images."""
 
     def covers(self, case: Case) -> bool:
         config = case.config
@@ -236,17 +237,17 @@ class DrQKernels(ReturnsKernels):
 
 
 class ValueKernels(ReturnsKernels):
-    """PQN: the same networks, which learn from fresh rollouts."""
+    """PQN: DQN's networks, which learn from fresh rollouts."""
 
     entries = False
     numbers: ClassVar[tuple[str, ...]] = ("value_target",)
     """As for LossKernels."""
     flags: ClassVar[tuple[str, ...]] = ()
-    pads = True  # the order of a layer's sum depends on whether the observations of a rollout lie together
+    pads = True  # the order of a layer's sum depends on whether a rollout's observations are contiguous
 
 
 class SequenceKernels(ReturnsKernels):
-    """R2D2: the same networks with a core, which learn from sequences."""
+    """R2D2: DQN's networks with a core, which learn from sequences."""
 
     entries = False
     cores = ("gru", "lstm")
@@ -256,7 +257,7 @@ class SequenceKernels(ReturnsKernels):
 
 
 class _ActorCriticKernels(Kernels):
-    """Of a policy and critics, which may see more, on vectors."""
+    """Kernels of a policy and critics, for vectors. Critics may see more entries than the policy."""
 
     actions: ClassVar[type[gymnasium.Space[Any]]] = spaces.Box
 
@@ -267,7 +268,7 @@ class _ActorCriticKernels(Kernels):
             return False
         remembers = model.recurrent or model.previous_action_reward or config.unroll
         firsts = {sizes[0] for sizes in (model.hidden_sizes, model.critic_sizes) if sizes}
-        single = model.layer_norm and 1 in firsts  # torch adds up the gradients by its norm in parts
+        single = model.layer_norm and 1 in firsts  # torch sums the gradients of its norm in parts
         vectors = (
             _joins(case) if isinstance(observations, spaces.Dict) else not ObservationLayout.of(observations).images
         )
@@ -299,7 +300,7 @@ class MPOKernels(_ActorCriticKernels):
 
 
 def _joins(case: Case) -> bool:
-    """Whether kernels see a Dict as one row: it has vectors alone, of which the policy sees a part without a gap."""
+    """Whether kernels can read a Dict as one row: it contains only vectors, and the policy sees adjacent columns."""
     model, observations = case.model, case.observation_space
     if not isinstance(observations, spaces.Dict) or VALUE_TASK in observations.spaces:
         return False
@@ -311,19 +312,19 @@ def _joins(case: Case) -> bool:
 
 
 def _encodes(model: TrunkConfig, layout: ObservationLayout, *, strides: bool = False, flat: bool = False) -> bool:
-    """Whether kernels compute an encoder: that of a vector, or of an image by a network that has kernels.
+    """Whether kernels compute the model's encoder: an MLP for vectors, or an image network that has kernels.
 
     Args:
-        strides: whether they know convolutions that move by more than one pixel.
-        flat: whether they know images that an MLP sees.
+        strides: whether they support convolutions with a stride above 1.
+        flat: whether they support images that an MLP sees.
     """
     networks = [name for name, each in IMAGE_ENCODERS.items() if each.kernels and strides >= each.strides]
     return model.encoder in ((*networks, *["mlp"] * flat) if layout.images else ("auto", "mlp", *networks))
 
 
 def _like_torch(model: TrunkConfig, layout: ObservationLayout) -> bool:
-    """Whether an encoder's kernels can have the bits of torch's replaced operations: not with ELU, whose slope has
-    several formulas."""
+    """Whether an encoder's kernels can have the bits of torch's replaced operations. With ELU they cannot, since its
+    slope has several formulas."""
     return model.activation != "elu" or not layout.vectors
 
 
@@ -357,8 +358,8 @@ TABLE: Mapping[type[AlgorithmConfig], tuple[Kernels, ...]] = {
     DDPGConfig: (TD3Kernels(),),
     MPOConfig: (MPOKernels(),),
 }
-"""By the class of an algorithm's settings. Those that cover an experiment compute it; if several do, the first. Not for
-subclasses, since they may compute another loss."""
+"""Kernels by the class of an algorithm's settings. The first that cover an experiment compute it. Subclasses have no
+kernels, since they may compute another loss."""
 
 
 def kernels_of(
@@ -371,7 +372,7 @@ def kernels_of(
 
     Args:
         setup: the rest of the experiment.
-        observation_space, action_space: of an environment, as models see them.
+        observation_space, action_space: the spaces of an environment, as models see them.
     """
     if setup.gradient_lag == "async":
         return None

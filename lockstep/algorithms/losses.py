@@ -7,7 +7,7 @@ from torch import Tensor
 
 _LARGEST_LOG_RATIO = 80.0
 VALUE_METRICS = ("value/target", "value/target_squared", "value/error", "value/error_squared")
-"""Sums that explained_variance is computed from after they were added up over shards and minibatches."""
+"""The metrics from which explained_variance is computed. They are first averaged over shards and minibatches."""
 
 
 def masked_sum(x_t: Tensor, valid_t: Tensor) -> Tensor:
@@ -16,7 +16,7 @@ def masked_sum(x_t: Tensor, valid_t: Tensor) -> Tensor:
 
 
 def standardized(x_t: Tensor, valid_t: Tensor) -> Tensor:
-    """[T, B] minus its mean, divided by its sample deviation, or by 1e-7 if that is less; both over valid samples."""
+    """[T, B] minus its mean, divided by its sample deviation, or by 1e-7 if that is larger; both over valid samples."""
     count = valid_t.sum().clamp(min=1)
     from_mean_t = x_t - masked_sum(x_t, valid_t) / count
     deviation = (masked_sum(from_mean_t.square(), valid_t) / (count - 1).clamp(min=1)).sqrt()
@@ -24,8 +24,8 @@ def standardized(x_t: Tensor, valid_t: Tensor) -> Tensor:
 
 
 def log_ratio(log_prob_t: Tensor, behavior_log_prob_t: Tensor, valid_t: Tensor) -> Tensor:
-    """log π/μ [T, B], at most 80, so that its exp is finite: clipped losses have NaN gradients at infinite ratios. 0 in
-    invalid slots, whose actions mean nothing."""
+    """log π/μ [T, B], at most 80, so that its exp is finite: clipped losses have NaN gradients at infinite ratios. It
+    is 0 in invalid slots, whose actions are meaningless."""
     return torch.where(valid_t, log_prob_t - behavior_log_prob_t, 0.0).clamp(max=_LARGEST_LOG_RATIO)
 
 
@@ -39,7 +39,7 @@ def approximate_kl(log_ratio_t: Tensor, valid_t: Tensor) -> Tensor:
 
 def clipped_value_loss(value_t: Tensor, old_value_t: Tensor, target_t: Tensor, valid_t: Tensor, clip: float) -> Tensor:
     """Half the sum of squared errors of values [T, B]. A value that has moved towards its target by more than `clip`
-    counts as if it had stopped there, and learns nothing more. clip=0 switches this off."""
+    counts as if it had moved by `clip`, and has no gradient. clip=0 switches this off."""
     error_t = (value_t - target_t).square()
     if clip:
         move_t = (value_t - old_value_t).clamp(-clip, clip)

@@ -1,7 +1,7 @@
-"""Model-predictive control with learned dynamics (Nagabandi et al. 2018, https://arxiv.org/abs/1708.02596) and an
-ensemble of them (PETS, Chua et al. 2018, https://arxiv.org/abs/1805.12114).
+"""Model-predictive control with an ensemble of learned dynamics models (Nagabandi et al. 2018,
+https://arxiv.org/abs/1708.02596; PETS, Chua et al. 2018, https://arxiv.org/abs/1805.12114).
 
-Learning is regression on replay: it predicts the effects of actions. Acting searches over plans in the model.
+Models learn to predict the effects of replayed actions. Acting searches for the plan that is best in the models.
 
 Shape legend: E members, n items, O numbers of an observation.
 """
@@ -22,7 +22,7 @@ from lockstep.models.dynamics import DynamicsConfig, DynamicsModel
 
 @dataclass(frozen=True)
 class MPCConfig(OffPolicyConfig):
-    """Learning the dynamics with which model.planner plans."""
+    """Learns the dynamics with which model.planner plans."""
 
     name = "mpc"
 
@@ -34,8 +34,8 @@ class MPCConfig(OffPolicyConfig):
     anneal_learning_rate: bool = False
     max_grad_norm: float = 100.0
     noise_std: float = 0.1
-    """Standard deviation of the normal noise on planned actions, where the bounds are -1 and 1. Higher shows the model
-    more of what its plans avoid."""
+    """Standard deviation of the normal noise on planned actions, where the bounds are -1 and 1. Higher explores more of
+    what plans avoid."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -59,8 +59,8 @@ class MPCConfig(OffPolicyConfig):
         for setting in ("discount", "target_period", "target_rate"):
             if getattr(self, setting) != getattr(type(self), setting):
                 raise SettingsError(
-                    f"algorithm.{setting} has no effect with algorithm=mpc, which has no values and no target network: "
-                    "leave it out. model.discount discounts plans."
+                    f"algorithm.{setting} has no effect with algorithm=mpc, which has no values and no target network. "
+                    "Leave it out; model.discount discounts plans."
                 )
 
         if setup.normalize.clip != type(setup.normalize).clip:
@@ -81,8 +81,8 @@ class MPC(OffPolicy[MPCConfig]):
 
     def loss(self, model: DynamicsModel, batch: Transitions, hyper: dict[str, float]) -> LossOutput:
         """Negative log-likelihood of changes and rewards under normal distributions, whose variances balance different
-        units; mean over members, summed over items. Each term is multiplied by its deviation, held constant: otherwise
-        badly predicted numbers are learned slowly (Seitzer et al. 2022, β = 0.5)."""
+        units. It is averaged over members and summed over items. Each term is multiplied by its deviation without a
+        gradient: otherwise badly predicted numbers are learned slowly (Seitzer et al. 2022, β = 0.5)."""
         x = model.normalize(batch.obs)
         target = torch.cat([model.normalize(batch.next_obs) - x, batch.reward.unsqueeze(-1)], -1)  # [1, n, O + 1]
         mean, log_variance = model.predict(x, model.actions.encode(batch.action))

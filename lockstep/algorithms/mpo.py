@@ -23,7 +23,7 @@ from lockstep.models.base import Networks, PolicyModel
 from lockstep.models.continuous import DiagonalGaussian, normal_log_prob
 
 _LEAST = 1e-8
-"""Added to multipliers, so that none becomes 0."""
+"""Added to the temperature and to multipliers, so that none becomes 0."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,24 @@ class MPOConfig(QPGConfig):
     target_rate: float = 1.0
     target_period: int = 100
     actions: int = 20
-    """N: actions that are sampled and weighted in each state. More estimate values better, and cost more."""
+    """N: actions that are sampled and weighted in each state. More estimate values better and cost time."""
     dual_learning_rate: float = 1e-2
     """Step size of the temperature and of the trust regions' multipliers. Higher enforces the bounds more tightly, but
     less steadily."""
     epsilon: float = 0.1
     """Bound on the KL divergence from the policy to its weighted actions. Higher is greedier."""
     epsilon_mean: float = 2.5e-3
-    """Bound on how far the mean moves between two target networks, as a KL divergence in each dimension. Higher is
-    faster and less stable."""
+    """Bound on how far the mean moves from the target policy's, as a KL divergence in each dimension. Higher learns
+    faster and less stably."""
     epsilon_std: float = 1e-6
-    """The same for the deviation. Higher lets exploration vanish sooner."""
+    """The same bound for the deviation. Higher lets exploration vanish sooner."""
     initial_temperature: float = 10.0
     """Initial η: higher weights actions more equally."""
     initial_multiplier_mean: float = 10.0
     """Initial weight of the mean's trust region. Higher holds the policy back until the weight has fallen; lower allows
     large first steps."""
     initial_multiplier_std: float = 1000.0
-    """Initial weight of the deviation's trust region."""
+    """Initial weight of the deviation's trust region. Higher and lower act as for the mean."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -158,7 +158,7 @@ class MPO(QPG[MPOConfig]):
 
 
 def weigh(values: Tensor, temperature: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The best weights of sampled actions within a KL divergence of epsilon from equal ones (E-step).
+    """The best weights of sampled actions within a KL divergence of epsilon from equal weights (E-step).
 
     Args:
         values: [N, n], without gradient.
@@ -175,8 +175,8 @@ def weigh(values: Tensor, temperature: Tensor, epsilon: float) -> tuple[Tensor, 
 
 
 def divergences(old_mean: Tensor, old_log_std: Tensor, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """KL divergences from the older normal distribution to the one with the newer mean, and to the one with the newer
-    deviation, in each dimension: [..., D] each."""
+    """KL divergences KL(old ‖ new) in each dimension, [..., D] each: of the old normal distribution from one that has
+    only the new mean, and from one that has only the new deviation."""
     of_mean = 0.5 * ((mean - old_mean) * torch.exp(-old_log_std)).square()
     of_std = log_std - old_log_std + 0.5 * (torch.exp(2 * (old_log_std - log_std)) - 1)
     return of_mean, of_std

@@ -1,4 +1,4 @@
-"""The common parts of algorithms that learn from replay: settings, and the interface to storage and collectors.
+"""The common parts of algorithms that learn from replay: settings, and the base class.
 
 Shape legend: B environments, N parameters, X numbers that control how an environment explores.
 """
@@ -22,50 +22,50 @@ from lockstep.models.gaussian import standard_normal
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """What replay stores, and which items are drawn from it."""
+    """What the replay memory stores, and how items are drawn from it."""
 
     capacity: Steps = 1_000_000
-    """Steps that are kept, of all environments together. More keep rarer experience, and cost memory."""
+    """Steps that the memory holds, of all environments together. More keep rare experience longer and cost memory."""
     prioritized: bool = False
-    """Draw items in proportion to how much can still be learned from them (Schaul et al. 2016) instead of uniformly. On
-    learns more from each sample if only few are informative, and costs time."""
+    """Draw items in proportion to a power of their last error (Schaul et al. 2016) instead of uniformly. On learns more
+    from each sample if only few are informative, and costs time."""
     alpha: float = 0.6
     """Exponent of priorities: 0 is uniform, 1 fully proportional. Higher repeats surprising items more often."""
     beta: float = 0.4
     """Exponent of the importance weights at the start of training. Higher corrects more of the bias of prioritized
     draws, with more variance."""
     beta_end: float = 1.0
-    """The same exponent at the end: it changes linearly from beta to this over total_steps. Higher has less bias and
-    more variance."""
+    """The same exponent at the end of training. It changes linearly over total_steps. Higher has less bias and more
+    variance."""
     store_frames: bool = True
-    """Keep each frame of stacked images once and rebuild the stacks: a quarter of the memory, and the same stacks. When
-    the memory is full, the oldest few steps cannot be drawn because their stacks are incomplete, so draws differ from
-    those with this off."""
+    """Store each frame of stacked images once and rebuild the stacks when they are drawn. On takes a quarter of the
+    memory for stacks of four. When the memory is full, the oldest few steps cannot be drawn because their stacks are
+    incomplete, so draws differ from those with this off."""
 
     hindsight: int = 0
     """k: of k + 1 items, k get a goal that was reached later in their episode instead of the desired one (HER,
-    Andrychowicz et al. 2017, with k = 4). More learn from more successes, but from fewer with the desired goal. For
-    goal-conditioned environments; 0 switches it off."""
+    Andrychowicz et al. 2017, with k = 4). Higher learns from more successes, but from fewer items with the desired
+    goal. For goal-conditioned environments; 0 switches it off."""
     recency: float = 1.0
-    """η of c_k = C η^(1000 k / K), the number of newest steps that update k of K in an iteration draws from, where C is
-    the capacity; η rises to 1 over total_steps (ERE, Wang and Ross 2019, with η = 0.996). Lower learns more from new
-    steps."""
+    """η of ERE (Wang and Ross 2019, with η = 0.996): gradient step k of the K in an iteration draws from the newest
+    c_k = C η^(1000 k / K) steps, where C is the capacity. η rises to 1 over total_steps. Lower learns more from new
+    steps; 1 switches it off."""
     recency_least: Steps = 5_000
     """The smallest number of newest steps to which recency narrows a draw. Lower restricts the last updates of an
     iteration to the newest steps."""
     slack: float = 0.5
-    """With lag async: gradient steps per sample collected since the warm-up stay within a factor of 1 + slack of the
-    ratio set by `updates`. Higher makes collectors and learners wait less for each other, and lets hardware affect more
-    of the result; with 0 the ratio is exact."""
+    """With lag async: the ratio of gradient steps to samples since the warm-up stays within a factor of 1 + slack of
+    the ratio set by `updates`. Higher makes collectors and learners wait less for each other, and lets hardware affect
+    the result more; with 0 the ratio is exact."""
     data: str = ""
     """Transitions that fill the replay memory before training: an .npz file, or a Minari dataset as minari:ID. More
-    of them, and more varied ones, let learning begin with better values. New steps overwrite them in time."""
+    numerous and more varied ones give better initial values. New steps overwrite them in time."""
     data_digest: str = ""
-    """SHA-256 over these transitions. Computed when the run starts."""
+    """SHA-256 of these transitions, computed when the run starts."""
     checkpoint: bool = True
-    """Write the replay memory into checkpoints, so that a resumed run continues exactly. Off saves disk and time; a
-    resumed run then begins with an empty memory, which it fills for as long as the warm-up took before it learns again
-    (another result, which can be neither verified nor replayed)."""
+    """Write the replay memory into checkpoints, so that a resumed run continues exactly. Off saves disk space and time.
+    A resumed run then starts with an empty memory and collects for as long as the warm-up took before it learns again.
+    Its result differs, and can be neither verified nor replayed."""
 
     later: ClassVar[frozenset[str]] = frozenset({"data", "data_digest"})
     needs: ClassVar[tuple[Need, ...]] = (
@@ -107,21 +107,21 @@ class OffPolicyConfig(AlgorithmConfig):
     rollout: int = 4
     """Steps per environment and iteration. Longer lowers the overhead of an iteration, shorter updates more often."""
     batch_size: int = 32
-    """Items (transitions or sequences) in each minibatch. More make gradient steps less noisy, and cost more."""
+    """Items (transitions or sequences) in each minibatch. More make gradient steps less noisy and slower."""
     updates: int = 1
-    """Gradient steps per iteration, so that each collected step is used updates * batch_size / (rollout * num_envs)
-    times. More learn faster per sample, until they overfit the replay memory."""
+    """Gradient steps per iteration. Each collected step is drawn updates * batch_size / (rollout * num_envs) times on
+    average. More learn faster per sample, until they overfit the replay memory."""
     warmup: Steps = 10_000
-    """Steps, of all environments together, that are collected with random actions before learning begins. More begin
-    with more varied data."""
+    """Steps, of all environments together, that are collected with random actions before learning begins. More make the
+    first data more varied and delay learning."""
     n_step: int = 1
     """Steps after which a return is bootstrapped from a value. More propagate rewards faster, but have more variance
     and the bias of old actions."""
     target_period: int = 1
-    """Gradient steps between updates of the target network. More are more stable and slower."""
+    """Gradient steps between updates of the target network. More make learning more stable and slower."""
     target_rate: float = 1.0
     """Share of the distance by which the target network moves towards the model, every target_period gradient steps; 1
-    copies the model. Lower is more stable and slower."""
+    copies the model. Lower makes learning more stable and slower."""
     replay: ReplayConfig = ReplayConfig()
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
@@ -167,7 +167,7 @@ class OffPolicyConfig(AlgorithmConfig):
         if self.replay.recency < 1 and self.replay.recency_least <= environments:
             raise SettingsError(
                 f"algorithm.replay.recency_least={self.replay.recency_least} must be above env.num_envs="
-                f"{environments}, so that two steps of each environment can be drawn: one may be a "
+                f"{environments}, so that two steps of each environment can be drawn. One of them may be a "
                 "reset. Wang and Ross used 5000."
             )
         if self.replay.recency < 1 and self.sequences:
@@ -184,8 +184,8 @@ class OffPolicyConfig(AlgorithmConfig):
             )
         if setup.lag == "async" and setup.max_lag == 0:
             raise SettingsError(
-                "scheme.max_lag=0 with replay: an iteration that takes no rollout would make those in flight too old. "
-                "Use --scheme.max-lag 1 or more, or --scheme.lag 0."
+                "scheme.max_lag=0 with replay cannot work: an iteration that takes no rollout would make those in "
+                "flight too old. Use --scheme.max-lag 1 or more, or --scheme.lag 0."
             )
         if setup.preempt < 1:
             raise SettingsError(
@@ -229,7 +229,7 @@ class OffPolicyConfig(AlgorithmConfig):
 
 
 def off_policy(config: AlgorithmConfig) -> OffPolicyConfig:
-    """The settings of an algorithm that replays."""
+    """The settings of an algorithm that learns from replay."""
     assert isinstance(config, OffPolicyConfig), f"{config.name} does not learn from replay"
     return config
 
@@ -277,9 +277,9 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
 
     @property
     def update_period(self) -> int:
-        """The loss runs the same kernels in updates whose numbers agree modulo this, so that each of them can be a CUDA
-        graph. If it is above 1, the loss may branch on hyper["update"] modulo it; in a graph, this number says no more,
-        and hyper["number"] is the true one, as a tensor."""
+        """The period after which the loss runs the same kernels again, so that one CUDA graph serves all updates whose
+        numbers agree modulo it. If it is above 1, the loss may branch on hyper["update"] modulo it. In a graph,
+        hyper["update"] is only correct modulo the period, and hyper["number"] is the true number, as a tensor."""
         return 1
 
     def noise_numbers(self, model: PolicyModel, items: int) -> int:
@@ -292,16 +292,16 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
         return max(-(-config.item_steps // config.rollout), -(-config.warmup // samples_per_iteration))
 
     def updates_in(self, iteration: int, samples_per_iteration: int) -> int:
-        """The gradient steps of an iteration."""
+        """The number of gradient steps in an iteration."""
         return self.config.updates if iteration >= self.warm_iterations(samples_per_iteration) else 0
 
     def updates_before(self, iteration: int, samples_per_iteration: int) -> int:
-        """The gradient steps before an iteration."""
+        """The number of gradient steps before an iteration."""
         return self.config.updates * max(0, iteration - self.warm_iterations(samples_per_iteration))
 
     def following(self, updates: int) -> float:
-        """How far the target network moves towards the model after this many gradient steps of the run: from 0, not at
-        all, to 1, a copy."""
+        """The share of the distance by which the target network moves towards the model after this many gradient steps
+        of the run: 0 does not move it, 1 copies the model."""
         return self.config.target_rate if updates % self.config.target_period == 0 else 0.0
 
     def follow(self, online: Tensor, target: Tensor, updates: int) -> None:

@@ -1,4 +1,4 @@
-"""Algorithms that learn from each rollout once: their settings, their batches, and what they share.
+"""The common parts of algorithms that learn from each rollout once: settings, batches, and the base class.
 
 Shape legend: T time, B environments; a minibatch is always time-major [T, B] (single samples have T = 1).
 """
@@ -25,7 +25,7 @@ _AUXILIARY = "loss/auxiliary"
 
 @dataclass(frozen=True)
 class OnPolicyConfig(AlgorithmConfig):
-    """Settings of algorithms that learn from each rollout once, and then drop it."""
+    """Settings of algorithms that learn from each rollout once and then discard it."""
 
     epochs: int = 1
     """Passes over each rollout. More learn faster per sample, until the policy moves too far from its data."""
@@ -45,8 +45,8 @@ class OnPolicyConfig(AlgorithmConfig):
     """Whether minibatches must be whole sequences even without a recurrent core (V-trace)."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
-        """Raise SettingsError for values out of range, and unless every shard fills an equal slice of every
-        minibatch."""
+        """Raise SettingsError for values out of range, and for minibatches that cannot contain equally many samples of
+        every shard."""
         super().validate(envs_per_shard, recurrent=recurrent)
         for setting in ("epochs", "minibatches"):
             if getattr(self, setting) < 1:
@@ -89,7 +89,7 @@ class OnPolicyConfig(AlgorithmConfig):
             )
 
     def _validate_popart(self, setup: Setup) -> None:
-        """Raise SettingsError for what contradicts values in units of tasks."""
+        """Raise SettingsError for settings that PopArt's values, which are in units of tasks, do not allow."""
         popart = setup.model.value_normalization
         if popart is None or not popart.rate:
             return
@@ -142,13 +142,13 @@ class Batch(ArrayTuple):
     reward: Tensor
     log_prob: Tensor
     value: Tensor
-    """fp32 [T, B]: under the collecting version."""
+    """fp32 [T, B]: values from the collecting version."""
     terminated: Tensor
     truncated: Tensor
     valid: Tensor
     advantage: Tensor | None
-    """fp32 [T, B], from targets, standardized if the algorithm asks for it. If the loss computes advantages itself
-    (V-trace): the intrinsic advantage to add, or None."""
+    """fp32 [T, B], from targets, and standardized if normalize_advantages is on. If the loss computes advantages itself
+    (V-trace), this is the intrinsic advantage to add, or None."""
     value_target: Tensor | None
     intrinsic: Intrinsic | None = None
     policy: Tensor | None = None
@@ -160,7 +160,7 @@ class Batch(ArrayTuple):
 
 
 class Targets(NamedTuple):
-    """What an algorithm computes once for each rollout, before the first epoch."""
+    """Advantages and value targets [T, B], computed once for each rollout, before the first epoch."""
 
     advantage: Tensor
     value_target: Tensor
@@ -170,12 +170,12 @@ OnPolicyConfigT = TypeVar("OnPolicyConfigT", bound=OnPolicyConfig)
 
 
 class OnPolicy(Algorithm[OnPolicyConfigT]):
-    """Learns from each rollout once, and then drops it."""
+    """Learns from each rollout once and then discards it."""
 
     normalize_advantages: bool = False
     """Whether advantages are standardized over the global minibatch."""
     policies: int = 1
-    """How many policies it trains. Advantages are standardized over the samples of each."""
+    """The number of policies that it trains. Advantages are standardized over the samples of each policy."""
     bootstrap_inputs: bool = False
     """Whether loss evaluates the model on T+1 observations (V-trace)."""
 
@@ -191,16 +191,16 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
         """The loss of one shard's slice of a minibatch."""
 
     def auxiliary_loss(self, model: PolicyModel, output: ModelOutput, batch: Batch) -> Tensor | None:
-        """A further loss, which is added to that of PPO, A2C, IMPALA or APPO without a second forward pass. Override
-        it in a subclass of one of these; metrics show it as loss/auxiliary.
+        """A loss that is added to that of PPO, A2C, IMPALA or APPO without a second forward pass. Override it in a
+        subclass of one of these; metrics show it as loss/auxiliary.
 
         Args:
-            model: with the networks of companion, if there are any.
-            output: of the model on the batch's observations, features included.
-            batch: like output, with T+1 observations if bootstrap_inputs.
+            model: the model, including the networks of companion, if any.
+            output: the model's output for the batch's observations, including features.
+            batch: the slice. With bootstrap_inputs, it and output have T+1 observations.
 
         Returns:
-            A scalar with gradients, summed over valid samples and weighted as it should count. None adds nothing.
+            A scalar with gradients, summed over valid samples and multiplied by its weight. None adds nothing.
         """
         return None
 
@@ -218,7 +218,7 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
         return loss._replace(total=loss.total + auxiliary, metrics={**loss.metrics, _AUXILIARY: auxiliary.detach()})
 
     def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
-        """Advantages and value targets [T, B] of one shard. reward is normalised if the experiment says so."""
+        """Advantages and value targets [T, B] of one shard. The reward is normalized if normalize.rewards is on."""
         raise NotImplementedError(f"{type(self).__name__} sets needs_targets but does not compute them")
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
@@ -228,5 +228,5 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
         return {**super().hyperparameters(progress), **weights}
 
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Replaces the sums for the explained variance by the explained variance, if the loss reports them."""
+        """Replace the moments VALUE_METRICS by the explained variance, if the loss reports them."""
         return explained_variance(metrics) if metrics.keys() >= set(VALUE_METRICS) else metrics

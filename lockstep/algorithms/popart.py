@@ -1,8 +1,8 @@
-"""PopArt for any on-policy algorithm: see lockstep.models.popart, where the value head and its statistics are.
+"""PopArt for any on-policy algorithm. lockstep.models.popart contains the value head and its statistics.
 
-Rewards and values are divided by the deviation of their task. All targets and losses are in these units then: a value
-loss is that of normalized values, an advantage is scaled by its task's deviation (Hessel et al. 2019, section 4), and
-the algorithm need not know about it.
+Rewards and values are divided by the deviation of their task, and all targets and losses are in these units. So value
+losses are those of normalized values, and advantages are scaled by their task's deviation (Hessel et al. 2019, section
+4). The algorithm needs no change.
 
 Shape legend: T time, B environments of a shard, K tasks.
 """
@@ -25,7 +25,7 @@ from lockstep.models.base import PolicyModel
 from lockstep.models.popart import PopArtHead
 
 _STATISTICS = "statistics.value"
-"""The parameter that holds them."""
+"""The name of the parameter that holds the statistics."""
 
 
 def with_popart(algorithm: Algorithm[Any], model: PolicyModel) -> Algorithm[Any]:
@@ -39,7 +39,7 @@ class PopArt(Wrapper):
 
     Args:
         inner: the algorithm.
-        head: of the model that learns.
+        head: the value head of the model that learns.
     """
 
     def __init__(self, inner: OnPolicy[Any], head: PopArtHead) -> None:
@@ -49,15 +49,15 @@ class PopArt(Wrapper):
         self.metric_names = (*inner.metric_names, *self._names)
 
     def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
-        """The algorithm's. Advantages are in units of their task, so that they can be standardized over all tasks;
-        value targets are not, since the units change with the next gradient step."""
+        """The algorithm's targets. Advantages are in units of their task, so that they can be standardized over all
+        tasks. Value targets are not, since the units change with the next gradient step."""
         found = self.inner.targets(rollout, reward, hyper)
         obs = map_structure(lambda leaf: leaf[: len(reward)], rollout.obs)
         return found._replace(advantage=found.advantage / self.head.of_task(self.head.moments()[1], obs))
 
     def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
-        """The algorithm's loss in units of each task. Its gradient for the statistics is what `follow` of the head
-        takes: sums over targets."""
+        """The algorithm's loss in units of each task. The gradient of the statistics consists of sums over targets, the
+        argument of the head's `follow`."""
         head, valid = self.head, batch.valid
         mean, deviation = head.moments()
         obs = map_structure(lambda leaf: leaf[: len(valid)], batch.obs)
@@ -72,8 +72,8 @@ class PopArt(Wrapper):
         target_t = scaled.value_target if loss.value_target is None else loss.value_target
         if target_t is None:
             raise SettingsError(
-                f"model.popart.rate={head.config.rate:g} needs the targets of values, but {type(self.inner).__name__} "
-                "tells none: let its loss return them as LossOutput.value_target, or set needs_targets."
+                f"model.popart.rate={head.config.rate:g} needs value targets, but {type(self.inner).__name__} has "
+                "none: let its loss return them as LossOutput.value_target, or set needs_targets."
             )
         with torch.no_grad():
             target_t = torch.where(valid, target_t - middle_t, 0.0)
@@ -90,7 +90,7 @@ class PopArt(Wrapper):
         return True
 
     def before_step(self, model: PolicyModel, gradient: Mapping[str, Tensor]) -> None:
-        """Move the statistics, which the optimizer then leaves alone."""
+        """Update the statistics. Their gradient becomes 0, so that the optimizer does not change them."""
         self.inner.before_step(model, gradient)
         self.head.follow(gradient[_STATISTICS])
         gradient[_STATISTICS].zero_()

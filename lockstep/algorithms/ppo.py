@@ -24,13 +24,14 @@ from lockstep.core.rollout import Rollout
 from lockstep.models.base import Diverging, PolicyModel
 
 _FACTOR = 1.5
+"""The factor by which desired_kl changes the learning rate in a step."""
 _RATES = (1e-5, 1e-2)
-"""By how much desired_kl changes the learning rate in a step, and its bounds."""
+"""The bounds of this learning rate."""
 
 
 @dataclass(frozen=True)
 class PPOConfig(OnPolicyConfig):
-    """PPO with a clipped surrogate; the defaults are those for Atari."""
+    """PPO with a clipped surrogate. The defaults are for Atari."""
 
     name = "ppo"
 
@@ -39,23 +40,24 @@ class PPOConfig(OnPolicyConfig):
     gae_lambda: float = 0.95
     """λ of generalized advantage estimation. Higher trusts rewards (less bias), lower the values (less variance)."""
     clip: float = 0.1
-    """ε: how far the probability ratio π/μ may move from 1 before a sample has no more gradient. Higher allows larger
+    """ε: how far the probability ratio π/μ may move from 1 before the sample's gradient becomes 0. Higher allows larger
     policy steps."""
     anneal_clip: bool = False
     """Lower ε linearly to zero over total_steps."""
     value_clip: float = 0.0
-    """How far a value may move from the collected one before it stops learning; 0 switches it off. Lower slows
-    the value function, in units of return."""
+    """How far a value may move from the collected one before its gradient becomes 0, in units of return; 0 switches it
+    off. Lower slows the value function."""
     target_kl: float = 0.0
     """Skip an iteration's remaining gradient steps once a minibatch's approximate KL exceeds this; 0 switches it off.
     Lower keeps the policy closer to its data (typical: 0.01 to 0.05)."""
     normalize_advantages: bool = True
-    """Standardize advantages over each global minibatch, which makes the step size independent of the reward scale; if
+    """Standardize advantages over each global minibatch, which makes the step size independent of the reward scale. If
     off, small advantages move the policy little."""
     desired_kl: float = 0.0
-    """Let the learning rate follow the policy: before each gradient step, divide it by 1.5 if the minibatch's KL
-    divergence from the collecting policy is above twice this, and multiply it by 1.5 if it is below half of it, within
-    1e-5 and 1e-2. 0 switches it off. Higher allows larger steps (rsl_rl: 0.01). It replaces anneal_learning_rate."""
+    """Adapt the learning rate to the KL divergence of the policy from the collecting policy. Before each gradient step,
+    divide the rate by 1.5 if the minibatch's divergence is above twice this value, and multiply it by 1.5 if the
+    divergence is below half of it. The rate stays within 1e-5 and 1e-2. Higher allows larger steps (rsl_rl: 0.01); 0
+    switches it off. It replaces anneal_learning_rate."""
 
     later: ClassVar[frozenset[str]] = OnPolicyConfig.later | {"desired_kl"}
     schedules: ClassVar[tuple[str, ...]] = ("anneal_clip", "desired_kl")
@@ -100,7 +102,7 @@ class PPOConfig(OnPolicyConfig):
 
 
 class PPO(OnPolicy[PPOConfig]):
-    """Several epochs of minibatch gradient steps on each rollout, kept near the collecting policy by clipping."""
+    """Several epochs of minibatch gradient steps on each rollout. Clipping keeps the policy near the collecting one."""
 
     metric_names = (
         "loss/policy",
@@ -188,8 +190,8 @@ class PPO(OnPolicy[PPOConfig]):
         return self._decides_unlike(PPO) or self.config.desired_kl > 0 or self.config.target_kl > 0
 
     def adapt(self, hyper: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
-        """The learning rate that follows the divergence, if desired_kl asks for it: the rule of rsl_rl (Schwarke et al.
-        2025, https://arxiv.org/abs/2509.10771)."""
+        """The learning rate for the next step, if desired_kl is on, by the rule of rsl_rl (Schwarke et al. 2025,
+        https://arxiv.org/abs/2509.10771)."""
         rate, desired = hyper["learning_rate"], self.config.desired_kl
         if not desired:
             return {}

@@ -1,5 +1,5 @@
 """Parallelised Q-network (Gallici et al. 2024, https://arxiv.org/abs/2407.04811): Q-learning on the rollouts of many
-environments, without replay and without a target network. Normalized layers keep it stable instead.
+environments, without replay and without a target network. Layer normalization keeps it stable instead.
 
 Shape legend: T time, B environments, A actions.
 """
@@ -26,7 +26,7 @@ from lockstep.models.selection import of_action
 
 @dataclass(frozen=True)
 class PQNConfig(OnPolicyConfig):
-    """Q-learning from fresh rollouts; the defaults are those for Atari."""
+    """Q-learning from fresh rollouts. The defaults are for Atari."""
 
     name = "pqn"
     needs_policy_and_value = False
@@ -40,13 +40,13 @@ class PQNConfig(OnPolicyConfig):
     epochs: int = 2
     minibatches: int = 32
     entropy_coef: float = 0.0
-    """Must be 0: there is no policy whose entropy could count."""
+    """Must be 0, since PQN has no stochastic policy."""
     value_coef: float = 1.0
-    """Must be 1: values are all that is learned."""
+    """Must be 1, since the value loss is the only loss."""
     return_lambda: float = 0.65
     """λ of the returns. Higher trusts rewards (less bias), lower the values (less variance)."""
     reward_scale: float = 1.0
-    """Rewards are multiplied by this before learning. Lower keeps values small, which are learned in fewer steps."""
+    """Factor of rewards in learning. Lower makes values smaller, so that fewer steps learn them; higher, larger."""
     epsilon_start: float = 1.0
     """Initial ε: the share of random actions. Higher explores more."""
     epsilon_end: float = 0.001
@@ -55,7 +55,7 @@ class PQNConfig(OnPolicyConfig):
     """Share of total_steps over which ε falls. Longer explores more."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
-        """Raise SettingsError for values out of range, and for settings of other algorithms on rollouts."""
+        """Raise SettingsError for values out of range, and for settings that only other on-policy algorithms use."""
         super().validate(envs_per_shard, recurrent=recurrent)
         check_epsilon(self)
         if not 0 <= self.return_lambda <= 1:
@@ -103,12 +103,12 @@ class PQNConfig(OnPolicyConfig):
             )
 
     def warnings(self, setup: Setup) -> Iterator[str]:
-        """As in the base class, and whether nothing keeps values from running away."""
+        """Also warns if no layer normalization keeps values from diverging."""
         yield from super().warnings(setup)
         if isinstance(setup.model, QModelConfig) and not setup.model.layer_norm:
             yield (
-                "PQN has no target network: it is the normalization of layers that keeps its values from running "
-                "away. Use --model.layer-norm."
+                "PQN has no target network, so its values can diverge without layer normalization. Use "
+                "--model.layer-norm."
             )
 
     def build(self) -> PQN:
@@ -122,8 +122,8 @@ class PQN(OnPolicy[PQNConfig]):
     needs_targets = True
 
     def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
-        """λ-returns that bootstrap from the highest values of the collecting version, of allowed actions (section 3.3;
-        Peng and Williams 1996): G_t = r_t + γ ((1 - λ) max_a q_{t+1} + λ G_{t+1})."""
+        """λ-returns that bootstrap from the collecting version's highest value of an allowed action (section 3.3; Peng
+        and Williams 1996): G_t = r_t + γ ((1 - λ) max_a q_{t+1} + λ G_{t+1})."""
         value_t = rollout.value
         return Targets(
             *gae(

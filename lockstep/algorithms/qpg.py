@@ -4,12 +4,12 @@ them.
 All losses of a gradient step use the parameters before it. So the policy uses the critics before their update, whereas
 sequential implementations use the updated critics. This makes a step a single sum over shards.
 
-With sequences (Ni et al. 2022, https://arxiv.org/abs/2110.05038), policy and critics have a core each. The core of the
-policy begins with the state that it had when the sequence was collected, as in R2D2. That of the critics does not act,
-so that no state is known; it begins with zeros, and burn-in gives it a past.
+With sequences (Ni et al. 2022, https://arxiv.org/abs/2110.05038), the policy and the critics have one core each. The
+policy's core begins with the state that it had when the sequence was collected, as in R2D2. The critics' core does not
+act, so no state is stored for it. It begins with zeros, and burn-in gives it a history.
 
-Shape legend: n items, C critics, D dimensions of an action, T time: 1, or the M steps of a sequence that are learned
-from, L steps of burn-in, N steps of a return, F inputs of layers.
+Shape legend: n items, C critics, D dimensions of an action, T time (1, or the M steps of a sequence that are learned
+from), L steps of burn-in, N steps of a return, F inputs of layers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lockstep.models.base import Networks
 from lockstep.models.observations import allowed_actions
 
 _OPTIMIZER = OptimizerConfig(eps=1e-8)
-"""Torch's default Adam, which the papers use."""
+"""Adam with torch's default ε, as in the papers."""
 _LARGEST_ERROR = 0.9
 """η of a sequence's priority (Kapturowski et al. 2019, section 2.3)."""
 
@@ -44,9 +44,9 @@ class QPGConfig(OffPolicyConfig):
     policies: ClassVar[tuple[str, ...]] = ()
     """Values of model.policy that the algorithm supports."""
     batch_renorm: ClassVar[bool] = False
-    """Whether the model's model.batch_renorm must be on. Other algorithms would never learn the statistics."""
+    """Whether model.batch_renorm must be on. Otherwise it must be off, since nothing would update the statistics."""
     can_remember: ClassVar[bool] = False
-    """Whether its losses take sequences."""
+    """Whether the loss takes sequences."""
     later: ClassVar[frozenset[str]] = OffPolicyConfig.later | {"unroll", "burn_in"}
 
     rollout: int = 16
@@ -63,12 +63,12 @@ class QPGConfig(OffPolicyConfig):
     """Scale gradients of the critics and of the policy whose norm exceeds this. Lower is safer and slower."""
     target_rate: float = 0.005
     unroll: int = 0
-    """M: the length of the sequences that models with a core learn from; gradients flow back through all M steps, and
-    batch_size counts sequences. A sequence begins at the first step of every rollout. More learn longer dependencies,
-    and cost time. 0 learns from single steps."""
+    """M: the length of the sequences that models with a core learn from. Gradients flow back through all M steps, and
+    batch_size counts sequences. A sequence begins at the first step of every rollout. Higher learns longer dependencies
+    and costs time. 0 learns from single steps."""
     burn_in: int = 0
-    """L: steps before these that only update the states of cores. More give the critics' cores, which begin with zeros,
-    a longer past, remove more of the policy's stale stored state, and cost time."""
+    """L: steps before these that only update the states of cores. Higher gives the critics' cores, which begin with
+    zeros, a longer history, removes more of the policy's stale stored state, and costs time."""
 
     @property
     def sequence_steps(self) -> tuple[int, int] | None:
@@ -90,7 +90,7 @@ class QPGConfig(OffPolicyConfig):
         if self.burn_in and not self.unroll:
             raise SettingsError(
                 f"algorithm.burn_in={self.burn_in} is the beginning of sequences, but algorithm.unroll=0 learns from "
-                "single steps. Give the steps that are learned from, such as --algorithm.unroll 32, or leave it out."
+                "single steps. Set the steps to learn from, for example --algorithm.unroll 32, or leave burn_in out."
             )
         if recurrent and not self.unroll:
             raise SettingsError(
@@ -132,16 +132,16 @@ class QPG(OffPolicy[QPGConfigT]):
     """Critics and policy, each with its own loss and learning rate."""
 
     target_acts: ClassVar[bool] = False
-    """Whether the target policy values what follows a step, instead of the present one."""
+    """Whether the target policy instead of the online one chooses the next action in targets."""
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """Those of the base class, and `actor_learning_rate`."""
+        """The base class's hyperparameters, and `actor_learning_rate`."""
         hyper = super().hyperparameters(progress)
         rate = self.config.actor_learning_rate / self.config.learning_rate * hyper["learning_rate"]
         return {**hyper, "actor_learning_rate": rate}
 
     def steps_of(self, items: int) -> int:
-        """How many steps are learned from in so many items."""
+        """The number of steps that are learned from in this many items."""
         return items * max(1, self.config.unroll)
 
     def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
@@ -156,8 +156,8 @@ class QPG(OffPolicy[QPGConfigT]):
         return Exploration(samples < self.config.warmup, torch.zeros(len(environments), 0))
 
     def recalled(self, online: ActorCritic, target: ActorCritic, batch: Transitions | Sequences) -> Transitions:
-        """Transitions as they are. Of sequences, the M steps that are learned from, as transitions between what cores
-        make of observations; steps that are not valid weigh 0."""
+        """Sequences as Transitions: the M steps that are learned from, with the outputs of cores as observations.
+        Invalid steps have weight 0. Transitions are returned unchanged."""
         if isinstance(batch, Transitions):
             return batch
         burn_in, steps = self.config.burn_in, len(batch.action)
@@ -201,7 +201,7 @@ def critic_error(q_tm1: Tensor, target_tm1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def priorities(size: Tensor, valid: Tensor) -> Tensor:
-    """Absolute errors [T, n] -> the items' priorities [n]; those of sequences are R2D2's."""
+    """Absolute errors [T, n] -> the items' priorities [n]. Sequences have R2D2's."""
     return size[0] * valid[0] if len(size) == 1 else mixed_priority(size * valid, valid, _LARGEST_ERROR)
 
 
@@ -209,8 +209,8 @@ def _unroll(part: Remembering, batch: Sequences, extra: Tensor | None, state: Te
     """Inputs of layers [M+N, n, F] after the burn-in, through which no gradient flows.
 
     Args:
-        extra: what they see in addition to observations, [L+M+N, n, E].
-        state: of the core before the first step, [n, K].
+        extra: inputs in addition to observations, [L+M+N, n, E].
+        state: the core's state before the first step, [n, K].
     """
 
     def inputs(steps: slice, state: Tensor) -> tuple[Any, ...]:

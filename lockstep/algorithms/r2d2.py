@@ -1,6 +1,7 @@
 """Recurrent deep Q-learning from replayed sequences (R2D2, Kapturowski et al. 2019,
-https://openreview.net/forum?id=r1lyTjAqYX): each sequence is stored with the LSTM's state, which a burn-in updates to
-the current parameters; n-step double Q-learning of rescaled values; sequences drawn by priority.
+https://openreview.net/forum?id=r1lyTjAqYX). Each sequence is stored with the core's state, and a burn-in adapts this
+state to the current parameters. Rescaled values are learned by n-step double Q-learning. Sequences are drawn by
+priority.
 
 Shape legend: L steps of burn-in, M steps that are learned from, N steps of a return, n sequences, A actions.
 """
@@ -28,22 +29,22 @@ from lockstep.models.selection import of_action
 
 @dataclass(frozen=True)
 class R2D2Config(DQNConfig):
-    """Q-learning of sequences; the defaults are those of rlpyt's R2D1 for Atari (arXiv:1909.01500)."""
+    """Q-learning from sequences. The defaults are those of rlpyt's R2D1 for Atari (arXiv:1909.01500)."""
 
     name = "r2d2"
 
     rollout: int = 40
     """Steps per environment and iteration. A sequence begins at the first step of every rollout, since the core's state
-    is stored there. If it is shorter than burn_in + unroll, sequences overlap: each step is learned from at several
-    positions, and more states are stored. If it is longer than unroll, some steps are never learned from."""
+    is stored there. In rollouts shorter than burn_in + unroll, sequences overlap: each step is learned from at several
+    positions, and more states are stored. In rollouts longer than unroll, some steps are never learned from."""
     batch_size: int = 32
-    """Sequences per gradient step. More make it less noisy, and cost more."""
+    """Sequences per gradient step. More make the step less noisy and slower."""
     warmup: Steps = 100_000
     burn_in: int = 40
-    """L: steps at the beginning of a sequence that only update the core's state. More remove more of the stale stored
-    state, and cost time."""
+    """L: steps at the beginning of a sequence that only update the core's state. More reduce the effect of the stale
+    stored state and cost time."""
     unroll: int = 80
-    """M: steps that are learned from, through which gradients flow back. More learn longer dependencies, and cost
+    """M: steps that are learned from, through which gradients flow back. More learn longer dependencies and cost
     time."""
     n_step: int = 5
     rescaling: float = 1e-3
@@ -60,8 +61,8 @@ class R2D2Config(DQNConfig):
     """Final ε of the environment that explores most. Higher keeps exploring more."""
     epsilon_fraction: float = 0.0
     epsilon_spread: float = 7.0
-    """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018): 0 gives all the
-    same ε. Higher lets environments explore more differently."""
+    """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018). With 0, all
+    environments have the same ε. Higher makes their ε differ more."""
 
     needs: ClassVar[tuple[Need, ...]] = (Need(("priority_max",), ("algorithm.replay.prioritized",)),)
 
@@ -94,7 +95,7 @@ class R2D2Config(DQNConfig):
 
 
 class R2D2(DQN[R2D2Config]):
-    """Moves the values of a replayed sequence's actions towards what followed each of them."""
+    """Moves the values of a replayed sequence's actions towards the n-step returns that followed them."""
 
     def loss(self, model: Networks, batch: Any, hyper: dict[str, float]) -> LossOutput:
         """Huber loss of rescaled values, summed over the valid steps of Sequences."""
@@ -125,8 +126,8 @@ class R2D2(DQN[R2D2Config]):
 
 
 def rescale(x: Tensor, epsilon: float) -> Tensor:
-    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + εx (Pohlen et al. 2018, arXiv:1805.11593): it compresses large returns, so
-    that rewards need not be clipped."""
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + εx (Pohlen et al. 2018, arXiv:1805.11593). It compresses large returns, so
+    rewards need not be clipped."""
     return x / ((x.abs() + 1).sqrt() + 1) + epsilon * x  # equivalent, without a difference that cancels for small x
 
 
@@ -139,8 +140,8 @@ def unscale(y: Tensor, epsilon: float) -> Tensor:
 
 
 def _unroll(model: QModel, batch: Sequences, burn_in: int) -> tuple[Tensor, Tensor]:
-    """Action values [M+N, n, A] after the burn-in, through which no gradient flows, and those by which actions are
-    chosen."""
+    """Action values after the burn-in, through which no gradient flows, and the values by which actions are chosen:
+    [M+N, n, A] each."""
 
     def inputs(steps: slice, state: Tensor) -> tuple[Any, ...]:
         action, reward = batch.prev_action, batch.prev_reward

@@ -1,9 +1,9 @@
 """Returns and advantages: pure functions of one rollout.
 
 Shapes are [T, B]; `v_t` has T+1 rows, the last being the value of the observation after the last step. Slots follow
-next-step autoreset (lockstep/core/rollout.py): after an episode ended at t, slot t+1 shows its true final observation,
-so a truncated episode bootstraps from v_{t+1}. A terminated episode does not bootstrap. In either case no trace reaches
-from t into t+1, so the contents of an invalid slot never flow into a valid one.
+next-step autoreset (lockstep/core/rollout.py): after an episode ended at t, slot t+1 contains its final observation,
+so a truncated episode bootstraps from v_{t+1}. A terminated episode does not bootstrap. In both cases the backward
+sums stop at t, so an invalid slot never affects a valid one.
 """
 
 from __future__ import annotations
@@ -144,11 +144,11 @@ def _backward_trace(x_t: Tensor, decay_t: Tensor) -> Tensor:
 
 
 def backward_scan(x_t: Tensor, decay_t: Tensor) -> Tensor:
-    """The same in log T rounds, each of which doubles how far a sum reaches: a GPU takes as long for a whole round as
-    for one step (Hillis and Steele 1986, "Data parallel algorithms"). Its rounding differs from that of the loop."""
+    """_backward_trace in log T rounds, each of which doubles how many steps a sum covers (Hillis and Steele 1986, "Data
+    parallel algorithms"). A GPU takes as long for a round as for one step. The rounding differs from the loop's."""
     reach, steps = 1, len(x_t)
     while reach < steps:
         x_t = torch.cat([torch.addcmul(x_t[:-reach], decay_t[: steps - reach], x_t[reach:]), x_t[-reach:]])
-        decay_t = decay_t[:-reach] * decay_t[reach:]  # of as many steps as a sum reaches now
+        decay_t = decay_t[:-reach] * decay_t[reach:]  # over as many steps as a sum covers now
         reach *= 2
     return x_t

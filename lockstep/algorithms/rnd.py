@@ -1,7 +1,7 @@
 """Random network distillation (Burda et al. 2018, https://arxiv.org/abs/1810.12894) for any on-policy algorithm.
 
-A network predicts observations well that it has learned from, so its error measures novelty. This error is a second
-reward, with a separate value and discount, and its advantage is added to the task's.
+A network predicts features of observations. It does so badly for unfamiliar ones, so its error measures novelty. This
+error is a second reward with its own value and discount. Its advantage is added to the task's.
 
 Shape legend: T time, B environments of a shard.
 """
@@ -25,7 +25,7 @@ from lockstep.models.rnd import Curiosity, RNDConfig
 
 
 def with_curiosity(algorithm: Algorithm[Any]) -> Algorithm[Any]:
-    """The algorithm, wrapped in random network distillation if its settings ask for it."""
+    """The algorithm, wrapped in random network distillation if rnd.coef is above 0."""
     if not isinstance(algorithm, OnPolicy) or not algorithm.config.rnd.coef:
         return algorithm
     if type(algorithm).companion is not Algorithm.companion:
@@ -58,9 +58,9 @@ class RND(Wrapper):
         return (*groups, ParameterGroup("companion.", hyper["learning_rate"]))
 
     def loss(self, model: PolicyModel, batch: Batch, hyper: dict[str, float]) -> LossOutput:
-        """The algorithm's loss, the predictor's, and half the squared error of the intrinsic value.
+        """The algorithm's loss, the predictor's loss, and half the squared error of the intrinsic value.
 
-        The last two include all steps, even resets: only the reset step sees an episode's last observation.
+        The last two include all steps, even resets, since only the reset step has an episode's last observation.
         """
         assert batch.intrinsic is not None
         learned = self.inner.loss(model, batch, hyper)
@@ -90,7 +90,7 @@ def curiosity_of(model: PolicyModel) -> Curiosity:
 
 
 def intrinsic_targets(reward: Tensor, value: Tensor, config: RNDConfig) -> Targets:
-    """Advantages and value targets [T, B] of intrinsic rewards [T, B] with values [T+1, B], by GAE over one stream that
-    continues across the ends of episodes (Burda et al. 2018, section 2.3): novelty stays worth its risk."""
+    """Advantages and value targets [T, B] of intrinsic rewards [T, B] with values [T+1, B], by GAE that ignores the
+    ends of episodes (Burda et al. 2018, section 2.3). So dying does not end returns, and risks stay worthwhile."""
     never = torch.zeros_like(reward, dtype=torch.bool)
     return Targets(*gae(reward, value, never, never, config.discount, config.gae_lambda))

@@ -1,7 +1,7 @@
 """Soft actor-critic with a learned temperature (Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905), and its
 version for discrete actions (Christodoulou 2019, https://arxiv.org/abs/1910.07207).
 
-Shape legend: T time: 1, or the steps of a sequence, n items, C critics, D dimensions of an action, A discrete actions.
+Shape legend: T time (1, or the steps of a sequence), n items, C critics, D dimensions of an action, A discrete actions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lockstep.models.distributions import Categorical
 from lockstep.models.selection import of_action
 
 _SHARE_OF_ENTROPY = 0.98
-"""The target entropy of discrete actions, of the most that is possible."""
+"""The target entropy of discrete actions, as a share of the largest possible entropy."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,11 @@ class SACConfig(QPGConfig):
     learn_temperature: bool = True
     """Raise α while the policy's entropy is below the target, and lower it while it is above."""
     temperature_learning_rate: float = 3e-4
-    """Step size of log α. Higher keeps the entropy closer to its target, but makes α less steady."""
+    """Step size of log α. Higher keeps the entropy closer to its target and makes α less steady."""
     target_entropy: float | None = None
-    """Target entropy in nats. None takes minus the number of action dimensions, where the bounds are -1 and 1, and 0.98
-    of the maximum for discrete actions, of those that a mask allows. Higher keeps exploring more."""
+    """Target entropy in nats, where the bounds of actions are -1 and 1. None means minus the number of action
+    dimensions, or for discrete actions 0.98 of the largest entropy over the actions that a mask allows. Higher keeps
+    exploring more."""
 
     needs: ClassVar[tuple[Need, ...]] = (
         Need(("temperature_learning_rate", "target_entropy"), ("algorithm.learn_temperature",)),
@@ -62,7 +63,7 @@ class SACConfig(QPGConfig):
 
 
 class SAC(QPG[SACConfig]):
-    """Critics learn the soft return of the policy, the policy maximizes it, and the temperature controls the
+    """The critics learn the soft return of the policy, the policy maximizes it, and the temperature controls the
     entropy."""
 
     metric_names = (
@@ -77,8 +78,7 @@ class SAC(QPG[SACConfig]):
     )
 
     def loss(self, model: Networks, batch: Transitions | Sequences, hyper: dict[str, float]) -> LossOutput:
-        """Equations 5, 7 and 18 of the paper, summed over items; the losses of policy and temperature use fixed
-        critics."""
+        """Equations 5, 7 and 18 of the paper, summed over items. The critics get no gradient from the policy's loss."""
         online, target = actor_critics(model)
         batch = self.recalled(online, target, batch)
         log_alpha = online.variables["log_temperature"]
@@ -107,7 +107,8 @@ class SAC(QPG[SACConfig]):
     def _continuous(
         self, online: ActorCritic, target: ActorCritic, batch: Transitions, alpha: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Critics' values [C, T, n], soft value of the next state, loss of the policy and its entropy, [T, n] each."""
+        """The critics' values [C, T, n]; the soft value of the next state, the policy's loss and its entropy, [T, n]
+        each."""
         distribution = online.distribution
         assert batch.noise is not None and isinstance(distribution, SquashedGaussian)
         noise, next_noise = batch.noise.view(2, *batch.action.shape)
@@ -121,7 +122,7 @@ class SAC(QPG[SACConfig]):
     def _discrete(
         self, online: ActorCritic, target: ActorCritic, batch: Transitions, alpha: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same, with expectations over all actions instead of samples."""
+        """As _continuous, with expectations over all actions instead of samples."""
         log_p = online.actor(batch.obs).log_softmax(-1)
         all_values = online.q_all(batch.obs)
         smallest = all_values.detach().amin(0)
@@ -132,13 +133,13 @@ class SAC(QPG[SACConfig]):
         return of_action(all_values, batch.action), v_t, climb, -(log_p.exp() * log_p).sum(-1)
 
     def _target_entropy(self, online: ActorCritic, batch: Transitions) -> float | Tensor:
-        """That of target_entropy or, with action masks, of the allowed actions of each item: [T, n]."""
+        """The result of target_entropy; with action masks, the target for the allowed actions of each item, [T, n]."""
         if online.actor.mask is None or self.config.target_entropy is not None:
             return self.target_entropy(online)
         return _SHARE_OF_ENTROPY * mask_of(batch.obs).sum(-1).clamp(min=1).float().log()
 
     def target_entropy(self, model: PolicyModel) -> float:
-        """The entropy in nats that the temperature is learned for."""
+        """The entropy in nats at which the temperature stays unchanged."""
         if self.config.target_entropy is not None:
             return self.config.target_entropy
         distribution = model.distribution
@@ -150,20 +151,20 @@ class SAC(QPG[SACConfig]):
         """The logarithm of the temperature.
 
         Raises:
-            SettingsError: no policy has that much entropy, so the temperature would rise without end.
+            SettingsError: no policy reaches the target entropy, so the temperature would rise without end.
         """
         distribution = model.distribution
         discrete = isinstance(distribution, Categorical)
         largest = math.log(distribution.n) if discrete else math.log(2) * math.prod(distribution.action_shape)
         if self.config.learn_temperature and self.target_entropy(model) > largest:
             raise SettingsError(
-                f"algorithm.target_entropy={self.config.target_entropy} is more than any policy has here: at most "
-                f"{largest:.4g} nats, with all actions equally likely. Leave it out, or lower it."
+                f"algorithm.target_entropy={self.config.target_entropy} is more than any policy can have here: at most "
+                f"{largest:.4g} nats, if all actions are equally likely. Leave it out, or lower it."
             )
         return {"log_temperature": torch.tensor(math.log(self.config.initial_temperature))}
 
     def hyperparameters(self, progress: float) -> dict[str, float]:
-        """Those of the base class, and `temperature_learning_rate`."""
+        """The base class's hyperparameters, and `temperature_learning_rate`."""
         rate = self.annealed(self.config.temperature_learning_rate, progress)
         return {**super().hyperparameters(progress), "temperature_learning_rate": rate}
 

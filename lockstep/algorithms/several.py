@@ -1,4 +1,4 @@
-"""Several policies, each of which learns by an on-policy algorithm from the rows of its agents, as if it were alone.
+"""Several policies. Each learns by an on-policy algorithm from the rows of its agents, as if it were alone.
 
 Shape legend: T time, B environments of a shard.
 """
@@ -22,7 +22,7 @@ from lockstep.models.policies import Policies, PoliciesSpace
 
 
 def with_policies(algorithm: Algorithm[Any], observation_space: gymnasium.Space[Any]) -> Algorithm[Any]:
-    """The algorithm, wrapped so that each policy learns by it if there are several."""
+    """The algorithm, wrapped so that each policy learns by it, if there are several policies."""
     if not isinstance(observation_space, PoliciesSpace):
         return algorithm
     assert isinstance(algorithm, OnPolicy), "settings were checked: see OffPolicyConfig.validate_with"
@@ -41,10 +41,12 @@ def with_policies(algorithm: Algorithm[Any], observation_space: gymnasium.Space[
 
 
 class Several(Wrapper):
-    """The losses of all policies, each over its own samples: gradients, norms and metrics are those of a policy alone.
+    """The sum of all policies' losses. Each is over the policy's own samples, so its gradient, norm and metrics are
+    those that the policy would have alone.
 
     Args:
         inner: the algorithm.
+        space: the observation space of all policies.
     """
 
     def __init__(self, inner: OnPolicy[Any], space: PoliciesSpace) -> None:
@@ -98,7 +100,7 @@ class Several(Wrapper):
         return LossOutput(total, metrics)
 
     def before_step(self, model: PolicyModel, gradient: Mapping[str, Tensor]) -> None:
-        """The algorithm's, for each policy with its own gradient."""
+        """Call the algorithm's before_step for each policy, with the gradient of its parameters."""
         assert isinstance(model, Policies)
         for name in self.space.parts:
             prefix = prefix_of(name)
@@ -122,5 +124,5 @@ _SAMPLES = "samples"
 
 
 def prefix_of(name: str) -> str:
-    """How the names of a policy's parameters begin."""
+    """The prefix of the names of a policy's parameters."""
     return f"policies.{name}."

@@ -1,9 +1,9 @@
 """TD3: DDPG with less overestimation (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477).
 
-Three additions: the smaller of two critics gives the target, the policy moves less often than the critics, and noise
-smooths the target policy's action.
+It adds three things: the smaller value of two critics is the target, the policy moves less often than the critics, and
+noise smooths the target policy's action.
 
-Shape legend: T time: 1, or the steps of a sequence, n items, D dimensions of an action.
+Shape legend: T time (1, or the steps of a sequence), n items, D dimensions of an action.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lockstep.models.gaussian import standard_normal
 
 @dataclass(frozen=True)
 class TD3Config(DDPGConfig):
-    """DDPG with two critics, a delayed policy and smoothed targets; the model's `critics` is 2."""
+    """DDPG with two critics (model.critics is 2), a delayed policy and smoothed targets."""
 
     name = "td3"
 
@@ -35,7 +35,7 @@ class TD3Config(DDPGConfig):
     """Standard deviation of the noise on the target policy's action. Higher smooths values over a larger
     neighborhood."""
     smoothing_clip: float = 0.5
-    """Bound on this noise. Lower keeps it to closer neighbors."""
+    """Bound on this noise. Lower smooths values over a smaller neighborhood."""
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""

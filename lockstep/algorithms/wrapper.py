@@ -1,4 +1,4 @@
-"""What algorithms that wrap another one share."""
+"""The base class of algorithms that wrap another algorithm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.models.base import PolicyModel
 
 
 class Wrapper(OnPolicy[OnPolicyConfig]):
-    """An on-policy algorithm around another one. Everything is the inner one's unless a subclass overrides it.
+    """An on-policy algorithm that wraps another one and delegates to it unless a subclass overrides a method.
 
     Args:
         inner: the algorithm.
@@ -30,7 +30,7 @@ class Wrapper(OnPolicy[OnPolicyConfig]):
 
     @property
     def sees_gradients(self) -> bool:
-        """That of the inner algorithm: a wrapper whose before_step does more overrides this."""
+        """As for the inner algorithm. A wrapper whose before_step does more overrides this."""
         return self.inner.sees_gradients
 
     def before_step(self, model: PolicyModel, gradient: Mapping[str, Tensor]) -> None:

@@ -31,10 +31,10 @@ class RecipesArguments:
 
 @dataclass(frozen=True)
 class SchemesArguments:
-    """Draw the presets that train takes: well-known schemes, and which processes wait in them."""
+    """Draw the presets that train takes: well-known schemes, and which processes wait for which."""
 
     preset: tyro.conf.Positional[str] = ""
-    """Draw only this one."""
+    """Draw only this preset."""
     json: bool = False
     """Print JSON."""
 

@@ -40,8 +40,8 @@ class ReplayArguments:
     """The folder of the run to repeat."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "auto"
-    """Layout of the repetition, as for train. If collectors ran freely: inline, or split as in cpu:a2-l1. It may differ
-    from the run's. auto computes on GPUs where the run did."""
+    """Layout of the repetition, as for train; it may differ from the run's. A run with free-running collectors allows
+    inline, or a split layout such as cpu:a2-l1. auto computes on GPUs where the run did."""
     json: bool = False
     """Print JSON."""
 

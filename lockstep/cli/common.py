@@ -1,4 +1,4 @@
-"""Functions that several verbs share."""
+"""Functions that several commands share."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MERGED = ("--env.options", "--env.curriculum", "--search", "--slurm-options")
-"""Flags whose repetitions add up."""
+"""Flags whose values are merged if they are repeated."""
 
 
 def parse(arguments_type: type[T], verb: str, arguments: list[str], default: T | None = None) -> T:
-    """Parse typed flags, or print the help that they ask for.
+    """Parse typed flags, or print help if they ask for it.
 
     Raises:
+        Explained: help was printed.
         SettingsError: a flag does not exist, or its value is not valid.
     """
     settings = arguments_type if default is None else default
@@ -65,7 +66,7 @@ def advising(advice: str) -> Iterator[None]:
 
 
 def _options_together(arguments: list[str]) -> list[str]:
-    """The arguments with each of these flags named once: --env.options a=1 --env.options b=2 sets both."""
+    """The arguments with the flags of MERGED named once: --env.options a=1 --env.options b=2 sets both."""
     groups: list[list[str]] = []
     merged: dict[str, list[str]] = {}
     for first, *values in with_values(arguments):
@@ -92,7 +93,7 @@ def with_values(arguments: list[str]) -> list[list[str]]:
 
 
 def is_of(flag: str, *classes: Any) -> bool:
-    """Whether a flag is a setting of one of these classes, or a part of one."""
+    """Whether a flag is a setting of one of these classes, or a part of such a setting."""
     name = flag.partition("=")[0].lstrip("-").partition(".")[0].replace("-", "_").removeprefix("no_")
     return any(name == field.name for cls in classes for field in dataclasses.fields(cls))
 
@@ -109,7 +110,7 @@ def say(text: str = "") -> None:
 
 
 def say_json(value: Any) -> None:
-    """Print one JSON document to standard output; numbers that are not finite become null, which JSON requires."""
+    """Print one JSON document to standard output. NaN and infinity become null, since JSON has no such numbers."""
     say(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -138,7 +139,7 @@ def unknown(kind: str, given: str, known: Iterable[str], advice: str) -> Setting
 
 @contextlib.contextmanager
 def progress_to_stderr(when: bool = True) -> Iterator[None]:
-    """Redirect all output, including that of worker processes, to standard error: --json leaves only JSON."""
+    """Redirect all output, including that of worker processes, to standard error, so that --json prints only JSON."""
     if not when:
         with keeping_streams():
             yield
@@ -157,7 +158,7 @@ def progress_to_stderr(when: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def clean_end() -> Iterator[None]:
-    """Make SIGTERM, and a closed terminal, end a command like Ctrl-C, with a complete cleanup."""
+    """Make SIGTERM and a closed terminal end a command like Ctrl-C, with a complete cleanup."""
     requests, ended = children.Requests(), False
 
     def end(number: int) -> None:
@@ -172,8 +173,7 @@ def clean_end() -> Iterator[None]:
 
 
 def with_preset(experiment: Experiment, flags: list[str], layout: str = "auto") -> tuple[Experiment, str]:
-    """The experiment and the default layout, with the preset applied if the flags name one. Other flags can change
-    both.
+    """The experiment and the default layout, after the preset that the flags name, if any. Other flags can change both.
 
     Raises:
         SettingsError: the preset does not exist, or does not fit the experiment.

@@ -1,4 +1,4 @@
-"""`lockstep doctor`: describes this machine and installation, and measures their speed."""
+"""`lockstep doctor` describes this machine and installation, and measures their speed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def doctor(arguments: list[str]) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Facts about machine, packages and extras."""
+    """Facts about the machine, packages, extras and the cache of levels."""
     processor = cpu()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     machine = {
@@ -107,7 +107,7 @@ def examine() -> dict[str, Any]:
 
 
 def _levels() -> dict[str, Any]:
-    """The cache of levels."""
+    """Facts about the cache of levels."""
     root = folder()
     if root is None:
         return {"folder": None}
@@ -124,8 +124,8 @@ def _told(levels: dict[str, Any]) -> str:
 
 
 def measure(seconds: float) -> dict[str, float]:
-    """Environment steps, actions and trained samples per second on one core, for the environments and networks of
-    recipes."""
+    """Environment steps, actions and trained samples per second on one core, for CartPole, Atari and Atari's
+    network."""
     from lockstep.system.numerics import torch_configured
 
     with torch_configured(1):

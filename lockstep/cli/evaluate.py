@@ -23,10 +23,10 @@ class EvalArguments(EvaluationSettings):
     """latest, best, an iteration, or all, which evaluates all checkpoints that the run has kept (train with
     --keep-checkpoints). Default: latest."""
     levels: str = field(default="train", kw_only=True)
-    """Levels to play if the run was trained on some of them (env.num_levels): train, the same, or test, all others.
-    FIRST..LAST, as in 1001..1005: these, once in each attempt."""
+    """Levels to play if the run was trained on some of them (env.num_levels). train plays the same levels, test all
+    others, and FIRST..LAST, as in 1001..1005, these levels once in each attempt."""
     plot: str | None = None
-    """With --checkpoint all: the image to write (.png, .svg or .pdf), with the training score beside the others."""
+    """With --checkpoint all: the image to write (.png, .svg or .pdf). It also shows the training score."""
     json: bool = False
     """Print JSON."""
 
@@ -50,7 +50,7 @@ class RecordArguments:
     max_steps: int = 10_000
     """The maximum number of environment steps in the video."""
     fps: int | None = None
-    """Frames per second. Default: real time for Atari, 30 elsewhere."""
+    """Frames per second. Default: real time for Atari, otherwise 30."""
     json: bool = False
     """Print JSON."""
 
@@ -62,7 +62,7 @@ class PlotArguments:
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
     """Folders of runs, or of sweeps with all their runs."""
     out: str | None = None
-    """Image to write: .png, .svg or .pdf. Default: learning-curve.png in the only folder given, or here."""
+    """Image to write: .png, .svg or .pdf. Default: learning-curve.png in the folder if there is one, else here."""
     x: Literal["samples", "frames", "updates", "time"] = "samples"
     """The x axis."""
     metric: str = "score/mean"

@@ -40,7 +40,7 @@ _FIRST = {
     "algorithm.gae_lambda": "λ of advantage estimation",
     "algorithm.clip": "bound on each step of the policy",
     "algorithm.entropy_coef": "weight of the entropy bonus",
-    "algorithm.replay.capacity": "steps that are remembered",
+    "algorithm.replay.capacity": "steps in the replay memory",
     "algorithm.warmup": "steps before learning begins",
     "algorithm.epsilon_end": "share of random actions at the end",
     "model.hidden_sizes": "widths of the MLP's layers",
@@ -59,20 +59,20 @@ _POSITIONAL: Any = tyro.conf.Positional
 _NO_VALUE = (None, "", (), {}, tyro.MISSING, dataclasses.MISSING)
 _NAMES = {int: "INT", float: "FLOAT", str: "STR"}
 _WIDEST = 38
-"""Width of the first column of the short help, so that the second one fits into 80 columns."""
+"""Width of the first column of the short help, so that the second column ends within 80 characters."""
 _SHORT = 12
-"""Flags that the short help explains in full."""
+"""The most flags that the short help explains in full."""
 
 
 class Row(NamedTuple):
-    """A flag, or an argument without one."""
+    """A flag or a positional argument."""
 
     path: str
     """The setting's path, such as algorithm.learning_rate."""
     group: str
-    """The group of settings that it belongs to; empty for the verb's own flags."""
+    """The group of settings that the flag belongs to; empty for the command's own flags."""
     value: str
-    """The kind of its value, such as INT; empty for a switch."""
+    """The kind of value, such as INT; empty for a switch."""
     default: Any
     positional: bool
     owner: type[Any]
@@ -85,7 +85,7 @@ class Row(NamedTuple):
 
     @property
     def left(self) -> str:
-        """The flag with the kind of its value."""
+        """The flag and the kind of its value."""
         if self.positional:
             return self.value
         part, dot, name = self.path.replace("_", "-").rpartition(".")
@@ -121,12 +121,12 @@ def text(verb: str, arguments: list[str], settings: Any) -> str:
     """The help text that the arguments ask for.
 
     Args:
-        verb: with the recipe, if there is one.
-        arguments: as the user wrote them.
-        settings: that the flags change: an instance, or the class if every field has a default.
+        verb: the command, followed by the recipe if there is one.
+        arguments: the arguments as the user wrote them.
+        settings: the settings that flags change: an instance, or the class if every field has a default.
 
     Raises:
-        SettingsError: they ask about something that does not exist.
+        SettingsError: the arguments ask about something that does not exist.
     """
     command, width = f"lockstep {verb}", width_of_terminal()
     shown = list(rows(settings))
@@ -159,7 +159,8 @@ def width_of_terminal() -> int:
 
 
 def rows(settings: Any, prefix: str = "", group: str = "") -> Iterator[Row]:
-    """Every flag and argument of a dataclass: of an instance, or of the class if every field has a default."""
+    """Every flag and positional argument of a dataclass, given as an instance, or as the class if every field has a
+    default."""
     kind = settings if isinstance(settings, type) else type(settings)
     for field in dataclasses.fields(kind):
         value = default_of(field) if isinstance(settings, type) else getattr(settings, field.name)
@@ -189,7 +190,7 @@ def _example(row: Row) -> str:
 
 
 def _topic(arguments: list[str]) -> str:
-    """The topic that help is asked about; empty for everything."""
+    """The topic that the user asks about; empty for all flags."""
     for word, following in zip(arguments, [*arguments[1:], ""]):
         flag, _, topic = word.partition("=")
         if flag in WORDS and (topic or not following.startswith("-")):
@@ -198,7 +199,7 @@ def _topic(arguments: list[str]) -> str:
 
 
 def _about(topic: str, flags: list[Row], command: str) -> list[Row]:
-    """The flags of a group, of a part of a group, or with the topic in their names."""
+    """The flags of a group, of a part of a group, or those whose names contain the topic."""
     path = topic.removeprefix("--").replace("-", "_")
     found = [row for row in flags if row.group.replace("-", "_") == path or f"{row.path}.".startswith(f"{path}.")]
     found = found or [row for row in flags if path in row.path]
@@ -215,7 +216,7 @@ def _about(topic: str, flags: list[Row], command: str) -> list[Row]:
 
 
 def _table(shown: list[Row], width: int) -> str:
-    """Flags with their full texts."""
+    """A table of flags with their full texts."""
     return columns([(row.left, " ".join([*row.text.split(), *_default(row)])) for row in shown], width)
 
 
@@ -226,7 +227,7 @@ def _default(row: Row) -> list[str]:
 
 
 def columns(pairs: list[tuple[str, str]], width: int) -> str:
-    """Two columns, the second one wrapped; it goes below the first if that is too wide."""
+    """Two columns, the second one wrapped. Its text begins below the first column's where that is too wide."""
     longest = max(len(left) for left, _ in pairs) + 4
     indent = longest if longest <= width - 36 else 8
     lines = []
@@ -245,7 +246,7 @@ def _filled(paragraph: str, width: int) -> str:
 
 
 def _sentence(paragraph: str) -> str:
-    """The first sentence, or its beginning if that is enough."""
+    """The first sentence. If it is long, only the part before a semicolon or colon, if there is one."""
     first = re.split(r"(?<=\.) (?=[A-Z])", " ".join(paragraph.split()), maxsplit=1)[0]
     return re.sub(r"^([^;:]{24,60})[;:] .*", r"\1", first) if len(first) > 60 else first
 
@@ -271,7 +272,7 @@ def _value(hint: Any) -> str:
 def _hints(kind: type[Any]) -> dict[str, Any]:
     try:
         return get_type_hints(kind, include_extras=True)
-    except Exception:  # for names that only a type checker sees, or a text that is not an annotation
+    except Exception:  # names that only a type checker sees, or a string that is not an annotation
         return {}
 
 
@@ -282,7 +283,7 @@ def _docstrings(kind: type[Any]) -> dict[str, str]:
     for cls in reversed(kind.__mro__):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        except (OSError, TypeError, SyntaxError):  # classes of the interpreter, or classes made without a file
+        except (OSError, TypeError, SyntaxError):  # built-in classes, or classes without a source file
             continue
         body = getattr(tree, "body", [])
         for field, below in itertools.pairwise(body):

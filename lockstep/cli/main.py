@@ -1,4 +1,4 @@
-"""`lockstep COMMAND …`: finds the command, and turns users' mistakes into one paragraph and an exit code.
+"""`lockstep COMMAND …`: runs the command, and turns users' mistakes into one paragraph and an exit code.
 
 Exit codes: 0 success; 1 a check or the program failed; 2 a mistake in the command; 130 interrupted.
 """
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import lockstep
 
 BEGAN = time.perf_counter()
-"""When this process began, before the slow imports."""
+"""The time at which this process began, before the slow imports."""
 VERBS = {
     "train": ("lockstep.cli.train", "train an agent from a recipe: lockstep train ppo-cartpole"),
     "resume": ("lockstep.cli.train", "continue a stopped or killed run exactly"),
@@ -42,7 +42,7 @@ VERBS = {
     "schemes": ("lockstep.cli.catalog", "list presets of schemes, and draw which processes wait"),
     "doctor": ("lockstep.cli.doctor", "check this machine and installation, and measure its speed"),
 }
-"""Each verb's module and description. The module's function of that name (`eval`: `evaluate`) runs the verb."""
+"""Each command's module and description. The module's function of that name (`eval`: `evaluate`) runs it."""
 
 _NO_SPACE = (
     "The disk is full. Make room and repeat the command; a run that has begun continues from its newest checkpoint "
@@ -68,13 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         if not reader_gone():
-            raise  # it is another pipe, for example of a user's simulator
-        silence(sys.stdout)  # the reader, for example head, has closed the pipe
+            raise  # another pipe broke, for example that of a user's simulator
+        silence(sys.stdout)  # the reader of the output, for example head, has closed the pipe
         return 1
     except Explained as done:
         return int(done.code or 0)
     except SystemExit:
-        print_line(traceback.format_exc(), sys.stderr)  # from a user's file: a run that it ends is not finished
+        print_line(traceback.format_exc(), sys.stderr)  # a user's file called exit, so the run is not finished
         return 1
 
 
@@ -109,7 +109,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _show_cursor() -> None:
-    """Show the cursor again, which a killed live display could not do."""
+    """Show the cursor again. A killed live display leaves it hidden."""
     from lockstep.system.output import print_line
 
     if sys.stdout is not None and sys.stdout.isatty():

@@ -15,15 +15,15 @@ from lockstep.run.folder import RunFolder
 
 @dataclass(frozen=True)
 class ReportArguments:
-    """Write an HTML page about runs: curves, scores with intervals, speed, lag, settings, versions, proof."""
+    """Write an HTML page about runs: curves, scores with intervals, speed, lag, settings, versions and verification."""
 
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
     """Folders of runs, or of sweeps with all their runs. Runs that differ only in seed and task are one method."""
     out: str | None = None
-    """The .html file to write. Default: report.html in the only folder given, or here."""
+    """The .html file to write. Default: report.html in the folder if there is one, else here."""
     metric: str | None = None
-    """The metric in metrics.jsonl that counts as the score, such as eval/score for runs with evaluations. Default:
-    score/mean, or that of the suite."""
+    """The metric in metrics.jsonl that counts as the score, such as eval/score for runs with evaluations. Default: the
+    suite's metric, or score/mean without a suite."""
     suite: str | None = None
     """Show the runs beside published scores of a suite: atari100k, atari57 or mujoco."""
     verify: int = 0
@@ -39,7 +39,7 @@ class CompareArguments:
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="A ...")]
     """Folders of the first set's runs, or of a sweep."""
     against: Annotated[tuple[str, ...], tyro.conf.arg(metavar="B")] = ()
-    """Folders of the second set's runs, or of a sweep; a bare -- means the same."""
+    """Folders of the second set's runs, or of a sweep. A bare -- means the same as this flag."""
     metric: str = "score/mean"
     """The metric in metrics.jsonl that counts as the score; higher is better."""
     x: Literal["samples", "frames", "updates", "time"] = "samples"

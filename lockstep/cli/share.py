@@ -67,7 +67,7 @@ class PullArguments:
     revision: str | None = None
     """Branch, tag or commit. Default: the newest."""
     trust: bool = False
-    """Accept a run whose settings name code from outside lockstep, which would run on this machine."""
+    """Accept a run whose settings name code from outside lockstep. This code would run on this machine."""
     json: bool = False
     """Print JSON."""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BenchArguments:
-    """Measure how close training comes to this machine's limit, and what takes the rest."""
+    """Measure how close training comes to this machine's limit, and where the rest of the time goes."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     layout: str = "auto"
@@ -28,14 +28,14 @@ class BenchArguments:
     preset: str | None = None
     """As for train."""
     rounds: int = 3
-    """How often to measure everything, in turn. Medians and ranges are over rounds."""
+    """How often to measure every part, in turn. Medians and ranges are over rounds; more make them more reliable."""
     seconds: float = 3.0
     """Seconds to measure each part in each round. Training takes twice as long, and at least three iterations."""
     tasks: bool = False
-    """Of several tasks (--env.id mixed/ID+ID), measure what a step of each costs, and print the numbers of environments
-    that give all tasks the same computing time."""
+    """With several tasks (--env.id mixed/ID+ID): measure what a step of each task costs, and print the numbers of
+    environments that give all tasks the same computing time."""
     random_actions: bool = False
-    """Short for --env.random-actions: environments receive random actions instead of the policy's."""
+    """The same as --env.random-actions: environments receive random actions instead of the policy's."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 
@@ -129,7 +129,7 @@ def tune(arguments: list[str]) -> int:
 
 
 def _remember(experiment: Experiment, tuned: Tuned) -> Layout | None:
-    """Keep the fastest layout that computes on the CPU, whose bits other layouts share, for auto to choose it."""
+    """Store the fastest layout that computes on the CPU, so that auto chooses it. Layouts on GPUs have other bits."""
     from lockstep.launchers.auto import remember
 
     layouts = [tuned.best, *(each.layout for each in tuned.candidates if each.rates)]

@@ -34,12 +34,12 @@ class SubmitArguments:
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "torchrun"
     """torchrun: every task is a process that collects and learns. With a0-l1,2,3-d2, each of two tasks starts a group
-    of collectors and learners. Any other layout runs in a single task, such as processes:8. Options follow, as in
+    of collectors and learners. Any other layout, such as processes:8, runs in a single task. Options follow, as in
     torchrun,env_threads=2."""
     preset: str | None = None
     """As for train."""
     nodes: int = 1
-    """Nodes of the job. More than one needs --layout torchrun, or one that ends with -dN for N tasks."""
+    """Nodes of the job. More than one needs --layout torchrun, or a layout that ends with -dN for N tasks."""
     tasks_per_node: int = 1
     """Processes on each node. The total can be at most the number of shards."""
     slurm_options: Options = field(default_factory=dict)
@@ -53,14 +53,14 @@ class SubmitArguments:
 
 @dataclass
 class RunJob:
-    """The task of the job. Shortly before its time limit, submitit requeues the job, to continue from the newest
-    checkpoint."""
+    """The function that every task of the job runs. Shortly before its time limit, submitit requeues the job, which
+    then continues from the newest checkpoint."""
 
     experiment: dict[str, Any]
     layout: str
     options: dict[str, Any]
     directory: str
-    """The folder where it was submitted, which the paths of files and of the run are relative to."""
+    """The folder from which the job was submitted. Paths of files and of the run are relative to it."""
     command: list[str]
     """The command that the run records."""
 
@@ -73,7 +73,7 @@ class RunJob:
         os.chdir(self.directory)
         look_for_files_in(self.directory)
         sys.argv[:] = self.command
-        # The others follow learner 0, which alone inspects the folder: it may change before they do.
+        # Only learner 0 inspects the folder, since it may change before the others would. They follow its decision.
         if is_main_process() and is_run(Path(str(options.run))):
             result = resume(str(options.run), layout, options)
         else:
@@ -138,7 +138,7 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
         )
     if layout.copies > 1 and layout.uses_gpus and given.tasks_per_node > 1 and "gpus_per_task" in given.slurm_options:
         raise SettingsError(
-            f"--slurm-options gpus_per_task={given.slurm_options['gpus_per_task']}: then each task sees only its own "
+            f"With --slurm-options gpus_per_task={given.slurm_options['gpus_per_task']}, each task sees only its own "
             f"GPUs, but --layout {layout} numbers all GPUs of a node. Leave it out: submit asks for the layout's GPUs."
         )
     given.options.validate()
@@ -157,7 +157,7 @@ def _settings(given: SubmitArguments, layout: Layout) -> dict[str, Any]:
     from lockstep.sweep.slots import needs
 
     tasks = given.nodes * given.tasks_per_node
-    if tasks > 1 and layout.copies == tasks:  # a task starts one group, on the GPUs of its place on the node
+    if tasks > 1 and layout.copies == tasks:  # each task starts one group on its share of the node's GPUs
         of_node = given.tasks_per_node
         collectors, learners = (each[: len(each) // tasks] for each in (layout.collectors, layout.learners))
         one = dataclasses.replace(layout, collectors=collectors, learners=learners, copies=1)

@@ -13,12 +13,12 @@ from lockstep.config.synonyms import meaning_of, synonyms
 
 
 def check_flags(verb: str, groups: list[list[str]], arguments: Any) -> None:
-    """Reject flags that do not exist, and suggest what may have been meant.
+    """Reject flags that do not exist, and suggest existing ones.
 
     Args:
-        verb: with the recipe, if there is one.
+        verb: the command, followed by the recipe if there is one.
         groups: each flag with its values.
-        arguments: that the flags change: an instance, or the class if every field has a default.
+        arguments: the settings that flags change: an instance, or the class if every field has a default.
 
     Raises:
         SettingsError: a flag does not exist.
@@ -48,7 +48,7 @@ def check_flags(verb: str, groups: list[list[str]], arguments: Any) -> None:
 
 
 def _spelled_alike(path: str, known: list[Row]) -> str:
-    """The continuation of the sentence if a setting has a similar name."""
+    """The end of the error's sentence if a setting has a similar name; else empty."""
     whole = {row.path: row.left for row in known}
     last = {row.path.rpartition(".")[2]: row.left for row in known}
     close = [whole[name] for name in difflib.get_close_matches(path, whole, 2, 0.75)]
@@ -57,12 +57,12 @@ def _spelled_alike(path: str, known: list[Row]) -> str:
 
 
 def _meant(path: str, settings: dict[str, Any]) -> str:
-    """The continuation of the sentence if the name is a known synonym; empty if not."""
+    """The end of the error's sentence if the name is a known synonym; else empty."""
     found = meaning_of(path, settings)
     if not found:
         elsewhere = [each.setting for each in synonyms(path)]
         known = "env.id" in settings and elsewhere  # otherwise it is not a setting of the experiment
-        return f" for this recipe; those of other algorithms have {_flag(elsewhere[0])}." if known else ""
+        return f" for this recipe, but other algorithms have {_flag(elsewhere[0])}." if known else ""
     flags = [_flag(each.setting) for each in found if each.setting]
     told = [f". Did you mean {' or '.join(flags)}?"] if flags else ["."]
     if len(found) == 1 and flags:
@@ -102,7 +102,7 @@ def recipes_like(name: str) -> str:
 
 
 def _for_environment(name: str) -> str:
-    """The same for an environment: the recipes for its kinds of observations and actions."""
+    """A sentence about the recipes for an environment's kinds of observations and actions; empty if there are none."""
     import gymnasium
 
     from lockstep import envs

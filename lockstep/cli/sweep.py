@@ -32,7 +32,7 @@ def sweep(arguments: list[str]) -> int:
     folder, runs, search, options = read(arguments)
     options.validate()
     if options.status and not options.dry_run:
-        runs, search = [], None  # it shows the folder and adds nothing
+        runs, search = [], None  # --status shows the folder and adds nothing
     searched = search is not None or is_searched(folder)
     population = is_population(folder, search)
     if (runs or (search and not population)) and (folder / "population.json").exists():
@@ -67,7 +67,7 @@ def sweep(arguments: list[str]) -> int:
 
 
 def _trials(queue: Queue, search: Search | Population | None, options: SweepOptions) -> Proposals[Any] | None:
-    """The search or the population that begins or continues in the folder, if there is one."""
+    """The search or population that begins or continues in the folder; None if there is neither."""
     if search is None and not is_searched(queue.folder):
         return None
     kind: type[Proposals[Any]]
@@ -91,7 +91,7 @@ def _trials(queue: Queue, search: Search | Population | None, options: SweepOpti
         "objective": options.objective,
     }
     changes = {name: value for name, value in wanted.items() if value is not None}
-    if before and options.search:  # continuing without --search leaves these options out
+    if before and options.search:  # without --search, these options keep their earlier values
         changes = {name: getattr(before.search, name) for name in (kind.parts, "objective")} | changes
     return kind.make(queue, dataclasses.replace(search, **changes))
 
@@ -101,8 +101,8 @@ def _refuse_second_job(queue: Queue) -> None:
 
     if job := searching(queue):
         raise SettingsError(
-            f"Job {job} already works in {queue.folder}, or waits to. Watch it with: {queue.command} "
-            f"--status. To change anything, such as --trials or --generations, end it first: scancel {job}"
+            f"Job {job} is already running or waiting for {queue.folder}. {queue.command} --status shows its state. To "
+            f"change anything, such as --trials or --generations, end it first: scancel {job}"
         )
 
 
@@ -122,7 +122,7 @@ def _refuse_nested(queue: Queue, runs: list[Run], trials: Proposals[Any] | None,
 
 
 def _run(queue: Queue, runs: list[Run], trials: Proposals[Any] | None, options: SweepOptions) -> int:
-    """Add runs, and run the waiting ones: here, on Ray or on Slurm."""
+    """Add runs, and execute all waiting runs on this machine, on Ray or on Slurm."""
     if options.drop:
         drop = queue.drop if trials is None else cast("Generations", trials).give_up
         say(f"dropped {', '.join(drop(options.drop))}")
@@ -166,7 +166,7 @@ def _run(queue: Queue, runs: list[Run], trials: Proposals[Any] | None, options: 
 
 @contextlib.contextmanager
 def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
-    """The place that the runs go to."""
+    """The machine or cluster that executes the runs."""
     if not options.ray:
         with CoreLocks() as core_locks:
             yield Machine.here(
@@ -183,8 +183,8 @@ def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
 
 
 def _submit(queue: Queue, entries: list[Entry], trials: Proposals[Any] | None, options: SweepOptions) -> None:
-    """Submit runs, or the rest of a search and other waiting runs of its folder, to Slurm, or show what would be
-    submitted."""
+    """Submit runs to Slurm, or show what would be submitted. A search or population is one job, which also executes the
+    folder's other waiting runs."""
     from lockstep.sweep.slurm import submit, submit_search
 
     if trials is None:

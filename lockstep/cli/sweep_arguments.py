@@ -1,4 +1,4 @@
-"""What a user asks of `lockstep sweep`: the folder, what to run, and the options."""
+"""The arguments of `lockstep sweep`: the folder, what to run, and the options."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def is_population(folder: Path, search: Search | Population | None) -> bool:
 
 
 def read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | None, SweepOptions]:
-    """The folder, the runs to add or a search or a population, and the options."""
+    """The folder; the runs to add; a search or population, if one is given; and the options."""
     words = list(takewhile(lambda word: not word.startswith("-"), arguments))
     arguments = _with_suite(arguments, words)
     defaults = _defaults(Path(words[0])) if words else SweepOptions()
@@ -61,8 +61,9 @@ def read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | N
         )
     if len(words) > 2:
         raise SettingsError(
-            f"{words[2]} is a second thing to run, after {words[1]}. Separate recipes by commas, as in lockstep sweep "
-            f"{shlex.quote(words[0])} ppo-cartpole,dqn-cartpole, and add a list of runs with a separate command."
+            f"{words[2]} follows {words[1]}, but only one argument can name what to run. Separate recipes by commas, "
+            f"as in lockstep sweep {shlex.quote(words[0])} ppo-cartpole,dqn-cartpole, and add a list of runs with a "
+            "separate command."
         )
     if len(words) > 1:
         from lockstep.cli.sweep_flags import runs_of, search_of
@@ -75,14 +76,15 @@ def read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | N
         names = [what] if "," in path and Path(path).is_file() and "," not in name else what.split(",")
         if "" in names:
             raise SettingsError(
-                f"{what!r} lacks a recipe next to a comma: write ppo-cartpole,my.py:recipe, for example."
+                f"{what!r} lacks a recipe next to a comma. Write, for example, ppo-cartpole,my.py:recipe."
             )
         named = {name: from_file(name) if ":" in name else load_recipe(name) for name in names}
         recipes = {name: each for name, each in named.items() if isinstance(each, Experiment)}
         if len(recipes) < len(named) > 1:
             other = next(name for name in names if name not in recipes)
             raise SettingsError(
-                f"{other} is not a recipe, but a list of runs, a search or a population: give it to the sweep alone."
+                f"{other} is a list of runs, a search or a population instead of a recipe, so nothing else can be "
+                "named beside it."
             )
         found = recipes or named[names[0]]
         if recipes:
@@ -102,7 +104,7 @@ def read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | N
     if given.options.search:
         raise SettingsError(
             "--search needs a recipe: lockstep sweep FOLDER RECIPE --search SETTING=VALUES. In a Python file, write a "
-            "lockstep.sweep.Search or Population. To continue what a folder holds, leave out the flag."
+            "lockstep.sweep.Search or Population. To continue a folder's search, leave out the flag."
         )
     if isinstance(found, list):
         return Path(given.folder), found, None, given.options
@@ -136,7 +138,7 @@ def _refuse_settings(arguments: list[str], words: list[str]) -> None:
     """Raise SettingsError for flags of recipes without a recipe."""
     flags = [flag.partition("=")[0] for flag, *_ in with_values(arguments) if flag.startswith("--")]
     others = [flag for flag in flags if not is_of(flag, SweepOptions)]
-    if not others or asks(arguments):  # otherwise the slow imports are not worth it
+    if not others or asks(arguments):  # avoid the slow imports
         return
     from lockstep.config.options import RunOptions
     from lockstep.experiment import Experiment
@@ -156,7 +158,7 @@ def _is_recipe(word: str) -> bool:
 
 
 def _defaults(folder: Path) -> SweepOptions:
-    """The options that the sweep was started with, as far as they also apply to its continuation."""
+    """The options that the sweep was started with and that also apply when it continues."""
     path = folder / "sweep.json"
     kept = read_json(path) if path.exists() else {}
     kept = kept if isinstance(kept, dict) else {}
@@ -184,13 +186,13 @@ def check(folder: Path, searched: bool, population: bool, options: SweepOptions)
         raise SettingsError(f"--trials {options.trials} is for searches. For a population, use --generations.")
     if population and options.stop_early:
         raise SettingsError(
-            f"--stop-early {options.stop_early} would end members of a population, which replaces the worst itself. "
+            f"--stop-early {options.stop_early} would end members, but a population replaces its worst members itself. "
             "Leave it out."
         )
     if population and options.retry_stopped:
         raise SettingsError(
-            f"--retry-stopped: the members that {folder}, a population, has given up are part of its result, and "
-            "others have replaced them. Leave it out."
+            f"--retry-stopped is not for populations: the members that {folder} has given up are part of its result, "
+            "and others have replaced them. Leave it out."
         )
     if options.slurm_options and not options.slurm:
         raise SettingsError("--slurm-options is for Slurm jobs. Add --slurm, or leave it out.")
@@ -203,6 +205,6 @@ def check(folder: Path, searched: bool, population: bool, options: SweepOptions)
         raise SettingsError(f"{folder} holds a search, whose trials must keep their runs. Leave out --drop.")
     if options.slurm and options.stop_early and not searched:
         raise SettingsError(
-            f"--stop-early {options.stop_early} needs a sweep that watches its runs, but with --slurm only Slurm does. "
-            'Leave one of them out; if the sweep was started with it, add --stop-early "".'
+            f"--stop-early {options.stop_early} needs a sweep that watches its runs, but with --slurm no sweep does. "
+            'Leave one of them out. If the sweep was started with --stop-early, add --stop-early "".'
         )

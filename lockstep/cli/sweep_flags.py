@@ -1,4 +1,4 @@
-"""Flags with several values: `--seed 1..5 --algorithm.learning-rate 1e-3,3e-4` gives ten runs."""
+"""Flags with several values: `--seed 1..5 --algorithm.learning-rate 1e-3,3e-4` means ten runs."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class RecipeArguments:
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "auto"
-    """The layout of each run, as for train; a run gets as many cores and GPUs as its layout keeps busy. auto gives each
+    """The layout of each run, as for train. A run gets as many cores and GPUs as its layout keeps busy. auto gives each
     run one core, since many runs are faster side by side than one after the other."""
     preset: str | None = None
-    """As for train. Presets that differ only in their layouts are one run."""
+    """As for train. Presets that differ only in their layouts become one run."""
     sweep: Annotated[SweepOptions, tyro.conf.arg(name="")] = field(default_factory=SweepOptions)
 
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _LEARNED = {"--preset", *("--" + f.name.replace("_", "-") for f in dataclasses.fields(Experiment))}
-"""Flags without a dot whose commas separate values: all others do not affect what is learned."""
+"""Flags without a dot whose commas separate values. Other flags without a dot do not affect what is learned."""
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """A flag and its alternatives: the words of each, including the flag."""
+    """A flag and its alternatives, each as words that include the flag."""
 
     flag: str
     alternatives: list[list[str]]
@@ -62,14 +62,15 @@ class _Axis:
 def runs_of(
     recipes: dict[str, Experiment], flags: list[str], folder: str, defaults: SweepOptions, advice: str = ""
 ) -> tuple[list[Run], SweepOptions]:
-    """The runs described by recipes and flags, and the sweep's own options among the flags.
+    """The runs that recipes and flags describe, and the sweep's options among the flags.
 
-    recipes: by the names that the user gave.
-        flags: of lockstep train and of the sweep.
-        flags: of lockstep train and of the sweep.
-        folder: of the sweep, for the help.
-        defaults: the sweep's options without flags.
-        advice: about a flag with a wrong value; by default, how to write several values, if that may be the mistake.
+    Args:
+        recipes: experiments by the names that the user gave.
+        flags: flags of lockstep train and of the sweep.
+        folder: the sweep's folder, for the help.
+        defaults: the sweep's options before flags.
+        advice: text to append to errors about a flag's value. By default, it says how to write several values if that
+            may be the mistake.
 
     Raises:
         SettingsError: a flag is unknown, or its value or list of values is not valid.
@@ -84,7 +85,7 @@ def runs_of(
             f"{twice[0]} is given twice, but only the last one would count. Write several values as one list, "
             f"{twice[0]} 1,2,3."
         )
-    # Set the seed, which sweeps vary most, without parsing all other flags again, which takes longer.
+    # Sweeps vary the seed most often, so it is set without parsing all other flags again.
     seeds = [
         _whole(" ".join(words[1:]))
         for axis in axes
@@ -110,13 +111,13 @@ def runs_of(
             label = labelled(f"{name.rpartition(':')[2]}-{task(given.experiment)}", varied)
             for seed in seeds or [given.experiment.seed]:
                 runs.append(Run(given.experiment.replace(seed=seed), given.layout, given.options, label))
-    if not options.search:  # the searched settings may need it
+    if not options.search:  # searched settings may make them effective
         _tell_idle(axes, [run.experiment for run in runs[:: len(seeds) or 1]])
     return runs, options
 
 
 def _inside(path: str) -> bool:
-    """Whether a path names a part of a setting, which has no flag: an option, or one of several numbers."""
+    """Whether a path names a part of a setting that has no flag: an option, or one of several numbers."""
     whole, _, last = path.rpartition(".")
     return whole.endswith(".options") or last.isdigit()
 
@@ -124,8 +125,7 @@ def _inside(path: str) -> bool:
 def search_of(
     recipes: dict[str, Experiment], flags: list[str], folder: str, defaults: SweepOptions
 ) -> tuple[Search | Population, SweepOptions]:
-    """The search described by recipes and flags with --search, or the population with --population, and the sweep's own
-    options.
+    """The search that recipes and flags describe, or the population if --population is given, and the sweep's options.
 
     Raises:
         SettingsError: a searched setting does not exist, or its values are not valid.
@@ -167,12 +167,12 @@ def _tell_idle(axes: list[_Axis], experiments: list[Experiment]) -> None:
 
 
 def _how_to_list(recipe: Experiment, groups: list[list[str]]) -> str:
-    """Advice if the parser rejects flags, of which one may have been meant to have several values."""
+    """Advice after the parser has rejected flags, if one of them may have been meant as several values."""
     for flag, *values in groups:
         text = " ".join(values)
         if len(values) < 2 and not re.fullmatch(r"\d+-\d+", text):
             continue
-        with contextlib.suppress(SettingsError):  # a setting that does not exist, which the parser reports
+        with contextlib.suppress(SettingsError):  # the parser reports settings that do not exist
             if not isinstance(setting(recipe, flag[2:]), (tuple, list, dict)):
                 return (
                     f"If {flag} {text} means several values, separate them with commas, 1e-3,3e-4, or write a range, "
@@ -182,7 +182,7 @@ def _how_to_list(recipe: Experiment, groups: list[list[str]]) -> str:
 
 
 def _value(words: list[str]) -> str:
-    """An alternative as shown in a run's name."""
+    """An alternative as it appears in a run's name."""
     return "+".join(words[1:]) or str(not words[0].rpartition(".")[2].startswith("no-"))
 
 
@@ -205,7 +205,7 @@ def _is_single(flag: str) -> bool:
 
 
 def _by_name(group: list[str]) -> list[list[str]]:
-    """Split a flag with several NAME=VALUE into one flag for each, whose values may be several: NAME=1,2."""
+    """Split a flag with several NAME=VALUE into one flag for each. The value may be a list: NAME=1,2."""
     flag, text = group[0], " ".join(group[1:])
     if _normal(flag) not in MERGED or _is_single(flag):
         return [group]
@@ -241,7 +241,7 @@ def _alternatives(group: list[str]) -> list[list[str]]:
 
 
 def _split(separator: str, text: str) -> list[str]:
-    """Split a text at matches of a pattern outside of brackets and quotes."""
+    """Split a text at matches of a pattern outside brackets and quotes."""
     hidden, depth, quote = list(text), 0, ""
     for i, char in enumerate(text):
         opens = char in "'\"" and (depth > 0 or text[i - 1 : i] in ("", "=", ",", " "))

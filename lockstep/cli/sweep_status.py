@@ -1,4 +1,4 @@
-"""The state of a sweep's runs, for people and programs."""
+"""The state of a sweep's runs, as text and as data for JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def show(queue: Queue, entries: list[Entry], trials: Proposals[Any] | None) -> None:
-    """Show the state of each run, or what would happen to it."""
+    """Print the state of each run, and that of a search or population."""
     gone = gone_jobs(queue)
     for run in (document(queue, entry, gone) for entry in entries):
         score = "" if run["score"] is None else f"{run['score']:.2f}"
@@ -48,7 +48,7 @@ def gone_jobs(queue: Queue) -> dict[str, str]:
 
 
 def document(queue: Queue, entry: Entry, gone: dict[str, str]) -> dict[str, Any]:
-    """A run for people and programs; gone: messages about runs whose Slurm jobs are gone."""
+    """The state of a run. gone: messages about runs whose Slurm jobs are gone."""
     outcome, state = queue.outcome(entry.name), queue.state(entry.name)
     curve = Curve(queue.metrics(entry.name))
     curve.read(end=True)

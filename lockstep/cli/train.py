@@ -45,7 +45,7 @@ class TrainArguments:
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "auto"
     """auto (lockstep chooses for this machine and prints its choice), inline (one process), processes:N, cpu:aC-lL (C
-    collectors, L learners), a0-l1 (their GPUs), ray:N or ray:aC-lL (a Ray cluster) or torchrun, with options as in
+    collectors, L learners), a0-l1 (their GPUs), ray:N or ray:aC-lL (a Ray cluster) or torchrun. Options follow, as in
     processes:2,env_threads=2. It changes the result only if timing decides (--scheme.lag async, …)."""
     preset: str | None = None
     """A well-known scheme with a suitable layout: impala, ddppo, … (lockstep schemes draws them). Other flags can
@@ -64,7 +64,8 @@ class ResumeArguments:
     """The run's folder."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")]
     layout: str | None = None
-    """As for train; it may differ from before. Default: what the run was started with; auto chooses again."""
+    """As for train; it may differ from before. Default: the layout that the run was started with; auto chooses
+    again."""
     checkpoint: str | None = None
     """The checkpoint to continue from: latest, best, or an iteration. Newer ones are set aside. Default: latest."""
     json: bool = False
@@ -107,8 +108,8 @@ def resume(arguments: list[str]) -> int:
     given.options.validate()
     if given.options.run != defaults.run:
         raise SettingsError(
-            f"--run {given.options.run} is a flag of train: resume continues the run in its folder, {given.run}. "
-            "Leave --run out."
+            f"--run {given.options.run} is only for train: resume continues the run in its folder, {given.run}. Leave "
+            "--run out."
         )
     with progress_to_stderr(given.json):
         result = run(given.run, layout, given.options, checkpoint=given.checkpoint)
@@ -129,8 +130,8 @@ def _refuse_settings(arguments: list[str]) -> None:
 
 
 def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[str]]:
-    """The recipe that the arguments of train, bench, tune or submit begin with, and the rest; None if they asked for
-    help, which is printed.
+    """The recipe with which the arguments of train, bench, tune or submit begin, and the other arguments. The recipe is
+    None if help was requested and printed.
 
     Raises:
         SettingsError: the recipe does not exist.
@@ -158,25 +159,26 @@ def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[
 
 
 def _of_run(name: str) -> Experiment:
-    """A run's settings. Metrics that its environments report without being asked are left out, because flags may change
-    which these are.
+    """A run's settings, without the metrics that its environments report by default, since flags may change these.
 
     Raises:
-        SettingsError: it is not a run, or its settings need files that the current folder does not have.
+        SettingsError: there is no run, or its settings need files that the current folder does not contain.
     """
     run = RunFolder.open(name)
     experiment, home = run.experiment(), run.facts().get("directory", "")
     files = [file for file in files_named(to_json(experiment)) if not os.path.isabs(file)]
     if files and home and os.path.realpath(home) != os.path.realpath(os.curdir):
-        raise SettingsError(f"The settings of {name} name {files[0]}, which is relative to {home}: start there.")
+        raise SettingsError(
+            f"The settings of {name} name {files[0]}, which is relative to {home}. Run the command there."
+        )
     if experiment.env.metrics:
         experiment = experiment.replace(**{"env.metrics": envs.asked_metrics(experiment.env)})
     return experiment
 
 
 def _begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
-    """The experiment without the settings of a recipe run's warm start, or the digest of its data, if another is
-    given."""
+    """The experiment, without the digest and the derived settings of the recipe's replay data and warm start if flags
+    name others."""
     if isinstance(experiment.algorithm, OffPolicyConfig) and isinstance(recipe.algorithm, OffPolicyConfig):
         replay, known = experiment.algorithm.replay, recipe.algorithm.replay
         if replay.data != known.data and replay.data_digest == known.data_digest:
@@ -190,7 +192,7 @@ def _begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
 
 
 def load_recipe(name: str) -> Experiment:
-    """The experiment that a recipe's name, a run's folder, or a reference to a user's function refers to.
+    """The experiment that a recipe's name, a run's folder or a reference to a user's function means.
 
     Raises:
         SettingsError: the recipe does not exist, or the function returns something else.
@@ -225,7 +227,7 @@ def load_recipe(name: str) -> Experiment:
 
 
 def derived_facts(experiment: Experiment, layout: Layout) -> dict[str, Any]:
-    """Values derived from the settings of a resolved experiment, and for a layout on this machine."""
+    """Values derived from the settings of a resolved experiment and from a layout on this machine."""
     scheme = experiment.scheme
     updates, step = experiment.gradient_steps
     return {
@@ -305,7 +307,7 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
 def report(result: Result, *, json: bool) -> int:
     code = 130 if result.stopped else 0
     if reader_gone():
-        return code  # after Ctrl-C, which also ends `tee`; what became of the run is known anyway
+        return code  # Ctrl-C also ends `tee`, so nobody would read the report
     if json:
         say_json({**dataclasses.asdict(result), "run": str(result.run)})
     else:

@@ -1,4 +1,4 @@
-"""Finds settings that have no effect in combination with the others."""
+"""Finds settings that have no effect because of other settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lockstep.experiment import Experiment
 
 
 def idle(experiment: Experiment) -> dict[str, str]:
-    """The settings without effect in an experiment, each with the flags that it needs."""
+    """The settings that have no effect in an experiment, each with the flags that it needs."""
     given = flat(to_json(experiment, whole=True))
     return {
         prefix + name: str(need)
@@ -20,7 +20,7 @@ def idle(experiment: Experiment) -> dict[str, str]:
 
 
 def unused(experiment: Experiment, base: Experiment) -> list[str]:
-    """A sentence for each setting that differs from base and has no effect with the others, or leaves out steps."""
+    """Sentences about settings that differ from base and have no effect, or that leave out steps of rollouts."""
     before, after = flat(to_json(base, whole=True)), flat(to_json(experiment, whole=True))
     changed = {name: what for name, what in idle(experiment).items() if before.get(name) != after[name]}
     told = [sentence(name, what) for name, what in changed.items()]

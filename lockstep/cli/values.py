@@ -9,9 +9,9 @@ from lockstep.cli.help import Row, rows
 from lockstep.config.settings import SettingsError
 
 _WANTED = {"INT": "a whole number", "FLOAT": "a number", "STR": "a text", "COUNT": "a whole number, such as 10M"}
-"""The meanings of help's names for kinds of values."""
+"""What help's names for kinds of values mean."""
 _OF_PYTHON = ("invalid literal for", "could not convert", "Could not find valid parse", "no type matching")
-"""Beginnings of reasons that only say that a value has the wrong kind."""
+"""Prefixes of reasons that only say that a value has the wrong kind."""
 
 
 class Unreadable(SettingsError):
@@ -22,9 +22,9 @@ def unreadable(verb: str, groups: list[list[str]], settings: Any, box: str) -> U
     """The error for a value that the parser rejected.
 
     Args:
-        verb: with the recipe, if there is one.
+        verb: the command, followed by the recipe if there is one.
         groups: each flag with its values.
-        settings: that the flags change: an instance, or the class if every field has a default.
+        settings: the settings that flags change: an instance, or the class if every field has a default.
         box: the parser's output.
     """
     said = _unboxed(box)

@@ -1,1 +1,1 @@
-"""Settings: their values, checks, names and files, and the layout and options of a run."""
+"""Settings: types, checks, names and JSON; the layout and options of a run; loading users' files."""

@@ -1,8 +1,8 @@
-"""Keeps process-wide settings that users' environments change apart from lockstep's own.
+"""Isolates lockstep from process-wide settings that users' environments change.
 
-What an environment sets in torch and NumPy, and the working directory that it changes to, apply only while its code
-runs. So neither results nor the paths of a run's files depend on them. Environments run outside inference mode with
-gradients enabled, so that they can compute gradients.
+An environment's settings of torch and NumPy and its working directory apply only while its code runs. So neither
+results nor the paths of a run's files depend on them. Environments run outside inference mode with gradients enabled,
+so that they can compute gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 _Access = tuple[Callable[[], Any], Callable[[Any], Any]]
-"""A function that reads settings, and one that writes them."""
+"""A function that reads settings, and a function that writes them."""
 _TINY = 5e-324
 
 
@@ -28,14 +28,14 @@ def _folder() -> str:
 
 
 def _torchs() -> tuple[Any, ...]:
-    """Torch's settings. Every step reads them, which takes 0.3 µs."""
+    """Torch's settings. Reading them takes 0.3 µs, so it happens at every step."""
     return (
         torch.get_default_dtype(),
         torch.get_num_threads(),
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        _TINY * 1.0 == 0,  # whether denormals are flushed to 0, which affects Python's numbers, too
+        _TINY * 1.0 == 0,  # whether denormals are flushed to 0; this also affects Python's floats
     )
 
 
@@ -45,7 +45,7 @@ def _set_torchs(wanted: tuple[Any, ...]) -> None:
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)
     torch.set_flush_denormal(flushes)
-    if _torchs() != wanted:  # writing these imports torch's compiler, which takes a second
+    if _torchs() != wanted:  # setting these imports torch's compiler, which takes a second
         torch.use_deterministic_algorithms(strict, warn_only=warns)
 
 
@@ -67,10 +67,10 @@ _SLOW: tuple[_Access, ...] = (
 
 
 class EnvironmentSettings:
-    """The process-wide settings that environments have made. They apply inside the `with` block; lockstep's own apply
-    outside it.
+    """The process-wide settings that environments have made. They apply inside the `with` block; lockstep's settings
+    apply outside it.
 
-    A process has one such object, ENVIRONMENT_SETTINGS, because it has one value of each setting.
+    A process has one such object, ENVIRONMENT_SETTINGS, because each setting has one value per process.
     """
 
     def __init__(self) -> None:
@@ -88,8 +88,8 @@ class EnvironmentSettings:
         """Return this object, for `with`.
 
         Args:
-            thorough: also compare the settings of _SLOW. Callers ask for it when environments are made, reset,
-                restored or closed, and in their first steps. Once an environment has changed one, it is always done.
+            thorough: also compare the settings of _SLOW. Callers set this when environments are made, reset, restored
+                or closed, and in their first steps. Once an environment has changed one, they are always compared.
         """
         if not self._depth:
             self._thorough = thorough or bool(self._their_slow)

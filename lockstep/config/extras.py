@@ -15,13 +15,13 @@ from urllib.parse import unquote, urlsplit
 
 
 class Extra(NamedTuple):
-    """What an extra installs."""
+    """An extra: the library that it installs, and its purpose."""
 
     module: str
-    """What tells whether it is installed."""
+    """The module whose presence shows that the extra is installed."""
     purpose: str
     environments: tuple[str, ...] = ()
-    """Distributions whose versions decide what environments do, and so belong to the platform of a run."""
+    """Distributions whose versions affect environments, and therefore belong to the platform of a run."""
 
 
 EXTRAS = {
@@ -50,7 +50,7 @@ def install_command(extra: str) -> str:
     """The command that installs an extra, or several separated by commas, into this Python.
 
     lockstep is not on a package index, and the PyPI package of this name is another project. So pip needs the folder or
-    the address of the repository that lockstep was installed from.
+    address of the repository from which lockstep was installed.
     """
     checkout = Path(__file__).parents[2]
     if _is_repository(checkout):

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 
 def hidden_by_slurm(seen: int, environment: Mapping[str, str] = os.environ) -> str:
-    """The variables that show that this task sees only its own GPUs, and not all that its job has on the node; empty if
-    none does.
+    """The variables which show that this task sees only its own GPUs and not all GPUs of its job on the node. Empty if
+    there are none.
 
     Args:
-        seen: how many GPUs this task sees.
+        seen: the number of GPUs that this task sees.
 
     >>> hidden_by_slurm(4, {"SLURM_GPUS_PER_TASK": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"})
     'SLURM_GPUS_PER_TASK=4, CUDA_VISIBLE_DEVICES=0,1,2,3'
@@ -22,7 +22,7 @@ def hidden_by_slurm(seen: int, environment: Mapping[str, str] = os.environ) -> s
         name
         for name, value in environment.items()
         if name == "SLURM_GPUS_PER_TASK"
-        or (name == "SLURM_TRES_PER_TASK" and "gpu" in value)  # what --gpus-per-task sets in newer versions
+        or (name == "SLURM_TRES_PER_TASK" and "gpu" in value)  # newer versions set this for --gpus-per-task
         or (name in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS") and len(value.split(",")) > seen)
     ]
     if shown and "CUDA_VISIBLE_DEVICES" in environment:

@@ -1,6 +1,6 @@
-"""The launchers: each starts a run's processes, and declares what it can do.
+"""The launchers. Each starts a run's processes and declares what it can do.
 
-A launcher is a line in this table, or a `Launcher` in a user's file that a layout names: `my_file.py:NAME`.
+A launcher is an entry of LAUNCHERS, or a `Launcher` in a user's file that a layout names: `my_file.py:NAME`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
 
 REFERENCE = re.compile(r"(?P<name>[^:]*\.[^:]*:[^\W\d]\w*)(:(?P<processes>.*))?")
-"""A user's launcher in a layout: `my_file.py:NAME` or `package.module:NAME`, and how many processes."""
+"""A user's launcher in a layout: `my_file.py:NAME` or `package.module:NAME`, and the number of processes."""
 
 OPTIONAL = {
     "device": "its processes compute on the CPU, so leave device= out. On the GPUs of one machine use a0-l1.",
@@ -29,12 +29,13 @@ OPTIONAL = {
     "growing": "collectors may join a run only with {}. Leave out the +.",
     "resources": "resources of processes, such as learner.gpus, are for {}. On one machine, a0-l1 names the GPUs.",
 }
-"""Options of layouts that only some launchers support, with advice for the others; {} are the layouts of the former."""
+"""Options of layouts that only some launchers support, with advice for other launchers. {} stands for the layouts that
+support the option."""
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """Starts the processes of a run, and declares what they can do."""
+    """Starts the processes of a run and declares what they can do."""
 
     start: str | Callable[[Any, Any], Any]
     """A function, or its `module:name`, which is imported on use. It is called with `work` and `job`, makes every
@@ -48,10 +49,10 @@ class Launcher:
     shares_memory: bool = True
     """Whether processes share memory. If not, nothing may depend on timing, unless decides_by_messages is set."""
     decides_by_messages: bool = False
-    """Whether processes that share no memory decide by messages what depends on timing: free-running collectors,
+    """Whether processes without shared memory exchange messages about what timing decides: free-running collectors,
     asynchronous gradients and preemption."""
     options: tuple[str, ...] = ("device",)
-    """Which of the layout's options in OPTIONAL it supports."""
+    """The layout's options in OPTIONAL that it supports."""
     package: str = ""
     """An optional package that it needs. lockstep's extra for it has the same name."""
 
@@ -113,15 +114,16 @@ SPREAD = Launcher(
     shares_memory=False,
     options=("device", "nice"),
 )
-"""In the place of `processes`, if torchrun or srun has started a process for each copy of a layout such as
+"""The launcher in place of `processes` if torchrun or srun has started a process for each copy of a layout such as
 a0-l1,2,3-d2."""
 
 
 def layouts_with(able: Callable[[Launcher], bool], also: str = "", *, split: bool = False) -> str:
-    """Advice: the forms of layouts with several processes whose launchers are able to do something.
+    """Advice: the forms of layouts with several processes whose launchers meet a condition.
 
     Args:
-        also: a launcher that need not be in the table, such as a user's.
+        able: the condition.
+        also: a launcher that may be missing from the table, such as a user's.
         split: whether processes must either collect or learn.
     """
     found = []
@@ -133,7 +135,7 @@ def layouts_with(able: Callable[[Launcher], bool], also: str = "", *, split: boo
 
 
 def advice_without(option: str) -> str:
-    """What to do where the launcher does not support one of the layout's options."""
+    """Advice for a launcher that does not support one of the layout's options."""
     able = layouts_with(lambda launcher: option in launcher.options, split=option == "growing")
     return OPTIONAL[option].format(able)
 

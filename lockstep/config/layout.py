@@ -1,4 +1,4 @@
-"""How fast it is learned: settings that never change a bit of the result."""
+"""The layout: settings that affect the speed of a run and never a bit of its result."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from lockstep.config.resources import Resources, of_role, validate_resources
 from lockstep.config.settings import SettingsError, check_values
 
 LOCAL = "local"
-"""The device of torchrun's processes if each computes on its own GPU."""
+"""The device of torchrun's processes if each uses its own GPU."""
 _FIXED = ("device", "graphs", "ipc", "replay", "pin", "nice", "restarts", "compress", "resources")
-"""Options of certain layouts alone, which auto cannot take."""
+"""Options that only certain layouts have, so auto cannot take them."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which process does what for which shards. Any layout gives the same bits."""
+    """The processes of a run and their shards and devices. On one kind of device, every layout gives the same bits."""
 
     launcher_name: str = "inline"
-    """The launcher: a name of lockstep.config.launchers, or file.py:NAME for one of your own. auto says that the layout
-    is not chosen yet: lockstep.launchers.auto chooses it for an experiment and a machine."""
+    """The launcher: a name in lockstep.config.launchers, or file.py:NAME for your own. auto means that
+    lockstep.launchers.auto still has to choose a layout for the experiment and the machine."""
     workers: int = 1
     """Processes that collect and learn, each for a contiguous block of shards."""
     collectors: tuple[str, ...] = ()
@@ -33,54 +33,53 @@ class Layout:
     learners: tuple[str, ...] = ()
     """Devices of processes that only learn."""
     copies: int = 1
-    """Number of equal groups of collectors and learners, as in a0-l1,2,3-d2: a group's learners take the rollouts of
-    its collectors. If torchrun or srun has started as many processes, each starts one group, on the GPUs of the group
-    with its number on its machine."""
+    """Number of equal groups of collectors and learners, as in a0-l1,2,3-d2. A group's learners take the rollouts of
+    its collectors. If torchrun or srun has started as many processes, each starts one group. Process i of a machine
+    uses the GPUs of group i."""
     growing: bool = False
-    """On Ray: whether the number of collectors is a minimum, and more join as long as the cluster has room and there is
-    a shard for each. Needs --scheme.lag async."""
+    """On Ray: whether the number of collectors is a minimum. More join as long as the cluster has room and there is a
+    shard for each. Needs --scheme.lag async."""
     device: str = "cpu"
-    """Devices of processes that collect and learn: cpu, the number of a GPU, several as in 0+1, each for a block of a
-    machine's processes, or local under torchrun: process i of a machine computes on its GPU i."""
+    """Devices of processes that collect and learn: cpu, the number of a GPU, or several numbers as in 0+1, each for a
+    block of a machine's processes. Under torchrun also local: process i of a machine computes on GPU i."""
     env_threads: int = 1
     """Threads that step the environments of one shard (native adapters only)."""
     env_processes: int = 0
     """Processes of each collector that step its Python environments; 0 steps them in the collector itself."""
     pin: int = 0
-    """1 pins every process, with its threads and children, to separate neighboring cores, so that caches and, on
-    machines with several sockets, memory stay near. For machines that nothing else uses; 0 leaves placement to the
-    system."""
+    """1 pins every process, with its threads and children, to separate neighboring cores, so that its data stays in
+    near caches and, on machines with several sockets, in near memory. For machines that run nothing else; 0 leaves
+    placement to the system."""
     nice: int = 0
-    """How much processes that only collect, with the threads and games that they start, yield to learners (0 to 19): it
-    is added to the niceness of the run. 10 gives a learner a core at once when its work arrives. 0 treats all alike."""
+    """The niceness (0 to 19) of processes that only collect and of their threads and games, added to the run's. Higher
+    yields more to learners: with 10, a learner gets a core at once when its work arrives. 0 treats all alike."""
     graphs: int = 0
-    """1 makes GPUs run acting, the gradient of each slice, and updates, as CUDA graphs: one launch instead of one per
-    kernel, which pays off for small kernels. It takes memory for each slot's rollout, and for all that a slice
-    computes."""
+    """1 makes GPUs run acting, the gradient of each slice and updates as CUDA graphs: one launch instead of one per
+    kernel, which pays off for small kernels. It takes memory for each slot's rollout and for all intermediate results
+    of a slice."""
     ipc: int = 1
-    """1 lets processes of one machine read the memory of each other's GPUs (CUDA IPC), where the driver and the
-    container allow it, so that gradients and parameters do not pass through the CPU's memory. Use 0 if that fails."""
+    """1 lets processes of one machine read the memory of each other's GPUs (CUDA IPC), if the driver and the container
+    allow it. Then gradients and parameters do not pass through the CPU's memory. Use 0 if that fails."""
     replay: Literal["auto", "gpu", "cpu"] = "auto"
-    """Where learners on GPUs keep replay: auto is on the GPU if it takes at most half of the GPU's free memory, and
-    otherwise on the CPU. On the GPU, a gradient step reads its items there; on the CPU, they are read by one thread and
-    copied."""
+    """Where learners on GPUs store replay. auto uses the GPU if replay takes at most half of its free memory, otherwise
+    the CPU. On the GPU, a gradient step reads items directly; on the CPU, one thread reads them and they are copied."""
     stall_timeout: float = 300.0
-    """Seconds without any progress after which a run ends with an error instead of waiting longer."""
+    """Seconds without progress after which a run ends with an error. Higher tolerates longer pauses."""
     jitter: float = 0.0
-    """Every process sleeps for a random time of up to this many seconds at each of its steps: to test that timing does
-    not affect the result, or how it does."""
+    """Maximum number of seconds that every process sleeps, for a random time, at each of its steps. It tests whether
+    and how timing affects the result."""
     learner_delay: float = 0.0
     """Seconds that learners sleep before each iteration, to simulate slower hardware."""
     restarts: int = 3
-    """On Ray: processes that a run may lose before it ends. More suit long runs on unreliable machines; 0 ends the run
-    at the first loss. With ray:a4+-l1, a collector counts only if fewer than 4 are left."""
+    """On Ray: the number of processes that a run may lose before it ends. More suit long runs on unreliable machines; 0
+    ends the run at the first loss. With ray:a4+-l1, a lost collector counts only if fewer than 4 are left."""
     compress: int = 0
-    """On Ray: 1 compresses rollouts on their way to learners. It takes time on both sides, and pays off with a slow
+    """On Ray: 1 compresses rollouts that are sent to learners. It takes time on both sides and pays off with a slow
     network and image observations; 0 sends them uncompressed."""
     resources: Resources = ()
-    """On Ray: what each process of a role requires of its node, as in learner.gpus=1, collector.cpus=2 or worker.NAME=1
-    for a resource that the cluster defines. With gpus, which may be a fraction, the role computes on a GPU. By default,
-    a process takes one core per thread."""
+    """On Ray: the resources of each process of a role, as in learner.gpus=1, collector.cpus=2 or worker.NAME=1 for a
+    resource that the cluster defines. With gpus, which may be a fraction, the role computes on a GPU. By default, a
+    process takes one core per thread."""
 
     @staticmethod
     def parse(text: str) -> Layout:
@@ -96,7 +95,7 @@ class Layout:
 
     @staticmethod
     def of(given: Layout | str | None) -> Layout:
-        """A layout from a layout or a text such as "processes:2"; None is auto."""
+        """A layout from a layout or a text such as "processes:2"; None means auto."""
         if given is None:
             return Layout(AUTO)
         if not isinstance(given, (Layout, str)):
@@ -108,12 +107,16 @@ class Layout:
 
     @property
     def is_auto(self) -> bool:
-        """Whether the layout is auto, and so still has to be chosen."""
+        """Whether the layout is auto and still has to be chosen."""
         return self.launcher_name == AUTO
 
     @property
     def launcher(self) -> Launcher:
-        """The launcher, which starts the processes and declares what they can do."""
+        """The launcher of the layout's processes.
+
+        Raises:
+            SettingsError: the layout is auto, or its launcher does not exist.
+        """
         if self.is_auto:
             raise SettingsError(
                 f"--layout {self} cannot be chosen here, since it depends on the machine that will run it. {HELP}"
@@ -122,11 +125,11 @@ class Layout:
 
     @property
     def spread(self) -> bool:
-        """Whether torchrun or srun has started processes that start one of the copies each."""
+        """Whether torchrun or srun has started processes, each of which starts one of the copies."""
         return self.copies > 1 and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
     def device_of(self, role: Literal["collector", "learner"], index: int) -> str:
-        """torch's name of the device that a process computes on; index: among the processes of its role."""
+        """torch's name of the device of a process. index: its number among the processes of its role."""
         if self.resources_of(role).get("gpus"):
             return "cuda:0"  # Ray shows a process only its own GPUs
         if self.split:
@@ -148,17 +151,17 @@ class Layout:
         return self._share(index, processes)
 
     def _of_group(self, named: tuple[str, ...]) -> tuple[str, ...]:
-        """The devices of the group that this process starts: those of the copy with its number on this machine."""
+        """The devices of the group that this process starts: process i of a machine starts group i."""
         each, place = len(named) // self.copies, int(os.environ.get("LOCAL_RANK", "0")) % self.copies
         return named[place * each : (place + 1) * each]
 
     def _share(self, index: int, processes: int) -> str:
-        """The device of one of the processes among which devices are dealt."""
+        """The device of a process, where blocks of these processes share the devices."""
         devices = self.device.split("+")
         return str(index) if self.device == LOCAL else devices[index * len(devices) // processes]
 
     def learners_beside(self, index: int) -> int:
-        """How many learners compute on the GPU of the one with this number."""
+        """The number of learners that compute on the GPU of the learner with this number, itself included."""
         if gpus := self.resources_of("learner").get("gpus"):
             return math.ceil(1 / gpus)
         if self.spread:
@@ -173,7 +176,7 @@ class Layout:
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """Numbers of all GPUs that it names, on the machine of this process."""
+        """Numbers of all GPUs that the layout names on the machine of this process."""
         named = (*self.collectors, *self.learners, *(() if self.split else self.device.split("+")))
         if self.spread:
             named = (*self._of_group(self.collectors), *self._of_group(self.learners))
@@ -186,8 +189,8 @@ class Layout:
         return bool(self.collectors)
 
     def groups(self, shards: int) -> int:
-        """Into how many groups separate collectors divide the shards. A group moves as a whole from one collector to
-        another, so with a changing number of collectors each shard is one."""
+        """The number of groups into which separate collectors divide the shards. A group moves as a whole from one
+        collector to another, so if the number of collectors can change, each shard is a group."""
         return shards if self.growing else len(self.collectors)
 
     @property
@@ -196,7 +199,7 @@ class Layout:
         return len(self.collectors) or self.workers
 
     def environments_each(self, num_envs: int) -> int:
-        """About how many environments a collecting process has of so many."""
+        """About how many of the environments each collecting process has."""
         return -(-num_envs // self.collecting)
 
     @property
@@ -206,12 +209,12 @@ class Layout:
 
     @property
     def processes(self) -> int:
-        """Processes that this layout starts, in addition to those that watch them."""
+        """Processes that this layout starts, without those that watch them."""
         return len(self.collectors) + len(self.learners) if self.split else self.workers
 
     @property
     def processes_here(self) -> int:
-        """The same on this machine alone."""
+        """Processes that this layout starts on this machine, without those that watch them."""
         if not self.launcher.started_externally:
             return self.processes
         programs = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -229,12 +232,12 @@ class Layout:
 
     @property
     def kinds(self) -> tuple[str, str]:
-        """The kinds of device, CPU or GPU, that collect and that learn. Bits depend on them."""
+        """The kinds of devices, CPU or GPU, of collectors and of learners. Bits depend on them."""
         collecting, learning = (self.device_of(role, 0) for role in ("collector", "learner"))
         return "CPU" if collecting == "cpu" else "GPU", "CPU" if learning == "cpu" else "GPU"
 
     def repeating(self) -> Layout:
-        """The smallest layout with devices of the same kinds, and so the same bits; auto if all of them are CPUs."""
+        """The smallest layout with the same kinds of devices, and so the same bits; auto if all of them are CPUs."""
         if not self.uses_gpus:
             return Layout(AUTO)
         collecting, learning = ("0" if kind == "GPU" else "cpu" for kind in self.kinds)
@@ -243,7 +246,7 @@ class Layout:
         return Layout(PROCESSES, collectors=(collecting,), learners=(learning,))
 
     def anywhere(self) -> Layout:
-        """The layout on the CPU, to check it for a machine whose GPUs are not those of this machine."""
+        """The layout on the CPU. It can be checked here for a machine with other GPUs."""
         return dataclasses.replace(
             self,
             collectors=("cpu",) * len(self.collectors),
@@ -285,7 +288,7 @@ class Layout:
             raise SettingsError(f"Layout {self}: nice must be 0 to 19. 0 treats all processes alike.")
 
     def _validate_devices(self) -> None:
-        """Raise SettingsError if the processes cannot have these devices, or not use them so."""
+        """Raise SettingsError if the processes cannot have these devices or options of devices."""
         if self.graphs not in (0, 1) or (self.graphs and "CPU" in self.kinds):
             raise SettingsError(
                 f"Layout {self}: graphs must be 0 or 1, and 1 needs GPUs for all processes, as in "
@@ -347,10 +350,10 @@ class Layout:
 
 
 def _place_on_machine(index: int, processes: int) -> tuple[int, int]:
-    """A process's number among those that torchrun or Slurm started on this machine, and how many these are.
+    """A process's number among those that torchrun or Slurm started on this machine, and their number.
 
     Args:
-        index: among the processes of all machines.
-        processes: of all machines.
+        index: its number among the processes of all machines.
+        processes: the number of processes on all machines.
     """
     return int(os.environ.get("LOCAL_RANK", index)), int(os.environ.get("LOCAL_WORLD_SIZE", max(1, processes)))

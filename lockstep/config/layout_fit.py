@@ -1,4 +1,4 @@
-"""Whether a layout fits the shards of an experiment, and this machine."""
+"""Checks whether a layout fits the shards of an experiment and this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from lockstep.config.settings import SettingsError, require
 
 
 def check_fit(layout: Layout, shards: int) -> None:
-    """Raise SettingsError if a layout cannot hold this many shards, or this machine cannot hold the layout."""
+    """Raise SettingsError if a layout has more processes than shards, or needs packages or GPUs that this machine
+    lacks."""
     layout.validate()
     if package := layout.launcher.package:
         otherwise = "Without it use processes:N or cpu:aC-lL on one machine, or torchrun on several."
@@ -36,8 +37,8 @@ def check_fit(layout: Layout, shards: int) -> None:
 
 
 def _gpus_of_machine(layout: Layout) -> tuple[int, ...]:
-    """Numbers of all GPUs that this machine must have, and every process on it must see: also those of other groups
-    here. So all processes find the same mistake, and none waits for the others."""
+    """Numbers of all GPUs that this machine must have, including those of other groups here. So all processes find the
+    same mistake, and none waits for the others."""
     if not layout.spread:
         return layout.gpus
     groups = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -48,7 +49,7 @@ def _gpus_of_machine(layout: Layout) -> tuple[int, ...]:
 
 
 def _without_gpus(layout: Layout, count: int) -> str:
-    """What to do where torch can use only so many GPUs."""
+    """Advice for a machine where torch can use only this many GPUs."""
     groups = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if layout.spread else 1
     several = groups > 1 or (layout.launcher.started_externally and "+" in layout.device)
     if count and several and (hidden := hidden_by_slurm(count)):

@@ -11,14 +11,14 @@ from lockstep.config.resources import Resources, is_resource, resource_of
 from lockstep.config.settings import SettingsError
 
 AUTO = "auto"
-"""What stands in place of a launcher where lockstep.launchers.auto is to choose the layout."""
+"""The launcher's name in a layout that lockstep.launchers.auto has yet to choose."""
 HELP = (
     "Use auto (lockstep chooses for this machine), inline (one process), processes:N (N processes that collect and "
     "learn), cpu:aC-lL (C collectors and L learners on the CPU), a0-l1,2,3-d2 (a collector on GPU 0 and learners on "
     "GPUs 1, 2 and 3, twice), ray:N or ray:aC-lL (the same on a Ray cluster), ray:aC+-lL (C collectors and as many "
     "more as fit), torchrun (under torchrun or srun), or file.py:NAME (a launcher of yours)."
 )
-"""Advice, for errors about a layout."""
+"""Advice for errors about a layout."""
 OPTIONS = {
     "device": str,
     "env_threads": int,
@@ -34,15 +34,15 @@ OPTIONS = {
     "restarts": int,
     "compress": int,
 }
-"""The types of fields of Layout that follow the processes, as in `,pin=1`."""
+"""The options that follow the processes, as in `,pin=1`: fields of Layout and their types."""
 _EXAMPLES = {str: "GPU", int: "N", float: "SECONDS"}
 _SEVERAL = re.compile(r"device=(?P<first>\d+)(?P<more>(,\d+)+)(,|$)")
-"""The devices of a layout as somebody writes them who has seen a0-l1,2,3."""
+"""Several devices separated by commas, as in a0-l1,2,3. The right separator here is +."""
 _SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)(?P<growing>\+?)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
 
 
 def fields_of(text: str) -> dict[str, Any]:
-    """The fields of Layout by name, but for those that the text leaves at their defaults.
+    """The fields of Layout that a text sets, by name.
 
     Raises:
         SettingsError: the text has none of the forms in HELP.
@@ -70,7 +70,7 @@ def fields_of(text: str) -> dict[str, Any]:
 
 
 def text_of(fields: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """The text that fields_of reads these fields of Layout from."""
+    """The inverse of fields_of: the text that gives these fields of Layout."""
     name, workers, copies, growing = (fields[each] for each in ("launcher_name", "workers", "copies", "growing"))
     collectors, learners = (fields[role][: len(fields[role]) // copies] for role in ("collectors", "learners"))
     text = name
@@ -125,7 +125,8 @@ def _head(head: str, text: str) -> dict[str, Any]:
 
 
 def _devices(listed: str, counted: bool, text: str) -> tuple[str, ...]:
-    """`2` after `cpu:` or a launcher's name is a number of processes; otherwise `0,1,cpu` are devices."""
+    """The devices of a role. After `cpu:` or a launcher's name, `2` is a number of processes; otherwise `0,1,cpu` lists
+    devices."""
     if counted:
         if not listed.isdecimal() or not int(listed):
             raise SettingsError(

@@ -35,8 +35,8 @@ _CLASSES = {
 }
 """The current module of each class. Names are hashed into identities, so none may change."""
 _MOVED = {"Normalize": "lockstep.experiment:NormalizeConfig", "Env": "lockstep.envs.base:EnvConfig"}
-"""Where classes were when files and identities named them by their modules. A class of FORMER that moves belongs here,
-with its module before."""
+"""The modules of classes when files and identities still named classes by their modules. If a class of FORMER moves,
+its old module must be added here."""
 FORMER = {
     name: _MOVED.get(name, _CLASSES[name])
     for name in (
@@ -45,19 +45,19 @@ FORMER = {
         *("SAC", "MPO", "MPC"),
     )
 }
-"""The modules of these classes at that time. No value may ever change, and new classes do not belong here."""
+"""The names of these classes at that time. No value may ever change, and new classes do not belong here."""
 _NAMES = {where: name for name, where in _CLASSES.items()}
 _SINCE = {where: name for name, where in FORMER.items()}
 
 
 def name_of(cls: type) -> str:
-    """The name of a settings class in files: a short name, or `file.py:Name` for a user's class."""
+    """The name of a settings class in files: a short name, or for a user's class `file.py:Name` or `module:Name`."""
     reference = reference_to(cls)
     return _NAMES.get(reference, reference)
 
 
 def current_name(name: str) -> str:
-    """The current name for the name that a file of any version uses."""
+    """The current name of the class that a file of any version names so."""
     return _SINCE.get(name, name)
 
 

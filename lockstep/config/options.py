@@ -1,4 +1,4 @@
-"""How a run is stored and shown."""
+"""Options of a run: how it is evaluated, stored and displayed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Levels = Literal["train", "test"]
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """Which episodes are played with a policy, and how."""
+    """Which episodes an evaluation plays, and how."""
 
     episodes: int = 10
     """Episodes to play. More narrow the confidence interval."""
@@ -30,12 +30,12 @@ class EvaluationSettings:
     num_envs: int | None = None
     """Environments that run at once. Default: up to 16."""
     levels: str | None = "train"
-    """Levels to play if the run was trained on some of them (env.num_levels): train, the same, or test, all others.
-    None: all others, since training scores cover the same. FIRST..LAST, as in 1001..1005: these, once in each
-    attempt."""
+    """Levels to play if the run was trained on some of them (env.num_levels). train plays the same levels, and test all
+    others. FIRST..LAST, as in 1001..1005, plays these levels once in each attempt. None plays all other levels, since
+    training scores cover the same."""
     attempts: int = 1
-    """How often each of the levels FIRST..LAST is played. The result is the best attempt, beside the mean of all, so
-    that more attempts give a higher result by luck alone."""
+    """How often each of the levels FIRST..LAST is played. The result is the best attempt and the mean of all attempts.
+    More attempts raise the best one by luck alone."""
     max_steps: int | None = None
     """The maximum number of environment steps of an episode with gymnasium, whose tasks may never end. Default:
     27,000."""
@@ -86,20 +86,21 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How the run is stored and shown. No setting here changes a bit of the result."""
+    """How a run is stored and displayed. No option changes a bit of the result."""
 
     run: str | None = None
     """Folder of the run. It must be new or empty. Default: a new folder below runs/."""
     checkpoint_every: int = 50
-    """Iterations between checkpoints. Fewer lose less work when a machine fails; more write less to disk."""
+    """Iterations between checkpoints. Lower loses less work when a machine fails; higher writes less to disk."""
     keep_checkpoints: int = 3
     """How many of the newest checkpoints are kept. The best one is always kept, too."""
     eval_every: int = 0
-    """Iterations between evaluations, in environments apart from training. 0 switches them off."""
+    """Iterations between evaluations, which use separate environments. Lower evaluates more often and takes longer; 0
+    switches evaluations off."""
     eval_episodes: int = 10
     """Episodes of each evaluation. More give a narrower confidence interval and take longer."""
     eval_greedy: bool = False
-    """Take the most likely action in evaluations, as in published scores of SAC and MPO, instead of drawing one."""
+    """Take the most likely action in evaluations instead of drawing one, as for published scores of SAC and MPO."""
     eval_opponents: tuple[str, ...] = ()
     """Players of the other agents in evaluations, in the form of env.opponents. Default: as in training."""
     on_nonfinite: Literal["stop", "continue"] = "stop"
@@ -107,15 +108,14 @@ class RunOptions:
     or losses have not been finite for 5 iterations. stop ends the run with exit code 1 and names the environment or the
     last finite checkpoint. continue warns once and keeps that checkpoint. Runs that stay finite are not affected."""
     display: Literal["auto", "live", "plain", "none"] = "auto"
-    """Live panel, plain lines, or nothing; auto is live on a terminal and plain elsewhere."""
+    """A live panel, plain lines, or nothing. auto is live on a terminal and plain elsewhere."""
     tensorboard: bool = True
     """Write TensorBoard events to the run's folder."""
     check_env: bool = True
     """Test your own environment briefly before a new run, and warn if resume or verify could not repeat it (a short
     lockstep check-env). Switch it off to save a few seconds with slow environments."""
     callback: str | None = None
-    """Your function or lockstep.Callback (file.py:follow), which is called after every iteration and may end the
-    run."""
+    """Your function or lockstep.Callback (file.py:follow). It is called after every iteration and may end the run."""
     wandb: str | None = None
     """Weights & Biases project to send the metrics to as well (needs the extra wandb)."""
     trackio: str | None = None
@@ -123,7 +123,7 @@ class RunOptions:
 
     @property
     def evaluation(self) -> EvaluationSettings:
-        """Of evaluations during training."""
+        """The settings of evaluations during training."""
         return EvaluationSettings(
             episodes=self.eval_episodes, greedy=self.eval_greedy, opponents=self.eval_opponents, levels=None
         )
@@ -134,7 +134,7 @@ class RunOptions:
 
     @staticmethod
     def of(given: RunOptions | str | Path | None) -> RunOptions:
-        """Options, or those of a run in the given folder; None is the default."""
+        """The options as given, or options with this folder; None means the defaults."""
         if isinstance(given, (str, Path)):
             return RunOptions(run=str(given))
         if not (given is None or isinstance(given, RunOptions)):
@@ -156,6 +156,6 @@ class RunOptions:
 
 
 def check_episodes(episodes: int, flag: str) -> None:
-    """Raise SettingsError for an invalid number of an evaluation's episodes; flag: the one that set it."""
+    """Raise SettingsError for an invalid number of an evaluation's episodes. flag: the flag that set it."""
     if not 1 <= episodes <= _MOST_EPISODES:
         raise SettingsError(f"{flag} {episodes} is out of range: an evaluation has 1 to {_MOST_EPISODES:,}.")

@@ -1,4 +1,5 @@
-"""What processes take of a cluster's nodes: cores, GPUs and other resources, as in `ray:a4-l2,learner.gpus=1`."""
+"""The resources that processes take from a cluster's nodes: cores, GPUs and others, as in
+`ray:a4-l2,learner.gpus=1`."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from collections.abc import Iterable
 from lockstep.config.settings import SettingsError
 
 Resources = tuple[tuple[str, float], ...]
-"""Amounts by name: `learner.gpus`, `collector.cpus`, `worker.NAME` for a resource of the cluster's own."""
+"""Amounts by name: `learner.gpus`, `collector.cpus`, or `worker.NAME` for a resource that the cluster defines."""
 ROLES = ("collector", "learner", "worker")
 """worker: a process that collects and learns."""
 _RESERVED = ("CPU", "GPU", "memory", "object_store_memory", "node")
 
 
 def is_resource(option: str) -> bool:
-    """Whether an option of a layout is about resources: `learner.gpus`."""
+    """Whether an option of a layout names a resource, such as `learner.gpus`."""
     return "." in option
 
 
@@ -23,7 +24,7 @@ def resource_of(option: str, amount: str) -> tuple[str, float]:
     """An option of a layout as a name and an amount.
 
     Raises:
-        ValueError: the role is unknown, or the amount is no number.
+        ValueError: the role is unknown, or the amount is not a number.
     """
     role, _, what = option.partition(".")
     if role not in ROLES or not what:
@@ -58,7 +59,7 @@ def validate_resources(resources: Resources, roles: Iterable[str], layout: str) 
             raise SettingsError(f"Layout {layout} names {name} twice: leave one out.")
         if not 0 < amount < math.inf or (amount > 1 and not amount.is_integer()):
             raise SettingsError(
-                f"Layout {layout}: {name} must be a positive number, and whole if it is above 1, as Ray asks."
+                f"Layout {layout}: {name} must be a positive number, and whole if it is above 1, as Ray requires."
             )
         if what == "cpus" and not amount.is_integer():
             raise SettingsError(f"Layout {layout}: {name} must be a whole number of cores.")

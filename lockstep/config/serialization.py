@@ -1,4 +1,4 @@
-"""Converts settings, which are frozen dataclasses, to JSON and back."""
+"""Converts settings (frozen dataclasses) to JSON and back."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def to_json(value: Any, *, whole: bool = False) -> Any:
     """Convert nested dataclasses to JSON values; each dataclass states its type, so that from_json can rebuild it.
 
     Settings that a class lists as `later` are left out if they have their default value: they were added when runs
-    already existed, whose identities must stay. Settings listed as `free` hold values for other people's code, so lists
-    and tuples are distinguished in them.
+    already existed, whose identities must stay. Settings listed as `free` hold values for users' and other libraries'
+    code, so their lists and tuples are distinguished.
 
     Args:
-        whole: leave out none.
+        value: settings, or a part of them.
+        whole: include all settings of `later`.
 
     Raises:
         SettingsError: JSON cannot represent the type of a value.
@@ -70,8 +71,8 @@ def _unmarked(value: Any) -> Any:
 
 
 def without_marks(value: Any) -> Any:
-    """The output of to_json, with tuples as lists. Identities are computed from this form, since they are older than
-    the marks."""
+    """The output of to_json, with tuples as lists. Identities are computed from this form, since marks were introduced
+    after them."""
     if isinstance(value, dict):
         return (
             without_marks(value[_TUPLE])
@@ -96,8 +97,8 @@ def _renamed(value: Any, rename: Callable[[str], str]) -> Any:
 
 
 def identities_of(settings: dict[str, Any]) -> tuple[str, str]:
-    """Two SHA-256 hashes over the canonical JSON of an experiment, as written by to_json of any version: its identity,
-    and the one that earlier versions recorded, which named classes by their modules."""
+    """Two SHA-256 hashes of the canonical JSON of an experiment, as written by to_json of any version: its identity,
+    and the identity that earlier versions recorded, which named classes by their modules."""
     plain = with_current_names(without_marks(settings))
     return _hash(plain), _hash(_renamed(plain, lambda name: FORMER.get(name, name)))
 
@@ -107,7 +108,7 @@ def _hash(value: Any) -> str:
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The output of to_json by dotted names: {"env.id": "Breakout", …}. An empty dict stays one."""
+    """The output of to_json by dotted names: {"env.id": "Breakout", …}. An empty dict remains a value."""
     lines: dict[str, Any] = {}
     for name, value in without_marks(with_current_names(settings)).items():
         if isinstance(value, dict):

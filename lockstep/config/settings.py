@@ -30,12 +30,12 @@ class SettingsError(ValueError):
     """The exit code of a command that ends with this error."""
 
     def bare(self) -> SettingsError:
-        """The same error for another process, without a user's own class, which may be unknown there."""
+        """The same error for another process, without a user's subclass, which may be unknown there."""
         return next(kind for kind in (Diverged, NotFinite, SettingsError) if isinstance(self, kind))(str(self))
 
 
 class NotFinite(SettingsError):
-    """An environment returned NaN or an infinity, or learning has diverged, and nothing can be learned from that."""
+    """An environment returned NaN or an infinity, or learning has diverged."""
 
     exit_code = 1
 
@@ -114,7 +114,7 @@ def parse_option(text: str) -> Any:
 
 
 def check_free(value: Any, name: str) -> None:
-    """Raise SettingsError for a named value that JSON could not restore exactly."""
+    """Raise SettingsError for a value that JSON could not restore exactly. name: what errors call it."""
     if isinstance(value, (list, tuple)):
         for each in value:
             check_free(each, name)
@@ -145,7 +145,7 @@ def write_option(value: Any) -> str:
 def _named(
     metavar: str, parse: Callable[[list[str]], dict[str, Any]], write: Callable[[Any], str]
 ) -> tyro.constructors.PrimitiveConstructorSpec[dict[str, Any]]:
-    """How the command line reads and shows a dict, as `name=value` pairs."""
+    """How the command line reads and writes a dict, as `name=value` pairs."""
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar=metavar,
@@ -188,7 +188,7 @@ def require(package: str, extra: str, what: str, otherwise: str) -> None:
     """Raise SettingsError if an optional package is not installed.
 
     Args:
-        package: its import name.
+        package: the package's import name.
         extra: lockstep's extra that installs it.
         what: the feature that needs it.
         otherwise: what works without it, in a sentence.
@@ -201,7 +201,7 @@ def require(package: str, extra: str, what: str, otherwise: str) -> None:
 
 
 def check_values(settings: Any, path: str = "") -> None:
-    """Check every value of nested dataclasses against its annotation, like the command line.
+    """Check every value of nested dataclasses against its annotation, as the command line does.
 
     Raises:
         SettingsError: a value has the wrong type, is not one of the allowed values, is NaN (which passes comparisons
@@ -221,7 +221,7 @@ def check_values(settings: Any, path: str = "") -> None:
 
 
 def changed(settings: T, changes: Mapping[str, Any]) -> T:
-    """Settings with some of them replaced, like dataclasses.replace, with the values' types checked. A dotted name
+    """Settings with some values replaced, as by dataclasses.replace, after a check of their types. A dotted name
     changes a part: {"algorithm.learning_rate": 1e-3}.
 
     Raises:
@@ -256,7 +256,7 @@ def changed(settings: T, changes: Mapping[str, Any]) -> T:
 
 
 def _instead(settings: Any, name: str, known: list[str]) -> str:
-    """What to write instead of a setting that does not exist."""
+    """Advice for a setting that does not exist."""
     paths = list(_paths(settings))
     if elsewhere := _of_other_libraries(name, paths):
         return elsewhere
@@ -305,7 +305,7 @@ def _is_bound(field: dataclasses.Field[Any]) -> bool:
 def _hints(cls: type) -> dict[str, Any]:
     try:
         return get_type_hints(cls)
-    except Exception:  # for names that only a type checker sees, or a text that is not an annotation
+    except Exception:  # names that only a type checker sees, or a string that is not an annotation
         return {}
 
 

@@ -225,7 +225,7 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     ("", "torch_deterministic cudnn_deterministic", "Leave it out: every run is repeatable, bit for bit."),
     ("", "algo algorithm policy trainer agent", "The recipe chooses it: lockstep recipes lists them."),
 )
-"""A setting, its other names, and how the two differ. A name means the first row whose setting the algorithm has."""
+"""Settings, their names elsewhere, and notes. A name means the first row with a setting that the algorithm has."""
 
 _MEANINGS: dict[str, list[Meaning]] = {}
 
@@ -241,15 +241,15 @@ for _setting, _names, *_note in _ROWS:
 
 
 def synonyms(name: str) -> list[Meaning]:
-    """The settings that other libraries call so, best first: an algorithm need not have all of them."""
+    """The settings that other libraries give this name, best first. An algorithm may lack some of them."""
     return _MEANINGS.get(_plain(name), [])
 
 
 def meaning_of(name: str, settings: Iterable[str]) -> list[Meaning]:
     """The possible meanings of an unknown name among these settings, given by their paths.
 
-    The result holds a setting whose path ends with the name (algorithm.epochs for epochs), or one that other libraries
-    call so. It holds several if the name is ambiguous, and none if nothing is known.
+    The result is a setting whose path ends with the name (algorithm.epochs for epochs), or one that has this name in
+    other libraries. It has several entries if the name is ambiguous, and none if it is unknown.
     """
     known = list(settings)
     ending = [path for path in known if _plain(path) == _plain(name)]

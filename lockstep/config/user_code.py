@@ -1,4 +1,4 @@
-"""References to users' objects: `package.module:name` and `path/to/file.py:name` to objects, and back."""
+"""References to users' objects, `package.module:name` and `path/to/file.py:name`: converts them to objects and back."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from lockstep.config.extras import EXTRAS, install_command
 from lockstep.config.settings import SettingsError
 
 _FOLDERS = "LOCKSTEP_USER_FILES"
-"""Environment variable, inherited by worker processes: folders to search for users' files after the current one."""
+"""Environment variable with folders to search for users' files after the current one. Worker processes inherit it."""
 _NAMED = "__lockstep_file__"
 """Attribute of a user's module: its file's path, as the user wrote it."""
 
 
 def look_for_files_in(folder: str) -> None:
-    """Also search this folder for users' files that the current folder lacks, here and in worker processes, before
-    folders that were added earlier."""
+    """Also search this folder for users' files that the current folder lacks, in this process and its workers. Folders
+    that were added later are searched first."""
     earlier = [each for each in os.environ.get(_FOLDERS, "").split(os.pathsep) if each != folder]
     os.environ[_FOLDERS] = os.pathsep.join(filter(None, [folder, *earlier]))
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module, also from the current folder or one that was given to look_for_files_in."""
+    """Import a module, also from the current folder or a folder that was given to look_for_files_in."""
     for folder in (os.getcwd(), *filter(None, os.environ.get(_FOLDERS, "").split(os.pathsep))):
         _import_from(folder)
     with _environment_settings():
@@ -42,7 +42,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def _environment_settings() -> AbstractContextManager[None]:
-    """Apply the process-wide settings that a user's module makes to environments only."""
+    """Make the process-wide settings that a user's module changes apply to environments alone."""
     from lockstep.config.boundary import ENVIRONMENT_SETTINGS  # imports torch, which the command line's help avoids
 
     return ENVIRONMENT_SETTINGS.applied(thorough=True)
@@ -54,13 +54,13 @@ def _import_from(folder: str) -> None:
 
 
 def _found(named: str | Path, after: str = "") -> Path:
-    """Where a user's file is, or would be if it existed; a further folder is searched last."""
+    """The path of a user's file, or the path that it would have. after: a folder to search last."""
     folders = [Path(), *map(Path, filter(None, [*os.environ.get(_FOLDERS, "").split(os.pathsep), after]))]
     return next((folder / named for folder in folders if (folder / named).is_file()), Path(named)).resolve()
 
 
 _SEVERAL = "mixed/"
-"""Ids of several tasks begin with it: mixed/a.py:Env@b.py:Adapter*2+c.py:Env."""
+"""The prefix of ids of several tasks: mixed/a.py:Env@b.py:Adapter*2+c.py:Env."""
 _NAMES_FILE = re.compile(r"(?:pettingzoo/|[\w-]+=)?(.+\.py):[\w.]+")
 """NAME=file.py:play is an opponent of several policies."""
 
@@ -86,7 +86,7 @@ def files_named(settings: Any) -> list[str]:
 
 
 def digests_of(settings: Any, after: str = "") -> dict[str, str]:
-    """The beginning of the SHA-256 of each user's file that settings name, by the file's name.
+    """The first 16 characters of the SHA-256 of each user's file that settings name, by the file's name.
 
     Modules, and the imports of those files, have no digest.
 
@@ -100,9 +100,9 @@ def digests_of(settings: Any, after: str = "") -> dict[str, str]:
     }
 
 
-class _AsItIsNow(SourceFileLoader):
-    """Compiles a file each time. Python's own loader caches the compiled code, and reuses it if the file has the same
-    length and was changed in the same second."""
+class _FreshLoader(SourceFileLoader):
+    """Compiles a file each time. Python's loader caches the compiled code, and wrongly reuses it if the file has the
+    same length and was changed in the same second."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -119,7 +119,7 @@ def load_file(path: str | Path) -> ModuleType:
         return sys.modules[name]
     if not path.is_file() or path.suffix != ".py":
         raise SettingsError(f"There is no Python file {path}. Give the path of a .py file, as in my_file.py:name.")
-    loader = _AsItIsNow(name, str(path))
+    loader = _FreshLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -179,7 +179,7 @@ def load_value(reference: str) -> Any:
     """The object that `package.module:name` or `path/to/file.py:name` refers to; for a function, its result.
 
     Raises:
-        SettingsError: it does not exist, or the function needs arguments.
+        SettingsError: the object does not exist, or the function needs arguments.
     """
     value = load_object(reference)
     if not callable(value):
@@ -196,7 +196,7 @@ def load_value(reference: str) -> Any:
 
 
 def _raised_at(error: Exception) -> str | None:
-    """The line of the loaded code that raised an error; None if the loading itself raised it."""
+    """The line of the user's code that raised an error; None if importing raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
     return f"{own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else None
@@ -205,8 +205,8 @@ def _raised_at(error: Exception) -> str | None:
 def reference_to(cls: type | Callable[..., Any]) -> str:
     """The inverse of load_object for a class or a function: `module:name`, or `file.py:name` for one in a user's file.
 
-    The file is named as it was when it was loaded. A script is named by its path relative to the current folder if it
-    is inside it, so that a run's identity does not depend on where its files are.
+    A file has the path by which it was loaded. A script has its path relative to the current folder if it is inside
+    this folder, so that a run's identity does not depend on where its files are.
     """
     module = sys.modules[cls.__module__]
     if hasattr(module, _NAMED):
@@ -218,13 +218,13 @@ def reference_to(cls: type | Callable[..., Any]) -> str:
 
 
 def checked_reference_to(make: type | Callable[..., Any]) -> str:
-    """reference_to for what a user passes in a program.
+    """reference_to for a class or function that a user passes in a program.
 
     Raises:
         SettingsError: other processes cannot import it.
     """
     name = getattr(make, "__qualname__", "")
-    if not isinstance(getattr(make, "__self__", sys), (type, ModuleType)):  # the method of an object, which has no name
+    if not isinstance(getattr(make, "__self__", sys), (type, ModuleType)):  # an object's method has no name
         name = ""
     inside, typed = "<" in name, make.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
     if name and not inside and not typed:

@@ -1,4 +1,4 @@
-"""Environments: one protocol (ShardEnv), the adapters of libraries behind it, and the choice between them."""
+"""Environments: their common interface (ShardEnv), adapters of libraries, and the choice between adapters."""
 
 from lockstep.envs.adapters import register_adapter
 from lockstep.envs.base import Adapter, Observation, ShardEnv, StepResult, allocate_observation

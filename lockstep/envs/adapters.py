@@ -11,29 +11,29 @@ from lockstep.config.settings import SettingsError
 AUTO = "auto"
 """The value of env.adapter that leaves the choice to lockstep."""
 MIXED = "mixed/"
-"""Ids of several tasks that one policy plays begin with it; the ids of the tasks follow."""
+"""The prefix of ids of several tasks that one policy plays; the ids of the tasks follow."""
 OF_TASK = "score_"
-"""The names of the metrics that hold their scores begin with it; the task follows."""
+"""The prefix of the metrics with these tasks' scores; the task follows."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An adapter, and what is known of it without importing it."""
+    """An adapter, and facts about it that need no import."""
 
     reference: str
     """`module:Class` or `file.py:Class`, a subclass of lockstep.envs.Adapter."""
     extra: str = ""
     """The extra of lockstep that installs the package that it imports."""
     claims: str = ""
-    """A regular expression for ids that only this package is likely to serve, so that errors can name the extra."""
+    """A regular expression for ids that probably only this package serves, so that errors can name the extra."""
     callables: bool = False
     """Whether it serves ids that refer to a user's callable, such as file.py:make."""
     batches: bool = False
     """Whether it serves callables that make many environments at once."""
     prefix: str = ""
-    """Ids that begin with it are this adapter's alone."""
+    """Only this adapter serves ids that begin with this prefix."""
     native: bool = False
-    """Whether it steps environments outside of Python, so that one process is as fast as several."""
+    """Whether it steps environments outside Python, so that one process is as fast as several."""
 
     @property
     def built_in(self) -> bool:
@@ -60,11 +60,11 @@ ADAPTERS = {
     "vector": Entry("lockstep.envs.vector:Vector", callables=True, batches=True),
     "mixed": Entry("lockstep.envs.mixed:Mixed", prefix=MIXED),
 }
-"""Adapters by name: env.adapter=auto takes the first that is installed and serves the id. The fastest come first, but
-for `compiled`, `torch` and `vector`, which came later: an id keeps its adapter."""
+"""Adapters by name. env.adapter=auto takes the first that is installed and serves the id. The fastest come first.
+`compiled`, `torch` and `vector` were added later and come last, so that ids keep their adapters."""
 _BUILT_IN = frozenset(ADAPTERS.values())
 CHOICES = (AUTO, *(name for name, entry in ADAPTERS.items() if not entry.prefix))
-"""What users may choose from: the id alone decides on the others."""
+"""The values of env.adapter. The id alone selects other adapters."""
 
 
 def register_adapter(name: str, reference: str) -> None:
@@ -78,7 +78,7 @@ def register_adapter(name: str, reference: str) -> None:
         reference: `path/to/file.py:Class` or `package.module:Class`, a subclass of lockstep.envs.Adapter.
 
     Raises:
-        SettingsError: the name is taken or no identifier, or the reference is not of this form.
+        SettingsError: the name is taken or not an identifier, or the reference does not have this form.
     """
     if not name.isidentifier() or name == AUTO:
         raise SettingsError(f"register_adapter: {name!r} cannot name an adapter. Use an identifier other than {AUTO}.")
@@ -106,7 +106,7 @@ def entry_of(name: str) -> Entry:
 
 
 def recorded_name(name: str) -> str:
-    """The value of env.adapter that a run's settings keep: the reference of an adapter that a user registered."""
+    """The value of env.adapter in a run's settings. For an adapter that a user registered, it is the reference."""
     entry = entry_of(name)
     return name if entry.built_in else entry.reference
 

@@ -1,4 +1,4 @@
-"""Atari games, stepped by the Arcade Learning Environment's own C++ vector environment (extra `atari`)."""
+"""Atari games, stepped by the C++ vector environment of the Arcade Learning Environment (extra `atari`)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OURS = {
 
 
 _LONGEST = 108_000
-"""Frames of an episode unless an option says otherwise: the library's default."""
+"""The library's default of the most frames of an episode."""
 
 
 def games() -> dict[str, str]:
@@ -106,8 +106,8 @@ class Ale(Adapter):
 
 
 class AleShard(ShardEnv):
-    """B games of one ROM. Each environment starts from its seed, and from a new seed at the end of the first episode
-    after RESEED_AFTER steps, which cuts no episode. Until then its random stream continues from episode to episode.
+    """B games of one ROM. Each environment starts from its seed. At the end of the first episode after RESEED_AFTER
+    steps, it gets a new seed. This cuts no episode. Until then its random stream continues from episode to episode.
 
     The library resets an environment on the step after its end. If a new seed is due, a seeded reset follows at once,
     and its observation is returned.
@@ -223,8 +223,8 @@ class AleShard(ShardEnv):
         self._steps = state["steps"].astype(np.int64)
         self._ended = state["ended"].astype(np.bool_)
         actions = self._log.load(state)
-        # Environments were seeded at different times, so each gets its seeded reset where its actions begin.
-        # What it plays before is discarded.
+        # Environments were seeded at different times, so each gets its seeded reset where its actions begin. Its steps
+        # before that are discarded.
         begin = len(actions) - self._steps
         obs, info = self._seeded_reset(np.ones(self.num_envs, np.bool_))
         for t, (action,) in enumerate(actions):

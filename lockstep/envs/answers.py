@@ -19,7 +19,7 @@ _registered: dict[int, weakref.ref[Any]] = {}
 
 
 def form_of(answer: Any) -> str:
-    """What an environment's method returned, for errors: "a tuple of 3", "a dict"."""
+    """A description of a method's result for errors, such as "a tuple of 3" or "a dict"."""
     return f"a tuple of {len(answer)}" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
 
 

@@ -1,4 +1,4 @@
-"""What the adapters of Atari share: what protocols mean, options that libraries do not check, and FIRE after a life.
+"""The common parts of Atari's adapters: protocols, options that libraries do not check, and FIRE after a lost life.
 
 Shape legend: B environments.
 """
@@ -18,12 +18,12 @@ LIFE_LOSS = ("classic", "baselines")
 
 
 def atari_protocol(sticky: float, skip: int, longest: float) -> str:
-    """Describe what scores depend on most.
+    """A description of the settings on which scores depend most.
 
     Args:
         sticky: probability that the last action is repeated.
-        skip: frames for each action.
-        longest: frames that an episode may last; infinite for no limit.
+        skip: frames per action.
+        longest: the most frames of an episode; infinite for no limit.
     """
     limit = f"at most {longest:,} frames" if math.isfinite(longest) else "without a limit of frames"
     return f"sticky actions {sticky:g}, {skip} frames an action, {limit}"
@@ -44,11 +44,11 @@ _WHOLE = {
     "max_episode_steps": 0,
     "max_num_frames_per_episode": 0,
 }
-"""Options that C++ environments do not check, so that wrong values crash or hang them, with their least values."""
+"""Options that C++ environments do not check, with their least values. Wrong values crash or hang the environments."""
 
 
 def check_numbers(options: Mapping[str, Any]) -> None:
-    """Raise SettingsError for numbers that would crash a library or that it would misread."""
+    """Raise SettingsError for numbers that would crash a library or that it would misinterpret."""
     for name, least in _WHOLE.items():
         value = options.get(name, least)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -59,18 +59,18 @@ def check_numbers(options: Mapping[str, Any]) -> None:
 
 
 FIRE = 1
-"""Its index in minimal action sets and in the full one."""
+"""The action's index in minimal action sets and in the full one."""
 WITHOUT_FIRE = frozenset(
     {"Asterix", "CrazyClimber", "Freeway", "Frogger", "JourneyEscape", "Koolaid", "KungFuMaster"}
     | {"LostLuggage", "MsPacman", "Pacman", "Skiing", "Surround", "Tutankham"}
 )
-"""Games whose minimal action set lacks it."""
+"""Games whose minimal action set lacks FIRE."""
 
 
 class FireAfterLife:
-    """Replaces the action after a lost life by FIRE, which the wrappers of OpenAI's Baselines press there, too. CleanRL
-    and Stable-Baselines3 took these over. The agent did not choose this action, so the step counts as a reset step
-    (StepResult.first), unless the game ends or another life is lost in it. Its reward is added to the next step's.
+    """Replaces the action after a lost life by FIRE, like the wrappers of OpenAI's Baselines, which CleanRL and
+    Stable-Baselines3 also use. The agent did not choose this action, so the step counts as a reset step
+    (StepResult.first), unless it ends the game or loses another life. Its reward is added to the next step's.
 
     Args:
         num_envs: B.
@@ -78,12 +78,12 @@ class FireAfterLife:
 
     def __init__(self, num_envs: int) -> None:
         self._due = np.zeros(num_envs, np.bool_)
-        """Where the next action is FIRE."""
+        """bool [B]: whether the next action is FIRE."""
         self._owed = np.zeros(num_envs, np.float64)
-        """Rewards of the last step that count with the next one."""
+        """float64 [B]: rewards of the last step that are added to the next step's."""
 
     def reset(self) -> None:
-        """Forget everything, when all environments start anew."""
+        """Clear the state. Called when all environments start anew."""
         self._due[:], self._owed[:] = False, 0.0
 
     def replace(self, action: np.ndarray) -> np.ndarray:
@@ -91,7 +91,7 @@ class FireAfterLife:
         return np.where(self._due, FIRE, action).astype(action.dtype)
 
     def take(self, reward: np.ndarray, life_lost: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Take the results of a step.
+        """Process the results of a step.
 
         Args:
             reward: [B], 0 where the library reset the environment.
@@ -99,7 +99,7 @@ class FireAfterLife:
             ended: bool [B], where an episode ended.
 
         Returns:
-            The rewards to report, and where FIRE was pressed and the step counts as a reset step.
+            The rewards to report [B]; bool [B], where FIRE was pressed and the step counts as a reset step.
         """
         pressed = self._due & ~life_lost & ~ended
         reward = reward + self._owed
@@ -116,5 +116,5 @@ class FireAfterLife:
 
 
 def fire_after_life(protocol: str, game: str, num_envs: int) -> FireAfterLife | None:
-    """Under `baselines`, if the game has the action; otherwise None."""
+    """The replacement of actions under `baselines`, if the game has FIRE; otherwise None."""
     return FireAfterLife(num_envs) if protocol == "baselines" and game not in WITHOUT_FIRE else None

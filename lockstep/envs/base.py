@@ -1,4 +1,4 @@
-"""The protocol of one shard's environments, and of the libraries that make them."""
+"""The interface of one shard's environments, and of the adapters that make them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class StepResult(NamedTuple):
     """The results of one step of B environments. Observations are written into the caller's buffer."""
 
     reward: np.ndarray
-    """float32 [B], raw: never clipped or normalised. 0 on a reset step."""
+    """float32 [B], raw: never clipped or normalized. 0 in a reset step."""
     terminated: np.ndarray
-    """bool [B]: the environment itself ended (game over)."""
+    """bool [B]: the environment ended the episode (game over)."""
     truncated: np.ndarray
     """bool [B]: a time limit ended the episode; the value of the observation must still be bootstrapped."""
     first: np.ndarray
@@ -39,13 +39,13 @@ class StepResult(NamedTuple):
     life_lost: np.ndarray
     """bool [B]: a life was lost, but the episode continues. Always False under protocols without this signal."""
     metrics: np.ndarray | None = None
-    """float64 [B, M]: the metrics (EnvConfig.metrics) of episodes that ended; other rows mean nothing. NaN where the
-    environment reported none. lockstep.envs.info.EpisodeNumbers makes them. None if there are no metrics."""
+    """float64 [B, M]: the metrics (EnvConfig.metrics) of episodes that ended; other rows are meaningless. NaN where the
+    environment reported no number. lockstep.envs.info.EpisodeNumbers makes them. None if there are no metrics."""
 
 
 class ShardEnv(ABC):
     """B environments with next-step autoreset: the step after the end of an episode ignores the action and returns the
-    first observation of the next episode. So the true final observation is never skipped.
+    first observation of the next episode. So the final observation of an episode is never skipped.
 
     Environment j of this shard has the global index first_index + j. Its seeds depend only on the run's seed, the
     global index, and the number of the episode or of the reseeding.
@@ -61,9 +61,9 @@ class ShardEnv(ABC):
     emulator: str = ""
     """How the emulator runs, if there is one; evaluations add it to their protocol."""
     share_seeds: bool = False
-    """Whether one random stream serves all of them. Then an environment depends on the others of its shard."""
+    """Whether all environments use one random stream. Then each depends on the others of its shard."""
     limits_episodes: bool = True
-    """False if it cannot truncate an episode after env.reseed_every steps, although its adapter declares that."""
+    """False if the shard cannot truncate an episode after env.reseed_every steps, although its adapter declares it."""
 
     @abstractmethod
     def reset(self, out: Observation) -> None:
@@ -81,29 +81,28 @@ class ShardEnv(ABC):
     def kernel(self) -> Bound | None:
         """A step of all environments as a compiled function, so that a rollout can be one call; None if there is none.
 
-        Further arguments: the actions that send takes, out as for recv, but with the entries of a Dict side by side
-        (lockstep.core.arrays.join_entries), and reward float32 [B] and ends bool [3, B],
-        which it writes: the fields of StepResult, whose terminated, truncated and first are ends. It loses no life.
+        Its further arguments are the actions that send takes; out as for recv, but with the entries of a Dict side by
+        side (lockstep.core.arrays.join_entries); reward, float32 [B]; and ends, bool [3, B], for terminated, truncated
+        and first of StepResult. It writes the last three. Lives are never lost.
         """
         return None
 
     def report(self, played: StepResult) -> StepResult:
-        """Add the metrics of episodes, if there are any, to the results of T steps, [T, B], that `kernel` has just
-        played."""
+        """Add the metrics of episodes, if any, to the results of the T steps, [T, B], that `kernel` has just played."""
         return played
 
     def on_device(self) -> DeviceSteps | None:
-        """Its steps with tensors on the GPU that the policy computes on, so that rollouts stay there; None if it has
-        none. Between such steps, reset, state_dict and load_state_dict do what they always do."""
+        """Steps with tensors on the policy's GPU, so that rollouts stay there; None if there are none. Between such
+        steps, reset, state_dict and load_state_dict work as usual."""
         return None
 
     def offer(self, options: dict[str, Any]) -> None:
-        """Give episodes that begin from now on these options. The first call names those that the environments have."""
+        """Give these options to episodes that begin from now on. The first call passes the current options."""
         raise NotImplementedError(f"{type(self).__name__} cannot change the options of its environments")
 
     def reseed_due(self) -> bool:
-        """Whether all environments must be restarted now (see EnvConfig.reseed_every). The collector asks between
-        rollouts. It is always False if single environments can be reseeded."""
+        """Whether all environments must be restarted now (see EnvConfig.reseed_every). The collector calls this between
+        rollouts. Always False if single environments can be reseeded."""
         return False
 
     def reseed(self, out: Observation) -> None:
@@ -112,13 +111,14 @@ class ShardEnv(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Seed counters and the actions since the last seeded reset: enough to rebuild every environment exactly."""
+        """The state from which every environment can be rebuilt exactly: its own state, or seed counters and the
+        actions since the last seeded reset."""
 
     @abstractmethod
     def load_state_dict(
         self, state: dict[str, np.ndarray], out: Observation, heartbeat: Callable[[], None] = lambda: None
     ) -> int:
-        """Rebuild the environments by replaying their actions; write their current observations into out.
+        """Rebuild the environments, if necessary by replaying their actions; write current observations into out.
 
         Args:
             state: the result of state_dict, from this process or another.
@@ -130,11 +130,15 @@ class ShardEnv(ABC):
         """
 
     def render(self, index: int = 0) -> np.ndarray:
-        """One environment's image, uint8 [H, W, 3], for videos."""
+        """One environment's image for videos, uint8 [H, W, 3].
+
+        Raises:
+            SettingsError: the environments cannot render images.
+        """
         raise SettingsError(f"{type(self).__name__} cannot render images. Use another --env.adapter for recording.")
 
     def examine(self) -> None:  # noqa: B027 - most shards have nothing to do
-        """Compare the results of every step with the spaces. Otherwise only the first steps are compared."""
+        """Compare the results of every step with the spaces from now on, instead of only those of the first steps."""
 
     @abstractmethod
     def close(self) -> None:
@@ -144,7 +148,7 @@ class ShardEnv(ABC):
 class Adapter(ABC):
     """A library that steps environments: which ids it serves, what it can do, and how it makes a shard.
 
-    The attributes declare what lockstep may ask of it. The defaults promise nothing.
+    The attributes declare which features lockstep may use. By default it may use none.
     """
 
     threads: ClassVar[bool] = False
@@ -157,26 +161,26 @@ class Adapter(ABC):
     limits_episodes: ClassVar[bool] = False
     """Whether it truncates every episode after env.reseed_every steps, so that evaluations can limit their length."""
     joins: ClassVar[bool] = False
-    """Whether the environments of consecutive shards may be one ShardEnv, so that one call steps them. All of them must
-    be reseeded at the same time, and lockstep.envs.episodes.joined must make the state of the whole of the shards'."""
+    """Whether consecutive shards may share one ShardEnv, so that one call steps them all. All environments must then be
+    reseeded at the same time, and lockstep.envs.episodes.joined must be able to join the shards' states."""
 
     own_seeds: ClassVar[bool] = False
-    """Whether environments differ even if their first seeds are equal, as two of 100,000 may be."""
+    """Whether environments differ even if their first seeds are equal, as can happen among 100,000 environments."""
     repeat_advice: ClassVar[str] = (
         "Take all randomness from self.np_random, which super().reset(seed=seed) seeds, and set everything else again "
         "in reset."
     )
     """What lockstep check-env tells users whose environments do not repeat their bits."""
     devices: ClassVar[bool] = False
-    """Whether its environments can lie on a GPU beside the policy. Then make takes a further argument, device, a name
-    of torch's, and its shards return steps from ShardEnv.on_device."""
+    """Whether its environments can run on the policy's GPU. Then make takes a further argument, device (torch's name),
+    and its shards return steps from ShardEnv.on_device."""
 
     @abstractmethod
     def ids(self) -> list[str]:
         """The ids that it serves, as users write them."""
 
     def find(self, env_id: str) -> str | None:
-        """The canonical spelling of an id, or None if it does not serve it."""
+        """The canonical spelling of an id; None if the adapter does not serve it."""
         return env_id if env_id in self.ids() else None
 
     def games(self) -> list[str]:
@@ -203,7 +207,7 @@ class Adapter(ABC):
         return False
 
     def own_metrics(self, config: EnvConfig) -> Names:
-        """Metrics that environments with these settings report without being asked."""
+        """Metrics that environments with these settings always report."""
         del config
         return ()
 
@@ -213,7 +217,7 @@ class Adapter(ABC):
         return False
 
     def central_states(self, env_id: str) -> tuple[str, ...]:
-        """What critics may see of the matches of an id (env.central_state); empty if it has one agent."""
+        """The values of env.central_state that an id allows besides none; empty if it has one agent."""
         del env_id
         return ()
 
@@ -228,12 +232,12 @@ class Adapter(ABC):
         return False
 
     def group_size(self, config: EnvConfig) -> int:
-        """How many environments of a shard belong together, such as the agents of one match or one of each task."""
+        """The number of environments that belong together, such as the agents of a match, or one of each task."""
         del config
         return 1
 
     def group_rows(self, config: EnvConfig, num_envs: int) -> list[np.ndarray]:
-        """The places of each group in a shard of num_envs environments: int64 [group_size] each."""
+        """The rows of each group in a shard of num_envs environments: int64 [group_size] each."""
         return np.split(np.arange(num_envs), num_envs // self.group_size(config))
 
     def single(self, config: EnvConfig) -> gymnasium.Env[Any, Any] | None:
@@ -248,10 +252,10 @@ class Adapter(ABC):
         """Make the environments of one shard.
 
         Args:
-            config: resolved. `num_envs` in it counts the environments of all shards.
+            config: resolved. Its `num_envs` counts the environments of all shards.
             seeds: derives the seed of each episode from the environment and the number of the episode.
             num_envs: environments of this shard.
-            threads: threads that step them, if `threads` is declared.
+            threads: the number of threads that step them, if the adapter declares `threads`.
             render: whether images will be requested.
 
         Raises:
@@ -264,7 +268,7 @@ def load_adapter(name: str) -> Adapter:
     """The adapter that a name or a reference refers to.
 
     Raises:
-        SettingsError: there is no such adapter, or the class is no Adapter.
+        SettingsError: there is no such adapter, or the class is not an Adapter.
     """
     entry = entry_of(name)
     if entry.built_in:
@@ -280,7 +284,7 @@ def allocate_observation(space: gymnasium.Space[Any], leading: tuple[int, ...], 
     """Allocate zeros for observations of a space, [*leading, ...]: a tensor, or a dict of tensors for a Dict space.
 
     Args:
-        arena: provides the memory; by default it is private to this process.
+        arena: provides the memory. By default, the memory is private to this process.
     """
     arena = arena or PrivateArena()
     if isinstance(space, gymnasium.spaces.Dict):

@@ -1,4 +1,4 @@
-"""What a batched environment is: one object that steps many copies of a task at once, with arrays or tensors.
+"""The interface of batched environments: one object steps many copies of a task at once, with arrays or tensors.
 
 Shape legend: B copies, which lockstep calls environments; n of them begin an episode.
 """
@@ -20,13 +20,13 @@ class BatchEnv(Protocol):
     `--env.id file.py:Name` calls Name(num_envs=B, …) with `env.options` as further arguments. Results are numpy arrays
     or torch tensors on the CPU, nested as the space is. If `reset` returns tensors, actions are tensors, too.
 
-    lockstep decides when an episode begins and from which seed. So `step` need not reset anything: it may go on from an
-    ended episode, and what it returns for such an environment is ignored until `reset` has begun its next episode.
+    lockstep decides when an episode begins and from which seed. So `step` need not reset anything. It may continue an
+    ended episode: results of such an environment are ignored until `reset` has begun its next episode.
 
     Further methods are optional. With `get_state() -> {name: array [B, ...]}` and `set_state(state)`, checkpoints
-    keep the state, and resuming replays nothing. With `set_options(options)`, too, a curriculum can change options:
-    they are those of episodes that `reset` begins from now on, so the state must hold what running episodes have.
-    `render(index)` returns a picture of one environment, [H, W, 3], and `close()` releases what the environment holds.
+    contain the state, and resuming replays nothing. With `set_options(options)` as well, a curriculum can change
+    options. They apply to episodes that `reset` begins from now on, so the state must contain the options of running
+    episodes. `render(index)` returns a picture of one environment, [H, W, 3], and `close()` releases resources.
     """
 
     num_envs: int
@@ -40,7 +40,7 @@ class BatchEnv(Protocol):
 
         Args:
             rows: int64 [n], their indices in ascending order.
-            seeds: int64 [n], one for each of them, from 0 to 2**31 - 1. All randomness of the episode follows from it.
+            seeds: int64 [n], their seeds, from 0 to 2**31 - 1. They determine all randomness of the episodes.
 
         Returns:
             Their first observations, [n, ...].
@@ -54,9 +54,10 @@ class BatchEnv(Protocol):
             actions: [B, ...]; a tuple or a dict of these if the space is a Tuple or a Dict.
 
         Returns:
-            Observations [B, ...], rewards [B], terminated bool [B], truncated bool [B], and final observations. These
-            are None, or, if the simulator resets environments by itself, the last observations [B, ...] of those that
-            have ended; their other rows are ignored. A sixth value may follow for env.metrics: a dict of numbers [B].
+            Observations [B, ...], rewards [B], terminated bool [B], truncated bool [B], and final observations. The
+            last are None unless the simulator resets environments by itself. Then they are the last observations
+            [B, ...] of environments that have ended; other rows are ignored. A sixth value may follow for env.metrics:
+            a dict of numbers [B].
         """
         ...
 
@@ -72,7 +73,7 @@ def uniform(
     Args:
         seeds: whole numbers [n].
         count: numbers for each seed.
-        draw: tells the draws of an episode apart, such as the number of its step; one for all, or [n].
+        draw: a number that distinguishes the draws of an episode, such as that of its step: one for all rows, or [n].
     """
     keys = _mixed(np.asarray(seeds).astype(np.uint64)) + np.asarray(draw).astype(np.uint64) * _STEP
     bits = _mixed(_mixed(keys)[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _STEP)
@@ -80,7 +81,7 @@ def uniform(
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """64 bits that depend on all bits of each uint64."""
+    """Mix the bits of each uint64, so that each bit of the result depends on all of them."""
     for shift, factor in _MIX:
         x = (x ^ (x >> shift)) * factor
     return x ^ (x >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""One shard's environments in a batched environment of a user's (BatchEnv).
+"""One shard's environments in a user's batched environment (BatchEnv).
 
 Shape legend: B environments, n of them in `rows`, T steps.
 """
@@ -29,10 +29,10 @@ _STATE, _OBSERVATION = "state.", "observation."
 
 
 class BatchShard(ShardEnv):
-    """B environments of one object. Every episode starts from a new seed, and is truncated after `reseed_every` steps.
+    """B environments of one object. Every episode starts from a new seed and is truncated after `reseed_every` steps.
 
-    An environment that has ended takes part in one more step, because the object steps all of them. Its results are
-    dropped, and the environment is reset. So what one environment returns does not depend on when others end.
+    The object steps all environments, so one that has ended takes part in one more step. Its results are discarded, and
+    it is reset. So the results of an environment do not depend on when others end.
     """
 
     frames_per_step = 1
@@ -73,7 +73,7 @@ class BatchShard(ShardEnv):
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
             self._arrays = self._begin(np.arange(self.num_envs))
         if self._saves:
-            self.state_dict()  # a mistake in it should not wait for the first checkpoint
+            self.state_dict()  # finds a mistake in get_state now, before the first checkpoint
         self._writer.write_arrays(self._arrays, out, self._where)
 
     def offer(self, options: dict[str, Any]) -> None:
@@ -103,10 +103,10 @@ class BatchShard(ShardEnv):
     def _step(
         self, action: tuple[np.ndarray, ...], first: np.ndarray | None = None
     ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
-        """Step the object: the entries of the observations that the actions led to, rewards, and ends.
+        """Step the object. Returns the entries of the new observations, rewards, terminations and truncations.
 
         Args:
-            first: bool [B], environments that have ended before, and whose infos do not count.
+            first: bool [B], environments that had ended before, so that their infos do not count.
         """
         lowest = self._seeds.first_index
         with locating(f"in a step of the environments {lowest} to {lowest + self.num_envs - 1}"):
@@ -173,7 +173,7 @@ class BatchShard(ShardEnv):
         return StepResult(reward, terminated, truncated, first, np.zeros(self.num_envs, np.bool_), metrics)
 
     def _where(self, j: int) -> str:
-        """Name environment j and a step of its episode."""
+        """A description of environment j and of the last step of its episode."""
         when = f"in step {self._steps[j]} of" if self._steps[j] else "at the start of"
         seed = self._seed(np.array([j]))[0]
         return f"environment {self._seeds.first_index + j}, {when} an episode that begins from seed {seed}"
@@ -187,8 +187,8 @@ class BatchShard(ShardEnv):
             if x.shape[:1] != (self.num_envs,) or x.dtype.kind not in "biuf":
                 raise SettingsError(
                     f"get_state of env.id={self._id} returned {name!r} of the type {x.dtype} and the shape {x.shape}, "
-                    f"but it must hold numbers, and its first axis have the length {self.num_envs}, one row for each "
-                    "environment."
+                    f"but it must hold numbers, and its first axis must have the length {self.num_envs}: one row for "
+                    "each environment."
                 )
         return {
             "episode": self._episode.copy(),
@@ -231,8 +231,8 @@ class BatchShard(ShardEnv):
         steps: np.ndarray,
         heartbeat: Callable[[], None],
     ) -> tuple[list[np.ndarray], int]:
-        """Repeat the last steps [B] of each environment, all at once. Environments whose episode began later than
-        others' play on until then; what they play is dropped."""
+        """Repeat the last steps [B] of all environments together. Steps before the beginning of an environment's
+        episode are discarded."""
         begin = len(actions) - steps
         for t, action in enumerate(actions, 1):
             arrays, _, terminated, truncated = self._step(action)
@@ -261,7 +261,7 @@ class BatchShard(ShardEnv):
 
 
 def _saves(env: Any, env_id: str) -> bool:
-    """Whether checkpoints keep the state of the environment instead of its actions."""
+    """Whether checkpoints contain the state of the environment instead of its actions."""
     has = [callable(getattr(env, name, None)) for name in ("get_state", "set_state")]
     if any(has) and not all(has):
         raise SettingsError(

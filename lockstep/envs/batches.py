@@ -1,4 +1,4 @@
-"""What the shards of batched environments share: actions, checks of what a batch returns, and messages.
+"""The common parts of batched environments' shards: actions, checks of a batch's results, and messages.
 
 Shape legend: B environments, n of them in `rows`.
 """
@@ -24,7 +24,7 @@ from lockstep.system.output import print_line
 
 @contextlib.contextmanager
 def locating(what: str) -> Iterator[None]:
-    """Print what a batched environment was doing when it raises an error, except a SettingsError."""
+    """If a batched environment raises an error other than SettingsError, print what it was doing."""
     try:
         yield
     except SettingsError:
@@ -38,7 +38,7 @@ def returned_numbers(name: str, value: Any, count: int) -> np.ndarray:
     """The numbers [count] that a batch of environments returned: an array or a tensor of numbers or bools.
 
     Args:
-        name: of what it returned, such as "rewards".
+        name: the value's name for errors, such as "rewards".
 
     Raises:
         SettingsError: the value has another shape or holds something else.
@@ -60,10 +60,10 @@ def returned_numbers(name: str, value: Any, count: int) -> np.ndarray:
 
 
 def returned_flags(name: str, value: Any, count: int) -> np.ndarray:
-    """The bools [count] that a batch of environments returned, perhaps as numbers that are 0 or 1.
+    """The bools [count] that a batch of environments returned, perhaps as the numbers 0 and 1.
 
     Raises:
-        SettingsError: as of returned_numbers, or a number is neither.
+        SettingsError: as for returned_numbers, or a number is neither 0 nor 1.
     """
     found = returned_numbers(name, value, count)
     if found.dtype == np.bool_:
@@ -78,12 +78,12 @@ def returned_flags(name: str, value: Any, count: int) -> np.ndarray:
 
 
 def refuse_mask(space: gymnasium.Space[Any], env_id: str, when: str, instead: str) -> None:
-    """Raise SettingsError if observations have an action mask, where a batch gets actions whose results are dropped and
-    which the mask may forbid."""
+    """Raise SettingsError if observations have an action mask. Called where a batch receives actions that the mask may
+    forbid and whose results are discarded."""
     if isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
         raise SettingsError(
             f"The batch of env.id={env_id} has an {ACTION_MASK}, but {when}, some of its environments get actions that "
-            f"it forbids, whose results are dropped. {instead}."
+            f"the mask forbids and whose results are discarded. {instead}."
         )
 
 
@@ -98,7 +98,7 @@ def batch_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], ten
 
 
 def with_rows(arrays: list[np.ndarray], rows: np.ndarray, others: list[np.ndarray]) -> list[np.ndarray]:
-    """Copies of the entries of a batch [B, ...], in which some rows are those of `others` [n, ...]."""
+    """Copies of the entries of a batch [B, ...], with some rows replaced by `others` [n, ...]."""
     copies = [array.copy() for array in arrays]
     for copy, other in zip(copies, others, strict=True):
         copy[rows] = other.reshape(len(rows), *copy.shape[1:])

@@ -1,6 +1,6 @@
 """gymnasium's classic control for the adapter `compiled`: the same tasks, with the arithmetic of gymnasium 1.x.
 
-Each step equals gymnasium's but for the rounding of sines and cosines. Starting states come from another generator.
+Each step equals gymnasium's except for the rounding of sines and cosines. Initial states come from another generator.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class CartPole(CompiledEnv):
 
 @part
 def _accelerations(angle1: Any, angle2: Any, speed1: Any, speed2: Any, torque: Any) -> Any:
-    """Of both joints. All lengths and masses are 1, the centers of mass at 0.5, and the moments of inertia 1."""
+    """Accelerations of both joints. Lengths, masses and moments of inertia are 1; centers of mass are at 0.5."""
     cosine2, sine2 = cos(angle2), sin(angle2)
     d1 = 0.25 + (1.0 + 0.25 + 2 * 0.5 * cosine2) + 1.0 + 1.0
     d2 = (0.25 + 0.5 * cosine2) + 1.0
@@ -122,7 +122,7 @@ class Acrobot(CompiledEnv):
     def step(state: Any, action: Any) -> tuple[Any, Any]:
         torque = action - 1.0
         a, b, c, d = state.angle1, state.angle2, state.speed1, state.speed2
-        c1, d1 = _accelerations(a, b, c, d, torque)  # the method of Runge and Kutta with a step of 0.2
+        c1, d1 = _accelerations(a, b, c, d, torque)  # a Runge-Kutta step of 0.2
         a2, b2 = c + 0.1 * c1, d + 0.1 * d1
         c2, d2 = _accelerations(a + 0.1 * c, b + 0.1 * d, a2, b2, torque)
         a3, b3 = c + 0.1 * c2, d + 0.1 * d2
@@ -179,7 +179,7 @@ class MountainCar(CompiledEnv):
 
 
 class MountainCarContinuous(CompiledEnv):
-    """MountainCarContinuous-v0. Like gymnasium's, it computes in float32, but for the cosine and the reward."""
+    """MountainCarContinuous-v0. Like gymnasium's, it computes in float32, except the cosine and the reward."""
 
     observation_space = MountainCar.observation_space
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)

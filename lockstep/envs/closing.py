@@ -16,15 +16,15 @@ from lockstep.system.output import print_line
 _PATIENCE = 20.0
 """Seconds that an environment may take to close."""
 _LATER_PATIENCE = 1.0
-"""Seconds for the other environments of a process once one has taken too long."""
+"""Seconds for the other environments of a process after one has taken too long."""
 _GRACE = 10.0
-"""Further seconds after which the process ends, because native code cannot be interrupted."""
+"""Further seconds after which the process is ended, because native code cannot be interrupted."""
 
 _patience: float | None = None
 
 
 class _CloseTimeout(BaseException):
-    """Raised within a close() that takes too long. Not an Exception, which close() itself might catch."""
+    """Raised within a close() that takes too long. It is not an Exception, because close() might catch that."""
 
 
 def close_all(envs: Iterable[Any]) -> None:
@@ -49,13 +49,13 @@ def _limit() -> float:
 
 
 def _tell_timeout(env: Any, more: str) -> None:
-    """Print the message once in a process, because its other environments are likely to time out, too."""
+    """Print a message, but only once per process, because its other environments will probably time out, too."""
     global _patience
     told, _patience = _patience is not None, _LATER_PATIENCE
     if not told:
         print_line(
-            f"The close() of {_name(env)} did not return within {_PATIENCE:g} seconds and was given up. A program that "
-            f"it waits for may keep running. {more}".rstrip(),
+            f"The close() of {_name(env)} did not return within {_PATIENCE:g} seconds and was abandoned. A program "
+            f"for which it waits may keep running. {more}".rstrip(),
             sys.stderr,
         )
 
@@ -93,7 +93,7 @@ def _interrupted(seconds: float, env: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        final.cancel()  # first: the alarm may still ring here
+        final.cancel()  # before the alarm is disabled, which may still go off here
         signal.setitimer(signal.ITIMER_REAL, *before)
         signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
 

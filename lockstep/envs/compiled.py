@@ -1,4 +1,4 @@
-"""What a compiled environment is: functions of a state that Numba compiles."""
+"""The base class of compiled environments: functions of a state that Numba compiles."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from lockstep.config.settings import SettingsError
 class CompiledEnv:
     """An environment as three functions of one state, which Numba compiles.
 
-    `state` is a record with the fields that `fields` and `options` name. All that an environment remembers is in it. It
-    also has `state.random`, which lockstep.kernels.random draws from, and `state.steps`, the steps of the episode.
+    `state` is a record with the fields that `fields` and `options` name. It contains everything that an environment
+    remembers. It also has `state.random`, the generator for lockstep.kernels.random, and `state.steps`, the steps of
+    the episode.
 
-    With `agents`, an environment is a match, in which N agents act at once. Each is a separate environment of the run,
-    and all have these spaces. A match has one state, and begins and ends for all of them.
+    With `agents`, an environment is a match in which N agents act at once. Each agent is a separate environment of the
+    run, and all have these spaces. A match has one state, and it begins and ends for all agents at once.
 
     The functions may call functions that are decorated with `numba.njit`, and those of lockstep.kernels. For identical
     bits on every CPU, take exp, sin, … from lockstep.kernels.math, not from math or NumPy.
@@ -33,9 +34,9 @@ class CompiledEnv:
     fields: ClassVar[Mapping[str, Any]]
     """The type of each field, such as float, np.int32, or (np.uint8, (10, 10)) for an array."""
     options: ClassVar[Mapping[str, bool | int | float]] = {}
-    """What env.options may set, with its defaults. Each option is a field of the state, too."""
+    """The options that env.options may set, with their defaults. Each option is a field of the state, too."""
     max_episode_steps: ClassVar[int] = 0
-    """Steps after which an episode is truncated; 0 for none. env.options may change it."""
+    """Steps after which an episode is truncated; 0 for no limit. env.options may change it."""
 
     @staticmethod
     def reset(state: Any) -> None:
@@ -44,10 +45,10 @@ class CompiledEnv:
 
     @staticmethod
     def step(state: Any, action: Any) -> tuple[Any, Any]:
-        """Play a step; return the reward and whether the task has ended. The action of a Discrete space is a number,
-        and that of others an array.
+        """Play a step; return the reward and whether the episode has terminated. The action of a Discrete space is a
+        number, and that of other spaces an array.
 
-        With agents, there are the actions of all [N, ...], and N rewards, as a tuple or an array.
+        With agents, the function gets the actions of all, [N, ...], and returns N rewards as a tuple or an array.
         """
         raise NotImplementedError
 
@@ -59,5 +60,5 @@ class CompiledEnv:
 
     @staticmethod
     def draw(state: np.ndarray) -> np.ndarray:
-        """A picture of a state for videos, uint8 [H, W, 3]. It is not compiled."""
+        """A picture of a state for videos, uint8 [H, W, 3]. This function is not compiled."""
         raise SettingsError("This environment draws no pictures. Define draw(state) in its class.")

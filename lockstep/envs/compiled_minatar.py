@@ -1,7 +1,7 @@
 """MinAtar's games (Young and Tian 2019, https://arxiv.org/abs/1903.03176) for the adapter `compiled`.
 
-They follow the rules of MinAtar 1.0.15 step by step, and draw in the same order. As in lockstep.envs.minatar, a sticky
-first action repeats "do nothing".
+They follow the rules of MinAtar 1.0.15 step by step and draw random numbers in the same order. As in
+lockstep.envs.minatar, a sticky first action repeats "do nothing".
 
 Shape legend: C kinds of objects.
 """
@@ -34,7 +34,7 @@ def picture(kinds: int) -> spaces.Box:
 
 
 def _minimal(game: type[Game], *actions: int) -> type[Game]:
-    """The same game with these actions only."""
+    """A variant of a game that has only these actions."""
     full = part(game.step)
 
     def step(state: Any, action: Any) -> Any:
@@ -47,7 +47,7 @@ def _minimal(game: type[Game], *actions: int) -> type[Game]:
 
 @part
 def chosen(state: Any, action: Any) -> Any:
-    """The action that is played: the given one, or again the last one."""
+    """The action to play: the given action, or a repetition of the last one."""
     if uniform(state, 0.0, 1.0) < state.sticky_action_prob:
         action = state.last_action
     state.last_action = action
@@ -190,7 +190,7 @@ class Freeway(Game):
 
 @part
 def _meet(state: Any, i: Any) -> Any:
-    """The reward of what is in row i if the player stands there, and whether it is an enemy."""
+    """If the player meets the object in row i: its reward, and whether it is an enemy."""
     if state.kind[i] and state.x[i] == state.player_x and i + 1 == state.player_y:
         if state.kind[i] == 2:
             state.kind[i] = 0
@@ -281,7 +281,7 @@ class Asterix(Game):
 
 @part
 def _nearest_column(state: Any) -> Any:
-    """The column with aliens that is nearest to the cannon, of two the left one."""
+    """The column with aliens that is nearest to the cannon; of two, the left one."""
     for distance in range(10):
         for x in (state.cannon - distance, state.cannon + distance):
             if 0 <= x <= 9 and state.aliens[:, x].any():

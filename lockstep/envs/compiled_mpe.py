@@ -1,11 +1,11 @@
 """Particle worlds of MPE (Lowe et al. 2017, https://arxiv.org/abs/1706.02275) for the adapter `compiled`.
 
-They follow mpe2 step by step with discrete actions, in float64 as there. Only the exponential of a contact is
-lockstep's, so agents that touch have speeds that differ by up to 1e-8.
+They follow mpe2 step by step with discrete actions, also in float64. Only the exponential of a contact is computed by
+lockstep's function, so speeds of agents that touch differ by up to 1e-8.
 
-In mpe2, an agent moves with the velocity that it had before the step, so a force takes a step to move it. In the
-original MPE, and in PettingZoo's before its version 1.23 (https://github.com/Farama-Foundation/PettingZoo/pull/970), it
-moves with the velocity after the step. The classes of former versions do this, because published returns are theirs.
+In mpe2, an agent moves with its velocity before the step, so a force only moves it in the next step. In the original
+MPE, and in PettingZoo before version 1.23 (https://github.com/Farama-Foundation/PettingZoo/pull/970), it moves with its
+velocity after the step. The classes of former versions do this, because published returns come from them.
 
 Shape legend: N agents.
 """
@@ -30,7 +30,7 @@ _COLORS = np.array([[0.65, 0.15, 0.15], [0.15, 0.65, 0.15], [0.15, 0.15, 0.65]])
 
 
 def _vectors(count: int) -> tuple[Any, tuple[int, int]]:
-    """The type of a field with as many vectors of two numbers."""
+    """The type of a field with this many vectors of two numbers."""
     return np.float64, (count, 2)
 
 
@@ -56,7 +56,7 @@ def _push(action: Any, force: Any) -> None:
 
 @part
 def _move(positions: Any, velocities: Any) -> None:
-    """Let bodies move for a step, [N, 2] each."""
+    """Move bodies by one step. Arguments are [N, 2] each."""
     for i in range(len(positions)):
         for d in range(2):
             positions[i, d] += velocities[i, d] * _STEP
@@ -64,7 +64,7 @@ def _move(positions: Any, velocities: Any) -> None:
 
 @part
 def _accelerate(velocities: Any, forces: Any) -> None:
-    """Let forces act on bodies of mass 1 for a step, [N, 2] each."""
+    """Change velocities by the forces on bodies of mass 1 during a step. Arguments are [N, 2] each."""
     for i in range(len(velocities)):
         for d in range(2):
             velocities[i, d] = velocities[i, d] * (1 - _DAMPING) + forces[i, d] / 1.0 * _STEP
@@ -72,14 +72,14 @@ def _accelerate(velocities: Any, forces: Any) -> None:
 
 @part
 def _distance(a: Any, b: Any) -> Any:
-    """Between two positions [2]."""
+    """The distance between two positions [2]."""
     x, y = a[0] - b[0], a[1] - b[1]
     return sqrt(x * x + y * y)
 
 
 @part
 def _collide(positions: Any, forces: Any) -> None:
-    """Add the forces of contacts between agents, [N, 2] each."""
+    """Add the contact forces between agents. Arguments are [N, 2] each."""
     for a in range(len(positions)):
         for b in range(a + 1, len(positions)):
             distance = _distance(positions[a], positions[b])
@@ -93,7 +93,7 @@ def _collide(positions: Any, forces: Any) -> None:
 
 @part
 def _write(out: Any, place: Any, vector: Any, origin: Any) -> Any:
-    """Write a vector [2] as seen from an origin to out, and return the place behind it."""
+    """Write a vector [2] relative to an origin into out, and return the next place."""
     out[place], out[place + 1] = vector[0] - origin[0], vector[1] - origin[1]
     return place + 2
 
@@ -124,7 +124,7 @@ def _reward_spread(state: Any) -> None:
 
 
 class SimpleSpread(CompiledEnv):
-    """simple_spread_v3: three agents cover three landmarks, and do not collide."""
+    """simple_spread_v3: three agents cover three landmarks and avoid collisions."""
 
     agents = ("agent_0", "agent_1", "agent_2")
     observation_space = _numbers(6 * _SPREAD)
@@ -152,7 +152,7 @@ class SimpleSpread(CompiledEnv):
 
     @staticmethod
     def observe(state: Any, out: Any) -> None:
-        out[:] = 0  # the last numbers are words, which these agents do not speak
+        out[:] = 0  # the last numbers are messages, and these agents send none
         for i in range(_SPREAD):
             out[i, 0], out[i, 1] = state.velocity[i, 0], state.velocity[i, 1]
             out[i, 2], out[i, 3] = state.position[i, 0], state.position[i, 1]
@@ -178,7 +178,7 @@ class FormerSpread(SimpleSpread):
 
 @part
 def _say_and_push(state: Any, action: Any) -> None:
-    """Keep the speaker's word, and write the force on the listener."""
+    """Store the speaker's message, and write the force on the listener."""
     state.word = min(action[0], 2)
     _push(action[1], state.force[0])
 
@@ -192,10 +192,10 @@ def _reward_listener(state: Any) -> Any:
 
 
 class SimpleSpeakerListener(CompiledEnv):
-    """simple_speaker_listener_v4: one agent tells another one which landmark to go to.
+    """simple_speaker_listener_v4: one agent tells another which landmark to approach.
 
-    Both have the same spaces, so that one policy can play them. The speaker's three numbers are padded with zeros to
-    the listener's eleven, and its actions 2 to 4 are the same word. Two more numbers tell who observes.
+    Both have the same spaces, so that one policy can play both. The speaker's three numbers are padded with zeros to
+    the listener's eleven, and its actions 2 to 4 are the same message. Two more numbers tell which agent observes.
     """
 
     agents = ("speaker_0", "listener_0")
@@ -206,7 +206,7 @@ class SimpleSpeakerListener(CompiledEnv):
         **{name: _vectors(1) for name in ("position", "velocity", "force")},
         **{"landmark": _vectors(3), "goal": int, "word": int},
     }
-    """`word` is -1 before the first one."""
+    """`word` is the speaker's message, or -1 before the first."""
 
     @staticmethod
     def reset(state: Any) -> None:

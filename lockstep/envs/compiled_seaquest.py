@@ -11,7 +11,7 @@ from lockstep.kernels.cache import part
 from lockstep.kernels.random import integer, uniform
 
 _MOST = 64
-"""Things of one kind at a time; there are never that many."""
+"""The most objects of one kind. A game never has that many."""
 _SHOTS, _BOMBS, _FISH, _SUBS, _DIVERS = range(5)
 _X, _Y, _WAY, _MOVE_WAIT, _FIRE_WAIT = range(5)
 
@@ -26,7 +26,7 @@ def _add(state: Any, kind: Any, x: Any, y: Any, way: Any, move_wait: Any) -> Non
 
 @part
 def _remove(state: Any, kind: Any, i: Any) -> None:
-    """Remove a thing; the order of the others stays, because they act in it."""
+    """Remove an object. The order of the others does not change, because they act in this order."""
     state.count[kind] -= 1
     for j in range(i, state.count[kind]):
         state.things[kind, j] = state.things[kind, j + 1]
@@ -34,7 +34,7 @@ def _remove(state: Any, kind: Any, i: Any) -> None:
 
 @part
 def _find(state: Any, kind: Any, x: Any, y: Any) -> Any:
-    """The first thing of a kind at a place; -1 if there is none."""
+    """The index of the first object of a kind at a place; -1 if there is none."""
     for i in range(state.count[kind]):
         if state.things[kind, i, _X] == x and state.things[kind, i, _Y] == y:
             return i
@@ -43,7 +43,7 @@ def _find(state: Any, kind: Any, x: Any, y: Any) -> Any:
 
 @part
 def _remove_at(state: Any, kind: Any, x: Any, y: Any) -> Any:
-    """Remove the first thing of a kind at a place; return whether there was one."""
+    """Remove the first object of a kind at a place; return whether there was one."""
     i = _find(state, kind, x, y)
     if i >= 0:
         _remove(state, kind, i)
@@ -70,7 +70,7 @@ def _spawn_diver(state: Any) -> None:
 
 @part
 def _move_shots(state: Any) -> Any:
-    """Return the reward of what they hit."""
+    """Return the reward for hits."""
     reward = 0.0
     for i in range(state.count[_SHOTS] - 1, -1, -1):
         shot = state.things[_SHOTS, i]
@@ -105,7 +105,7 @@ def _move_divers(state: Any) -> None:
 
 @part
 def _move_enemies(state: Any, kind: Any) -> Any:
-    """Return the reward of what ran into shots, and whether an enemy met the player."""
+    """Return the reward for enemies that met shots, and whether an enemy met the player."""
     reward, lost = 0.0, False
     for i in range(state.count[kind] - 1, -1, -1):
         enemy = state.things[kind, i]
@@ -136,7 +136,7 @@ def _move_enemies(state: Any, kind: Any) -> Any:
 
 @part
 def _move_bombs(state: Any) -> Any:
-    """Return whether one met the player."""
+    """Return whether a bomb met the player."""
     lost = False
     for i in range(state.count[_BOMBS] - 1, -1, -1):
         bomb = state.things[_BOMBS, i]
@@ -150,7 +150,7 @@ def _move_bombs(state: Any) -> Any:
 
 @part
 def _surface(state: Any) -> Any:
-    """Take in air; return the reward of a full load of divers."""
+    """Refill the oxygen; return the reward for a full load of divers."""
     state.surfaced = True
     reward = 0.0
     if state.rescued == 6:
@@ -168,7 +168,7 @@ def _surface(state: Any) -> Any:
 
 
 class Seaquest(Game):
-    """MinAtar/Seaquest, whose actions all have an effect."""
+    """MinAtar/Seaquest. All six actions have an effect, so there is no minimal variant."""
 
     observation_space = picture(10)
     fields: ClassVar = {

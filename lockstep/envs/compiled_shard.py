@@ -30,13 +30,13 @@ from lockstep.models.action_spaces import composite
 _OWN = {"random": np.uint64, "episode": np.int64, "steps": np.int64, "ended": np.bool_}
 """Fields that every state has: the random generator, the number of the episode, its steps, and whether it has ended."""
 _STEP, _OBSERVE = 0, 1
-reset, step, observe = CompiledEnv.reset, CompiledEnv.step, CompiledEnv.observe  # which _compile replaces
-agents = size = 0  # the same: N, or 0 without agents, and the numbers of an agent's observation
+reset, step, observe = CompiledEnv.reset, CompiledEnv.step, CompiledEnv.observe  # placeholders that _compile replaces
+agents = size = 0  # placeholders for N (0 without agents) and the size of an agent's observation
 
 
 @part
 def _begin(state, key, start_level, num_levels):
-    """Count an episode that begins, and draw its random generator."""
+    """Begin the next episode, and seed its random generator."""
     state.episode += 1
     state.steps = 0
     seed = derive(key, state.episode)
@@ -52,10 +52,10 @@ def _cut(state, limit, cut, first_cut):
 
 
 def _advance(states, keys, mode, limits, levels, shown, action, out, reward, ends):
-    """Play one step of every environment or match, or begin its episode if the last one has ended. The rows of a
-    match's agents follow each other. Behind an agent's own observation, a row holds the number of its policy if there
-    are several: players, float32 [B]. From the place `joint` on, it holds the observations of all agents; 0 if it does
-    not."""
+    """Play one step of every environment or match, or begin its next episode if the last one has ended. The rows of a
+    match's agents are adjacent. After an agent's own observation, a row contains the number of its policy if there are
+    several policies: players, float32 [B]. From column `joint` on, it contains the observations of all agents; joint is
+    0 if it does not."""
     (limit, first_cut, cut), (start_level, num_levels), (players, joint) = limits, levels, shown
     count = max(1, agents)  # `agents` is a constant, so Numba compiles only one side of the branches on it
     for m in range(len(states)):
@@ -96,7 +96,7 @@ def _advance(states, keys, mode, limits, levels, shown, action, out, reward, end
 
 @functools.cache
 def _compile(cls: type[CompiledEnv]) -> Any:
-    """_advance with the functions of an environment."""
+    """_advance, compiled with the functions of an environment."""
     names = {name: part(getattr(cls, name)) for name in ("reset", "step", "observe")}
     length = cls.observation_space.shape[0] if cls.agents else 0
     return compiled(_advance, agents=len(cls.agents), size=length, **names)
@@ -105,8 +105,8 @@ def _compile(cls: type[CompiledEnv]) -> Any:
 class CompiledShard(ShardEnv):
     """B environments whose states are records in one array. One compiled call steps them all.
 
-    Environment j is agent j % N of match j // N if there are several agents. The seed of a match is that of its first
-    agent's environment.
+    With several agents, environment j is agent j % N of match j // N. The seed of a match is that of its first agent's
+    environment.
     """
 
     frames_per_step = 1
@@ -145,7 +145,7 @@ class CompiledShard(ShardEnv):
         self._players: np.ndarray | None = None
         """int64 [B]: the number of the policy that plays each agent, if there are several."""
         self._score = np.zeros(num_envs)
-        """float64 [B]: the reward so far of the present episodes, if there are several policies."""
+        """float64 [B]: the sum of rewards of the current episodes so far, if there are several policies."""
         own, names = self.observation_space, self._class.agents
         if config.several_policies or config.central_state != "none":
             views = Views(None, list(names), dict.fromkeys(names, own), dict.fromkeys(names, self.action_space), config)
@@ -154,7 +154,7 @@ class CompiledShard(ShardEnv):
             shape = (sum(math.prod(entry.shape or ()) for entry in self.observation_space.values()),)
             self._players = np.resize(views.numbers, num_envs) if config.several_policies else None
         self._shown = np.zeros(0, np.float32) if self._players is None else self._players.astype(np.float32)
-        """The entry `policy` of each row. Entries lie side by side, sorted by key: observation, policy, state."""
+        """The entry `policy` of each row. Entries are side by side, sorted by key: observation, policy, state."""
         self._out = np.zeros((num_envs, *shape), space.dtype)
         self._advance = _compile(self._class)
 
@@ -173,7 +173,7 @@ class CompiledShard(ShardEnv):
         return {**known, **given}
 
     def _arguments(self, mode: int) -> tuple[Any, ...]:
-        """What _advance begins with."""
+        """The first arguments of _advance."""
         return self._states, self._keys, mode, self._numbers, self._levels, (self._shown, self._joint)
 
     def kernel(self) -> Bound | None:
@@ -186,7 +186,7 @@ class CompiledShard(ShardEnv):
         return played._replace(metrics=by_policy(self._players, scores))
 
     def _add(self, reward: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """Add the rewards of a step [B] to the scores of episodes, and return these."""
+        """Add the rewards of a step [B] to the scores of episodes, and return the scores."""
         self._score = np.where(first, 0, self._score + reward)
         return self._score
 
@@ -204,10 +204,10 @@ class CompiledShard(ShardEnv):
     def _begin(self, mode: int, out: Observation) -> None:
         """The first call, which compiles."""
         try:
-            with warnings.catch_warnings():  # one state may begin with the fields of another, which is sound
+            with warnings.catch_warnings():  # harmless: one state's fields may begin with another's
                 warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
                 self._play(mode, out)
-        except (NumbaError, KeyError) as error:  # a KeyError for a field that the state does not have
+        except (NumbaError, KeyError) as error:  # KeyError: a field that the state does not have
             raise SettingsError(f"Numba cannot compile env.id={self._id}: {type(error).__name__}: {error}") from error
 
     def reset(self, out: Observation) -> None:
@@ -242,4 +242,4 @@ class CompiledShard(ShardEnv):
         return self._class.draw(self._states[index // max(1, len(self._class.agents))])
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing, since there is nothing to release."""

@@ -1,4 +1,4 @@
-"""Makes environments, one or a batch of them: of a gymnasium or PettingZoo id, or of a user's callable."""
+"""Makes environments, one or a batch, from a gymnasium or PettingZoo id or from a user's callable."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _OF_TORCH = (
     "num_envs, device and --env.options."
 )
 PREFIX = "pettingzoo/"
-"""Ids of environments with several agents begin with it; an id of PettingZoo's or a callable follows."""
+"""The prefix of ids of environments with several agents; an id of PettingZoo or a callable follows."""
 
 
 def is_callable(env_id: str) -> bool:
-    """Whether the id refers to a user's callable ("module:make", "file.py:make") rather than to a registered one."""
+    """Whether the id refers to a user's callable ("module:make", "file.py:make") instead of a registered id."""
     return ":" in env_id and not env_id.startswith(MIXED) and not re.search(r"-v\d+$", env_id)
 
 
@@ -60,12 +60,12 @@ def makes_batch(env_id: str) -> bool:
         return issubclass(found, VectorEnv)
     try:
         return "num_envs" in inspect.signature(found).parameters
-    except (TypeError, ValueError):  # it is no callable, or has no signature
+    except (TypeError, ValueError):  # not a callable, or without a signature
         return False
 
 
 def construct(config: EnvConfig, render: bool = False) -> Any:
-    """Make one environment of gymnasium's or PettingZoo's. Errors of a user's constructor are raised unchanged.
+    """Make one gymnasium or PettingZoo environment. Errors of a user's constructor are raised unchanged.
 
     Raises:
         SettingsError: an option is unknown, or a library that the environment needs is not installed.
@@ -99,13 +99,13 @@ def construct(config: EnvConfig, render: bool = False) -> Any:
 
 
 def construct_batch(config: EnvConfig, num_envs: int, render: bool = False, **given: Any) -> Any:
-    """Make num_envs environments in one object: a VectorEnv, or what a user's callable makes.
+    """Make num_envs environments in one object: a VectorEnv, or the result of a user's callable.
 
     Args:
         given: further arguments of a user's callable, which env.options cannot set.
 
     Raises:
-        SettingsError: as of construct, or it is a single environment.
+        SettingsError: as for construct, or the callable makes a single environment.
     """
     options: dict[str, Any] = copy.deepcopy(config.options)
     if "num_envs" in options:
@@ -155,7 +155,8 @@ def _is_batch(made: Any) -> bool:
 
 @contextlib.contextmanager
 def _of_library(config: EnvConfig) -> Iterator[None]:
-    """Import what registers the id, and turn the errors of a library that makes environments into SettingsErrors."""
+    """Import the module that registers the id, and turn the library's errors about missing packages into
+    SettingsErrors."""
     for prefix, module in _REGISTERED_BY.items():
         if config.id.startswith(prefix):
             importlib.import_module(module)
@@ -164,7 +165,7 @@ def _of_library(config: EnvConfig) -> Iterator[None]:
             warnings.catch_warnings(),
             _unknown_options(config),
             ENVIRONMENT_SETTINGS.applied(thorough=True),
-        ):  # users name an old version on purpose, such as to compare with published scores
+        ):  # users name old versions on purpose, for example to compare with published scores
             warnings.filterwarnings("ignore", ".*out of date", DeprecationWarning)
             warnings.filterwarnings(
                 "ignore", ".*not in the possible render_modes", UserWarning
@@ -218,7 +219,7 @@ def _of_pettingzoo(env_id: str, options: dict[str, Any]) -> Any:
     """Make one of PettingZoo's environments, in its parallel form if it has one.
 
     Raises:
-        ImportError: it or a library that it needs is not installed.
+        ImportError: the environment or a library that it needs is not installed.
     """
     import pettingzoo
     from pettingzoo.env_registry.exceptions import FailedToImport
@@ -231,6 +232,6 @@ def _of_pettingzoo(env_id: str, options: dict[str, Any]) -> Any:
 
 
 def has_agents(env: Any) -> bool:
-    """Whether it is a PettingZoo environment."""
+    """Whether an object is a PettingZoo environment."""
     pettingzoo = sys.modules.get("pettingzoo")
     return pettingzoo is not None and isinstance(env, (pettingzoo.AECEnv, pettingzoo.ParallelEnv))

@@ -1,4 +1,4 @@
-"""Observations in the form that models take, and actions in the form that environments take."""
+"""Converts observations to the form that models take, and actions to the form that environments take."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _Where = Callable[[int], str]
 _COLORS = (1, 3, 4)
 """Channels that an image may have."""
 _LOOKS = 16
-"""The first batches of single observations are compared with the bounds of their space. Doing so at every step would
-take as long as some environments take to step."""
+"""The number of first batches that are compared with the bounds of their space. Comparing every batch would take as
+long as the steps of some environments."""
 _FAR = 1e6
 """How far a number may lie outside its bounds, in multiples of their width. Small excesses are common and harmless."""
 _GOALS = ("achieved_goal", "desired_goal")
-"""Entries that are passed to the environment's compute_reward."""
+"""Entries that the environment's compute_reward takes, so they are not shifted."""
 _LARGE, _TIGHT = 2.0**16, 2.0**-7
-"""If bounds are at least this far from 0, and at most this share of that distance apart, float32 keeps 16 bits or
-fewer of the difference."""
+"""If bounds are at least this far from 0, and their distance is at most this share of it, float32 keeps 16 bits or
+fewer of differences."""
 Leaf = tuple[tuple[str | int, ...], spaces.Space[Any]]
 
 
 def as_array(x: Any) -> np.ndarray:
-    """An array, or a tensor as one."""
+    """A value or tensor as an array."""
     return x.numpy(force=True) if isinstance(x, torch.Tensor) else np.asarray(x)
 
 
@@ -49,21 +49,21 @@ class _Unfit(SettingsError):
 
 
 class _Entry:
-    """How one entry of an observation is checked and converted."""
+    """Checks and converts one entry of observations."""
 
     def __init__(self, key: str, path: tuple[str | int, ...], space: spaces.Space[Any], write: _Write) -> None:
         self.key, self.path, self.space, self.write = key, path, space, write
         self.name = f"observation {key!r}" if key else "observation"
         self.shape = tuple(space.shape or ())
         self.dtype: np.dtype[Any] | None = None
-        """Of the last batch that was checked."""
+        """The type of the last batch that was checked."""
         whole = isinstance(space, spaces.MultiBinary) or (isinstance(space, spaces.Box) and space.dtype.kind in "biu")
         self._kinds = "biu" if whole else "biuf"
         self._told = False
         """Whether the warning about its bounds was printed."""
 
     def require_kind(self, batch: np.ndarray, values: Any) -> None:
-        """Raise SettingsError if the numbers of a batch are of another kind than the space declares."""
+        """Raise SettingsError if a batch does not have the kind of numbers that the space declares."""
         if batch.dtype.kind not in self._kinds:
             kinds = [np.asarray(value).dtype.kind in self._kinds for value in values]
             row = kinds.index(False) if False in kinds else 0
@@ -97,10 +97,10 @@ class _Entry:
         return array
 
     def compare(self, batch: np.ndarray, where: Callable[[int], str]) -> None:
-        """Warn once if numbers of a batch lie outside the bounds of the space.
+        """Warn once if numbers of a batch are outside the bounds of the space.
 
         Raises:
-            SettingsError: they lie far outside.
+            SettingsError: a number is far outside.
         """
         if isinstance(self.space, spaces.MultiBinary):
             low, high = np.zeros(self.shape), np.ones(self.shape)
@@ -109,7 +109,7 @@ class _Entry:
         else:
             return  # the conversion checks these numbers
         x = batch.astype(np.float64)
-        with np.errstate(all="ignore"):  # infinite ones, too
+        with np.errstate(all="ignore"):  # numbers and bounds may be infinite
             beyond = np.nan_to_num(np.maximum(low - x, x - high), posinf=0)
             beyond = np.maximum(beyond, 0) / np.where(np.isfinite(high - low), np.maximum(high - low, 1e-3), 1)
         if not beyond.any():
@@ -133,21 +133,21 @@ class ObservationWriter:
     Images (uint8 with two or more axes) become channels-first uint8: [H, W, C] -> [C, H, W], [H, W] -> [1, H, W],
     stacked [S, H, W, C] or [S, C, H, W] -> [S * C, H, W]; they keep the highest value of their space. Everything else
     becomes float32: numbers unchanged (or minus the middle of their bounds, if these are close together and far from
-    0), Discrete and MultiDiscrete as one-hot vectors, scalars with shape [1]. Dict
-    and Tuple spaces become one flat Dict; the keys of nested ones are joined by dots.
+    0), Discrete and MultiDiscrete as one-hot vectors, scalars with shape [1]. Dict and Tuple spaces become one flat
+    Dict, where dots join the keys of nested spaces.
 
     Args:
-        space: of the library's observations.
-        without: keys of that flat Dict that are left out; observations may lack them.
+        space: the space of the library's observations.
+        without: keys of the flat Dict that are left out; observations may lack them.
     """
 
     space: spaces.Space[Any]
-    """Of the written observations, for a single environment: a Box, or a Dict of Boxes."""
+    """The space of a single environment's written observations: a Box, or a Dict of Boxes."""
 
     def __init__(self, space: gymnasium.Space[Any], *, without: Collection[str] = ()) -> None:
         self._entries: list[_Entry] = []
         self.looks = _LOOKS
-        """How many more batches of single observations are compared with the bounds."""
+        """The number of further batches to compare with the bounds."""
         converted: dict[str, spaces.Space[Any]] = {}
         for path, leaf in _leaves(space, ()):
             key = ".".join(map(str, path))
@@ -173,7 +173,7 @@ class ObservationWriter:
     def write_list(
         self, observations: list[Any], out: Observation, where: Callable[[int], str] = lambda j: f"observation {j}"
     ) -> None:
-        """Convert a list of B single observations into out; where(j) says where observation j comes from."""
+        """Convert a list of B single observations into out. where(j) describes the origin of observation j."""
         look = self._looks_now()
         for entry in self._entries:
             try:
@@ -197,7 +197,7 @@ class ObservationWriter:
         return [entry.of_batch(obs, count) for entry in self._entries]
 
     def write_arrays(self, arrays: list[np.ndarray], out: Observation, where: Callable[[int], str]) -> None:
-        """Convert the result of `arrays` into out; where(j) says where observation j comes from."""
+        """Convert the result of `arrays` into out. where(j) describes the origin of observation j."""
         look = self._looks_now()
         for entry, array in zip(self._entries, arrays, strict=True):
             try:
@@ -213,10 +213,10 @@ class ObservationWriter:
     def _write_entry(
         self, entry: _Entry, array: np.ndarray, values: Any, out: Observation, where: _Where | None
     ) -> None:
-        """Check and convert one entry of a batch; compare it with its bounds if `where` is given.
+        """Check and convert one entry of a batch. Compare it with its bounds if `where` is given.
 
         Args:
-            values: the single observations that the array was made of, or the array itself.
+            values: the single observations from which the array was made, or the array itself.
         """
         if array.dtype is not entry.dtype:
             entry.require_kind(array, values)
@@ -228,7 +228,7 @@ class ObservationWriter:
 
 
 def _as_declared(entry: _Entry, batch: np.ndarray) -> np.ndarray:
-    """A batch in the shape of its space. Raise SettingsError if more than axes of length 1 differ."""
+    """A batch in the shape of its space. Raises SettingsError if shapes differ in more than axes of length 1."""
     found, declared = batch.shape[1:], entry.shape
     if _without_ones(found) != _without_ones(declared):
         raise _Unfit(
@@ -243,7 +243,7 @@ def _without_ones(shape: tuple[int, ...]) -> list[int]:
 
 
 def _unlike(entry: _Entry, observations: list[Any], error: Exception) -> _Unfit:
-    """Find out why observations could not be converted."""
+    """The error that says why observations could not be converted."""
     for row, value in enumerate(observations):
         found = ""
         try:
@@ -313,8 +313,8 @@ def _conversion(space: spaces.Space[Any], key: str) -> tuple[spaces.Box, Callabl
 
 
 def _middle(space: spaces.Box) -> np.ndarray | None:
-    """What to subtract from each number so that float32 does not round its variation away: the middle of bounds that
-    are close together and far from 0, and 0 elsewhere. None if there are no such bounds."""
+    """The offset to subtract from each number, so that rounding to float32 does not remove its variation. It is the
+    middle of bounds that are close together and far from 0, and 0 elsewhere. None if there are no such bounds."""
     if space.dtype in (np.float16, np.float32):
         return None
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
@@ -352,8 +352,8 @@ def _image_conversion(
 
 
 def _channels_last(first: int, second: int, last: int) -> bool:
-    """Whether an image's channels are last: after a square, or as many as colors have there but not at the front, or
-    far fewer than both other sides."""
+    """Whether an image's channels are the last axis: if the other two axes are equal, or only the last axis has a
+    number of channels that colors have, or the last axis is far shorter than both others."""
     if (first == second) != (second == last):
         return first == second
     if (last in _COLORS) != (first in _COLORS):
@@ -373,5 +373,5 @@ def single_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], j:
     (x,) = parts
     if isinstance(space, spaces.Discrete):
         return space.dtype.type(x[j])
-    # Environments may change the action that they are given, so they get a copy.
+    # Environments may change the action that they receive, so they get a copy.
     return np.array(x[j], space.dtype).reshape(space.shape)

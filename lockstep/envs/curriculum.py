@@ -1,6 +1,6 @@
-"""Curricula by metrics: options of training environments that a user's function changes over a run.
+"""Curricula: a user's function changes options of training environments over a run, given metrics.
 
-Versions carry the present options to collectors, as numbers in the order of their names.
+Versions carry the current options to collectors, as numbers in the order of their names.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def pack(options: dict[str, Any]) -> Tensor:
 
 
 def unpack(config: EnvConfig, packed: Tensor) -> dict[str, Any]:
-    """The reverse of pack. Each option has the type that it began with."""
+    """The inverse of pack. Each option has its initial type."""
     return typed(first_options(config), packed.tolist())
 
 
 def typed(like: dict[str, Any], numbers: list[float]) -> dict[str, Any]:
-    """Numbers as options with the names and types of others."""
+    """Numbers as options with the names and types of `like`."""
     return {name: type(x)(value) for (name, x), value in zip(like.items(), numbers, strict=True)}
 
 
@@ -40,7 +40,7 @@ def check_curriculum(config: EnvConfig, name: str) -> None:
 
     Args:
         config: resolved.
-        name: the setting `curriculum`.
+        name: the value of the setting `curriculum`.
     """
     if not first_options(config):
         raise SettingsError(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class DeviceStep(NamedTuple):
-    """As StepResult, with tensors on a GPU; no environment loses lives, and none reports metrics."""
+    """As StepResult, with tensors on a GPU and without lost lives and metrics."""
 
     obs: Any
     """[B, ...], or a dict of these."""
@@ -26,7 +26,7 @@ class DeviceSteps(Protocol):
     """Steps B environments with tensors on a GPU, without waiting for it."""
 
     def advance(self, actions: Tensor) -> DeviceStep:
-        """Play one step, or begin the episode of those that have ended.
+        """Play one step. Environments whose episode has ended begin the next one instead.
 
         Args:
             actions: [B, ...] of the action space.
@@ -34,5 +34,5 @@ class DeviceSteps(Protocol):
         ...
 
     def memory(self) -> list[Tensor]:
-        """Everything that a step changes. It stays at its place."""
+        """All memory that a step changes. Its addresses do not change."""
         ...

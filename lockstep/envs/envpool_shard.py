@@ -40,7 +40,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
 }
 PROTOCOLS["baselines"] = PROTOCOLS["classic"]
 _LONGEST = 108_000
-"""Frames of an episode under the protocols."""
+"""The most frames of an episode under the protocols."""
 _OURS = {
     "num_envs": "--env.num-envs",
     "batch_size": "--env.num-envs",
@@ -65,7 +65,7 @@ def settings_of(config: EnvConfig) -> dict[str, Any]:
 
 
 def family(env_id: str) -> str:
-    """The module of EnvPool that an id belongs to, such as ATARI; "" for other ids."""
+    """The module of EnvPool with this id, such as ATARI; "" for other ids."""
     return _registry.specs[env_id][0] if env_id in _registry.specs else ""
 
 
@@ -182,18 +182,18 @@ class EnvPoolShard(RestartingShard):
         return obs
 
     def _write(self, obs: Any, out: Observation) -> None:
-        """Convert the library's observations [B, ...] into out; a subclass may add to them."""
+        """Convert the library's observations [B, ...] into out. A subclass may add entries."""
         self._writer.write(obs, out)
 
     def _to_library(self, action: np.ndarray) -> np.ndarray:
-        """Convert actions [B, ...] of action_space to the library's."""
+        """Convert actions [B, ...] of action_space to the library's actions."""
         return action
 
     def _rewards(self, reward: np.ndarray, terminated: np.ndarray, before: dict[str, np.ndarray]) -> np.ndarray:
-        """Rewards [B] of the last step; a subclass may compute what the library does not return.
+        """Rewards [B] of the last step. A subclass may compute rewards that the library does not return.
 
         Args:
-            reward: the library's.
+            reward: the library's rewards [B].
             terminated: bool [B]
             before: the info of the step before; `_info` is the info of this step.
         """
@@ -209,13 +209,13 @@ class EnvPoolShard(RestartingShard):
         self._since += 1
 
     def _send(self, action: np.ndarray) -> None:
-        # Send all keys: to add missing ones, EnvPool would make a dict of all its settings at every step.
+        # Send all keys, because EnvPool would make a dict of all its settings at every step to add missing ones.
         action = np.ascontiguousarray(self._to_library(action), self._action_type)
         self._pool.send({self._action_name: action, "env_id": self._order, "players.env_id": self._order})
 
     def recv(self, out: Observation) -> StepResult:
         obs, reward, terminated, truncated, info = self._pool.recv()
-        # Pools with batch_size == num_envs return environments in order, and everything here relies on that.
+        # Pools with batch_size == num_envs return environments in order. This class relies on it.
         assert (info["env_id"] == self._order).all()
         before, self._info = self._info, info
         self._write(obs, out)

@@ -1,4 +1,4 @@
-"""The tools that adapters need to repeat episodes: the seeds that they begin from, and a log of the actions since."""
+"""Tools for adapters to repeat episodes: the episodes' seeds, and a log of the actions since."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Seeds:
         """One seed for each given environment of the shard, int64.
 
         Args:
-            index: environments, by their place in the shard.
-            count: how often each was reset with a seed before.
+            index: the environments' places in the shard.
+            count: the number of earlier seeded resets of each.
         """
         return np.array(
             [
@@ -35,7 +35,7 @@ class Seeds:
         )
 
     def stream(self, name: str, index: int, count: int) -> np.random.Generator:
-        """A generator for one environment of the shard, for the time after a seeded reset."""
+        """A random generator for one environment of the shard, after `count` seeded resets."""
         return stream(self._seed, f"{name}-{self._purpose}", self.first_index + index, count)
 
     def first_lengths(self, num_envs: int, decorrelate: int) -> np.ndarray:
@@ -51,7 +51,7 @@ class Seeds:
 
 
 class ActionLog:
-    """The actions of a shard's latest steps. Its environments are rebuilt from them."""
+    """The actions of a shard's latest steps, from which its environments can be rebuilt."""
 
     def __init__(self) -> None:
         self._parts: list[np.ndarray] = []
@@ -62,7 +62,7 @@ class ActionLog:
         """Add one step.
 
         Args:
-            needed: [B] how many earlier steps each environment has made since its seeded reset; None keeps all.
+            needed: [B], the number of earlier steps of each environment since its seeded reset; None keeps all steps.
         """
         if not self._parts:
             self._parts = [np.empty((1024, *np.shape(part)), np.asarray(part).dtype) for part in action]
@@ -83,8 +83,8 @@ class ActionLog:
         self._parts, self._length = [], 0
 
     def last(self, count: int) -> dict[str, np.ndarray]:
-        """The last `count` steps as arrays [count, B, ...], one for each component of the action. They are views that
-        stay valid: a step is written once, and a full log continues in new memory."""
+        """The last `count` steps as arrays [count, B, ...], one for each component of the action. They are views, which
+        remain valid: a step is written once, and a full log continues in new memory."""
         if not count:
             return {}
         return {f"actions.{i}": part[self._length - count : self._length] for i, part in enumerate(self._parts)}
@@ -97,14 +97,14 @@ class ActionLog:
 
 
 def episode_state(episode: np.ndarray, steps: np.ndarray, ended: np.ndarray, log: ActionLog) -> dict[str, np.ndarray]:
-    """The state of B environments that Python steps, in this process or in others: [B] episodes begun, steps in them,
-    whether they have ended, and the actions since the longest of them began."""
+    """The state of B environments that Python steps, in this process or in others: the number of the episode, its steps
+    and whether it has ended, [B] each, and the actions since the longest current episode began."""
     return {"episode": episode.copy(), "steps": steps.copy(), "ended": ended.copy(), **log.last(int(steps.max()))}
 
 
 def joined(states: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
-    """The state of consecutive shards as one shard, of theirs. Arrays without axes hold for all environments; others
-    are [B, ...], and actions [T, B, ...]. None if the shards differ in what holds for all environments."""
+    """The state of one shard that consists of consecutive shards, given their states. Arrays without axes apply to all
+    environments; others are [B, ...], and actions [T, B, ...]. None if the shards differ in arrays without axes."""
     first, *others = states
     if not others:
         return first
@@ -118,7 +118,7 @@ def joined(states: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | N
 
 
 def part(state: dict[str, np.ndarray], rows: slice) -> dict[str, np.ndarray]:
-    """The reverse of joined: the state of the shard that has these rows."""
+    """The inverse of joined: the state of the shard with these rows."""
     return {name: x[(slice(None),) * _axis(name) + (rows,)] if x.ndim else x for name, x in state.items()}
 
 

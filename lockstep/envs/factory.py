@@ -1,4 +1,4 @@
-"""From settings to environments: which adapter serves an id, and the checks that every adapter's environments pass."""
+"""Makes environments from settings: chooses the adapter for an id, and checks settings for all adapters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make(
     """Make one shard's environments.
 
     Args:
-        config: which environments; its num_envs is ignored.
+        config: the settings; num_envs in it is ignored.
         seed: the run's seed.
         first_index: the global index of the shard's first environment.
         num_envs: environments in this shard.
@@ -47,9 +47,9 @@ def make(
         purpose: "train", "eval", …: environments with different purposes never share a seed, and only those of "train"
             follow the curriculum.
         render: whether images will be requested.
-        pool: child processes that step them instead of this one, if the adapter declares `processes`. They cannot
-        render.
-        device: where the policy computes. Environments go there if the adapter declares `devices`.
+        pool: child processes that step the environments instead of this one, if the adapter declares `processes`. They
+            cannot render.
+        device: the policy's device. Environments run there if the adapter declares `devices`.
 
     Raises:
         SettingsError: the id or an option is unknown, a library is not installed, or the adapter cannot use a pool.
@@ -92,8 +92,8 @@ def check_matches(config: EnvConfig, num_envs: int) -> None:
     size, shards = whole_matches(config, 1), config.num_envs // num_envs
     if config.curriculum and whole_matches(config.training(), 1) != size:
         raise SettingsError(
-            f"env.curriculum={config.curriculum} changes how many agents a match has, so training and evaluation would "
-            "differ. Name only options that leave this number as it is."
+            f"env.curriculum={config.curriculum} changes the number of agents in a match, so training and evaluation "
+            "would differ. Name only options that do not change it."
         )
     if num_envs % size:
         raise SettingsError(
@@ -107,20 +107,20 @@ def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
     """The observation and action space of one environment, as models see them.
 
     Raises:
-        SettingsError: the spaces of training and evaluation differ; and as make does.
+        SettingsError: the spaces of training and evaluation differ, or as for make.
     """
     found = _spaces_of(config)
     plain = dataclasses.replace(config, curriculum={})
     if config.curriculum and _spaces_of(plain) != found:
         raise SettingsError(
             f"env.curriculum={config.curriculum} changes the observation or action space, so training and evaluation "
-            "would differ. Name only options that leave these spaces as they are."
+            "would differ. Name only options that do not change these spaces."
         )
     return found
 
 
 def _spaces_of(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    # Opponents may have been trained on this very environment.
+    # Loading a trained opponent would ask for its environment's spaces, which may be these.
     played = tuple(f"{name}={RANDOM}" for name in config.players()) if config.several_policies else ()
     config = dataclasses.replace(config, opponents=played)
     env = make(config, seed=0, first_index=0, num_envs=whole_matches(config, 1))
@@ -145,11 +145,11 @@ def first_seeds(config: EnvConfig, seed: int) -> list[int]:
 
 
 def resolve(config: EnvConfig) -> EnvConfig:
-    """Settle the adapter, the canonical spelling of the id, and what the protocol implies.
+    """Determine the adapter, the canonical spelling of the id, and settings that the protocol implies.
 
     Raises:
-        SettingsError: the id or the adapter is unknown, no adapter can do what the settings ask for, the protocol is
-            for other ids, or a library is not installed.
+        SettingsError: the id or the adapter is unknown, no adapter supports the settings, the protocol is for other
+            ids, or a library is not installed.
     """
     given = entry_of(config.adapter) if config.adapter != AUTO else None
     if given is not None and not given.installed:
@@ -181,7 +181,8 @@ def resolve(config: EnvConfig) -> EnvConfig:
 
 
 def asked_metrics(config: EnvConfig) -> Names:
-    """Those of env.metrics that these environments report because a user asks. Raises SettingsError as resolve."""
+    """The entries of env.metrics that these environments would not report by default. Raises SettingsError as
+    resolve."""
     config = resolve(config)
     return _asked(config, load_adapter(config.adapter))
 
@@ -209,12 +210,12 @@ def _candidates(env_id: str) -> list[str]:
 
 
 def _owners(env_id: str) -> list[str]:
-    """The adapter to which ids with such a prefix belong, if there is one."""
+    """The adapter that alone serves ids with this id's prefix, if there is one."""
     return [name for name, entry in ADAPTERS.items() if entry.prefix and env_id.startswith(entry.prefix)]
 
 
 def _refusal(config: EnvConfig, env_id: str, name: str, adapter: Adapter) -> SettingsError | None:
-    """Why an adapter that serves an id cannot do what the settings ask for; None if it can."""
+    """The error for an adapter that serves an id but does not support the settings; None if it does."""
     if config.protocol != "none" and not adapter.plays_atari(env_id):
         game = atari_game(config.id)
         return SettingsError(
@@ -269,7 +270,7 @@ def _reports_nothing(asked: Names, name: str, env_id: str) -> SettingsError:
 
 
 def _instead(config: EnvConfig, setting: str, can: Callable[[Adapter], bool]) -> str:
-    """What to use instead of an adapter that lacks something: one that serves the id and has it, or no setting."""
+    """Advice for an adapter that lacks a feature: another adapter that serves the id and has it, or no setting."""
     others = [name for name in _serving(config.id) if can(load_adapter(name))]
     without = f"--env.{setting.replace('_', '-')} 0"
     return f"Use --env.adapter {' or '.join(others)}, or {without}." if others else f"Use {without}."
@@ -281,7 +282,7 @@ def _serving(env_id: str) -> list[str]:
 
 
 def _not_served(config: EnvConfig) -> SettingsError:
-    """The error for an id that no adapter, or not the one that was named, serves."""
+    """The error for an id that no adapter serves, or that the named adapter does not serve."""
     serving = _serving(config.id) if config.adapter != AUTO else []
     if serving:
         return SettingsError(
@@ -303,7 +304,7 @@ def _not_served(config: EnvConfig) -> SettingsError:
 
 
 def list_envs() -> dict[str, tuple[str, ...]]:
-    """Every known id with the installed adapters that serve it, the one that auto takes first."""
+    """Every known id with the installed adapters that serve it. auto takes the first."""
     found: dict[str, tuple[str, ...]] = {}
     for name, entry in ADAPTERS.items():
         if entry.installed:
@@ -313,7 +314,7 @@ def list_envs() -> dict[str, tuple[str, ...]]:
 
 
 def atari_game(env_id: str) -> str | None:
-    """The Atari game of an id of gymnasium's or EnvPool's, such as ALE/Pong-v5 or PongNoFrameskip-v4."""
+    """The Atari game of a gymnasium or EnvPool id, such as ALE/Pong-v5 or PongNoFrameskip-v4; None if there is none."""
     bare = re.sub(r"^ALE/|(NoFrameskip|Deterministic)?(-ram)?-v\d+$", "", env_id)
     games = [game for name, entry in ADAPTERS.items() if entry.installed for game in load_adapter(name).games()]
     return atari_name(bare, games)

@@ -1,4 +1,4 @@
-"""Checks that environments return finite numbers, because nothing can be learned from NaN and infinities.
+"""Checks that environments return finite numbers, because networks cannot learn from NaN and infinities.
 
 Shape legend: B environments.
 """
@@ -20,7 +20,7 @@ def all_finite(x: np.ndarray) -> bool:
 
 
 def floats(obs: Any) -> dict[str, np.ndarray]:
-    """The entries of an observation that hold floats, by name; "" is the name if the observation has no entries."""
+    """The entries of an observation that contain floats, by name. The name is "" if the observation has no entries."""
     entries: dict[str, np.ndarray] = obs if isinstance(obs, dict) else {"": obs}
     return {name: x for name, x in entries.items() if x.dtype.kind == "f"}
 
@@ -47,24 +47,25 @@ def forbids_all(mask: np.ndarray, choices: np.ndarray) -> np.ndarray:
     """Where action masks [..., N] forbid all choices of an action, or of a part of it: bool [...].
 
     Args:
-        choices: how many choices each part of an action has, int64. N is their sum.
+        mask: the action masks.
+        choices: int64, the number of choices of each part of an action. N is their sum.
     """
     some = np.logical_or.reduceat(mask != 0, np.cumsum(choices) - choices, axis=-1)
     return np.asarray(~some.all(-1))
 
 
 class FiniteCheck:
-    """Stops the run at a number that is not finite, or warns of it once.
+    """Stops the run at a number that is not finite, or warns once.
 
     Args:
-        env_id: of the environments.
-        stop: whether it stops.
+        env_id: the id of the environments.
+        stop: whether to stop the run.
     """
 
     def __init__(self, env_id: str, *, stop: bool = True) -> None:
         self._id, self._stop = env_id, stop
         self.found = ""
-        """A description of the first such number, after which checking ends; "" if there was none."""
+        """A description of the first such number, or "". After the first, checking ends."""
 
     def report(self, environment: int, what: str, when: str) -> None:
         """Report that an environment, named by its global index, returned such a number.
@@ -76,8 +77,8 @@ class FiniteCheck:
         if self._stop:
             raise NotFinite(
                 f"{self.found[0].upper()}{self.found[1:]}. Nothing can be learned from that. Fix the environment, or "
-                "replace such values in a wrapper; lockstep check-env looks for them, too. Use --on-nonfinite "
-                "continue to train anyway."
+                "replace such values in a wrapper; lockstep check-env finds them, too. Use --on-nonfinite continue to "
+                "train anyway."
             )
         print_warning(f"{self.found}. The run continues because of --on-nonfinite continue.")
 
@@ -89,12 +90,12 @@ class FiniteCheck:
         """
         raise SettingsError(
             f"The action_mask of environment {environment} of env.id={self._id} allowed no action {when}, but the "
-            "episode went on. Allow at least one action wherever the environment expects one, such as one that does "
-            "nothing, or end the episode."
+            "episode continued. Allow at least one action in every step, such as one that does nothing, or end the "
+            "episode."
         )
 
     def report_action(self) -> None:
-        """Report that the policy chose an action that is not finite, although all observations and rewards were.
+        """Report that the policy chose an action that is not finite, although all observations and rewards were finite.
 
         Raises:
             NotFinite: the run must stop.
@@ -103,5 +104,5 @@ class FiniteCheck:
             raise Diverged(
                 "The policy chose an action that is NaN or infinite, before any environment returned such a number: "
                 "learning has diverged. A lower --algorithm.learning-rate or --algorithm.max-grad-norm usually helps. "
-                "The run's newest checkpoint is from before. Use --on-nonfinite continue to train anyway."
+                "The run's newest checkpoint is older than that. Use --on-nonfinite continue to train anyway."
             )

@@ -1,6 +1,6 @@
-"""Goal-conditioned environments: which reward a step would have earned for another goal.
+"""Goal-conditioned environments: the rewards that steps would have earned with other goals.
 
-They follow gymnasium-robotics' GoalEnv: observations have the entries `observation`, `achieved_goal` and
+Environments follow gymnasium-robotics' GoalEnv: observations have the entries `observation`, `achieved_goal` and
 `desired_goal`, and `compute_reward(achieved_goal, desired_goal, info)` takes batches. They may also have
 `compute_terminated`.
 """
@@ -21,7 +21,7 @@ from lockstep.envs.factory import adapter_of
 from lockstep.envs.settings import EnvConfig
 
 _TRIALS = 8
-"""Steps at which compute_reward is called with the step's info and without it."""
+"""The number of steps at which compute_reward is called with and without the step's info."""
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 
 
@@ -51,16 +51,16 @@ class Goals:
         if changing:
             raise SettingsError(
                 f"algorithm.replay.hindsight computes rewards for other goals, but the wrapper {changing} of "
-                f"env.id={config.id} changes rewards or goals, and has no compute_reward that does the same. "
-                "Give it one, leave it out, or use --algorithm.replay.hindsight 0."
+                f"env.id={config.id} changes rewards or goals without a compute_reward that does the same. Add this "
+                "method, leave the wrapper out, or use --algorithm.replay.hindsight 0."
             )
         assert isinstance(space, gymnasium.spaces.Dict)
         seen: Any = ObservationWriter(space).space
         for name in (ACHIEVED, DESIRED):
             if not isinstance(space[name], gymnasium.spaces.Box) or seen[name].shape != space[name].shape:
                 raise SettingsError(
-                    f"algorithm.replay.hindsight asks env.id={config.id} about goals as policies see them, and they "
-                    f"see its {name}, {space[name]}, in another form. Make it a Box of shape [n], or use "
+                    f"algorithm.replay.hindsight passes goals to env.id={config.id} as policies see them, but they see "
+                    f"its {name}, {space[name]}, in another form. Make it a Box of shape [n], or use "
                     "--algorithm.replay.hindsight 0."
                 )
         self._env, self._judge = env, judge
@@ -68,7 +68,7 @@ class Goals:
         self._id = config.id
 
     def reward(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
-        """float32 [n]: the rewards for achieved goals [n, ...] if the desired goals are [n, ...]."""
+        """float32 [n]: the rewards for achieved goals [n, ...], given desired goals [n, ...]."""
         reward = _answers(self._judge.compute_reward, achieved, desired).astype(np.float32)
         return np.clip(reward, -1.0, 1.0) if self._clip else reward
 
@@ -79,10 +79,10 @@ class Goals:
 
         Args:
             achieved: achieved goals [n, ...].
-            desired: the goals to judge by.
-            wanted: the goals of the original episode.
-            terminated: bool [n]: whether the original episode terminated. If that had another reason than its goal,
-                it terminates with any goal.
+            desired: the new goals [n, ...].
+            wanted: the goals of the original episode [n, ...].
+            terminated: bool [n]: whether the original episode terminated. If its goal was not the reason, it terminates
+                with any goal.
         """
         if not self._judge.has_wrapper_attr("compute_terminated"):
             return terminated
@@ -91,11 +91,11 @@ class Goals:
         return of_goals | (terminated & ~of_wanted)
 
     def check(self) -> None:
-        """Raise SettingsError if rewards depend on the info of a step, which replay does not keep."""
+        """Raise SettingsError if rewards depend on the info of a step, which replay does not store."""
         if needed := _needs_info(self._env, self._judge):
             raise SettingsError(
                 f"algorithm.replay.hindsight computes rewards of env.id={self._id} for other goals without the step's "
-                f"info, which replay does not keep. {needed} Compute it from the achieved and desired goal alone, or "
+                f"info, which replay does not store. {needed} Compute it from the achieved and desired goal alone, or "
                 "use --algorithm.replay.hindsight 0."
             )
 
@@ -115,11 +115,11 @@ def check_goals(config: EnvConfig) -> None:
 
 
 def _answers(compute: Callable[..., Any], achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
-    """[n]: the results of an environment's method for n goals."""
+    """The results [n] of an environment's method for n goals."""
     answers = _ask(compute, achieved, desired, {})
     if answers.shape == (len(achieved),) or answers.shape == (len(achieved), 1):
         return answers.reshape(-1)
-    # The method takes a batch for a single goal, as in gymnasium-robotics' mazes, so it is called for each goal.
+    # The method treated the batch as one goal, like gymnasium-robotics' mazes, so it is called for each goal.
     each = [_ask(compute, a, d, {}) for a, d in zip(achieved, desired, strict=True)]
     if each[0].size != 1:
         raise SettingsError(
@@ -160,7 +160,7 @@ def _needs_info(env: Any, judge: Any) -> str:
                 try:
                     known = _ask(compute, *goals, info)
                 except SettingsError:
-                    return ""  # another fault, which is reported when it matters
+                    return ""  # another mistake, which is reported when rewards are needed
                 try:
                     same = np.array_equal(known, _ask(compute, *goals, {}))
                 except SettingsError as error:

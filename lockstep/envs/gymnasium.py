@@ -48,7 +48,7 @@ class Gymnasium(Adapter):
         if env_id.startswith(PREFIX) and not importlib.util.find_spec("pettingzoo"):
             raise needs_library(f"env.id={env_id}", ModuleNotFoundError("No module named 'pettingzoo'"))
         if env_id.startswith("MinAtar/") and not importlib.util.find_spec("minatar"):
-            return None  # lockstep registers these ids itself; the adapter compiled serves them without the library
+            return None  # lockstep registers these ids, and without the library only the adapter compiled serves them
         if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py"):
             importlib.import_module("ale_py")  # registers these ids
         if env_id in gymnasium.registry or env_id in self.ids():

@@ -30,8 +30,8 @@ from lockstep.system.output import print_line, reserve_streams
 
 
 def emulated(env: Any) -> tuple[int, str]:
-    """Frames for each step, and a description of the emulator, of an Atari game or one of Doom's matches; 1 and "" of
-    other environments."""
+    """Frames per step and a description of the emulator, for Atari games and Doom's matches; 1 and "" for other
+    environments."""
     game: Any = env.unwrapped
     if (tics := getattr(game, "tics_per_action", None)) is not None:
         return tics, f"{tics} tics an action"
@@ -48,8 +48,8 @@ def emulated(env: Any) -> tuple[int, str]:
 
 
 class GymShard(ShardEnv):
-    """B gymnasium environments in a Python loop. Every episode starts from a new seed, and is truncated after
-    `reseed_every` steps, which bounds how many steps a restore has to replay."""
+    """B gymnasium environments in a Python loop. Every episode starts from a new seed and is truncated after
+    `reseed_every` steps, which limits the number of steps that a restore has to replay."""
 
     def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool = False) -> None:
         self.num_envs = num_envs
@@ -57,9 +57,9 @@ class GymShard(ShardEnv):
         self._config, self._render = config, render
         self._offered: dict[str, Any] = {}
         self._given: list[dict[str, Any]] = []
-        """The options that a curriculum gave to the episode of each environment, if there is one."""
+        """The options that a curriculum gave to the current episode of each environment; empty without a curriculum."""
         self._agents = 1
-        """Environments of the shard that one element of _envs makes up. They begin and end episodes together."""
+        """The number of the shard's environments in one element of _envs. They begin and end episodes together."""
         seen, self.action_space = self._construct(config, render)
         self._writer = ObservationWriter(seen)
         self.observation_space = self._writer.space
@@ -76,11 +76,11 @@ class GymShard(ShardEnv):
         self._steps = np.zeros(num_envs, np.int64)
         self._ended = np.zeros(num_envs, np.bool_)
         self._gone = np.zeros(num_envs, np.bool_)
-        """Which environments have terminated although their episode continues, as for an agent while others play."""
+        """Environments that have terminated although their episode continues, such as an agent while others play."""
         register(self._envs, config.id)
-        # A match's environment has several agents, and a window that draws it cannot be kept.
+        # The cache supports neither several agents nor environments that render.
         self._levels = None if render or self._agents > 1 else LevelCache.of(config, self._envs[0])
-        """Keeps environments after their resets, if the user asks for it."""
+        """The cache of environments after their resets, if the user wants one."""
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         """Make the environments; return their observation and action space."""
@@ -146,7 +146,7 @@ class GymShard(ShardEnv):
         if (made.observation_space, made.action_space) != (self._envs[j].observation_space, self.action_space):
             raise SettingsError(
                 f"The curriculum's options {options} change the observation or action space of env.id="
-                f"{self._config.id}. Return only options that leave these spaces as they are."
+                f"{self._config.id}. Return only options that do not change these spaces."
             )
         unregister(self._envs[j : j + 1])
         close_all(self._envs[j : j + 1])
@@ -219,7 +219,7 @@ class GymShard(ShardEnv):
         )
 
     def _where(self, j: int, step: int | None = None) -> str:
-        """Name environment j and a step of its episode, by default the last one."""
+        """A description of environment j and of a step of its episode, by default the last step."""
         step = int(self._steps[j]) if step is None else step
         when = f"in step {step} of" if step else "at the start of"
         return f"environment {self._seeds.first_index + j}, {when} an episode that begins from seed {self._seed(j)}"

@@ -1,4 +1,4 @@
-"""Numbers that environments report in their info, and what an episode makes of them (env.metrics).
+"""Numbers that environments report in their info, combined over the steps of an episode (env.metrics).
 
 Shape legend: B environments, M metrics.
 """
@@ -24,7 +24,7 @@ def _sum(before: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 _OVER_STEPS = {"last": _last, "mean": _sum, "sum": _sum, "max": np.fmax, "min": np.fmin}
-"""What an episode makes of the numbers of its steps. NaN stands for a step without one; a mean is divided later."""
+"""How the numbers of an episode's steps are combined. NaN means a step without a number. A mean is divided later."""
 _CLOCK = "episode.t"
 """Seconds that gymnasium's RecordEpisodeStatistics measures."""
 _told: set[str] = set()
@@ -35,13 +35,13 @@ class Asked(NamedTuple):
     """One entry of env.metrics."""
 
     key: str
-    """In the info: `success`, or `episode.r` for the entry r of a dict."""
+    """The key in the info: `success`, or `episode.r` for the entry r of a dict."""
     over: str
-    """last, mean, sum, max or min: of the steps of an episode."""
+    """How an episode's steps are combined: last, mean, sum, max or min."""
 
     @property
     def label(self) -> str:
-        """Its name among the metrics: the key, with what it is of the steps."""
+        """The name among the metrics: the key, followed by `over` unless that is last."""
         return self.key if self.over == "last" else f"{self.key}_{self.over}"
 
     @staticmethod
@@ -49,26 +49,26 @@ class Asked(NamedTuple):
         """Read KEY or KEY:OVER.
 
         Raises:
-            SettingsError: it has neither form.
+            SettingsError: the text has neither form.
         """
         key, colon, over = text.rpartition(":")
         key, over = (key, over) if colon else (text, "last")
         if not key or over not in _OVER_STEPS or any(c.isspace() or c in ",/" for c in key):
             raise SettingsError(
                 f"env.metrics={text!r} is neither KEY nor KEY:OVER. KEY is the name of a number in the environment's "
-                f"info, and OVER one of {', '.join(_OVER_STEPS)}: of the steps of an episode. For example, "
+                f"info, and OVER one of {', '.join(_OVER_STEPS)}, over the steps of an episode. For example, "
                 "--env.metrics success,height:mean."
             )
         if key == _CLOCK:
             raise SettingsError(
-                f"env.metrics={text!r} is time on a clock, so it differs on every layout. Leave it out: the metrics "
-                "time/… and speed/… tell where time goes."
+                f"env.metrics={text!r} is measured with a clock, so it differs on every layout. Leave it out: the "
+                "metrics time/… and speed/… show where time goes."
             )
         return Asked(key, over)
 
 
 def labels(metrics: tuple[str, ...]) -> list[str]:
-    """The names of env.metrics among the metrics, without the group env/.
+    """The names of the metrics that env.metrics asks for, without the group env/.
 
     Raises:
         SettingsError: an entry has the wrong form, or two have the same name.
@@ -81,14 +81,15 @@ def labels(metrics: tuple[str, ...]) -> list[str]:
 
 
 class EpisodeNumbers:
-    """The numbers that the present episodes of B environments have reported.
+    """The numbers that the current episodes of B environments have reported.
 
     An adapter calls `begin` where episodes begin, `note` or `note_all` for every step, and then `add` once. Rebuilding
-    an environment from its actions does the same, so checkpoints need not hold these numbers.
+    an environment from its actions does the same, so checkpoints need not contain these numbers.
 
     Args:
         metrics: env.metrics.
-        tells: whether to warn of keys that no info has. One shard of a run is enough.
+        num_envs: B.
+        tells: whether to warn about keys that no info has. One shard of a run does this.
     """
 
     def __init__(self, metrics: tuple[str, ...], num_envs: int, *, tells: bool = True) -> None:
@@ -98,12 +99,12 @@ class EpisodeNumbers:
         self._counts = np.zeros(shape, np.int64)
         self._nothing = np.full(shape, np.nan)
         self._unseen = {each.key for each in self._asked} if tells else set[str]()
-        """Keys that no info has had yet."""
+        """Keys that no info has had so far."""
         self._others: dict[str, None] = {}
-        """Keys of numbers that infos had meanwhile, in the order of their appearance."""
+        """Keys of all numbers in infos so far, in the order of their appearance."""
 
     def begin(self, rows: int | slice | np.ndarray) -> None:
-        """Forget the numbers of these environments: their episodes begin now."""
+        """Clear the numbers of these environments, whose episodes begin now."""
         self._noted[rows] = self._so_far[rows] = np.nan
         self._counts[rows] = 0
 
@@ -115,28 +116,28 @@ class EpisodeNumbers:
             self._look(info)
 
     def note_all(self, infos: Mapping[str, Any], going: np.ndarray) -> None:
-        """Read the infos of a step of all environments at once, as numbers_of takes them; going: bool [B], False for
-        those that were reset, and so made no step."""
+        """Read the infos of a step of all environments at once, in the form that numbers_of takes. going: bool [B],
+        False for environments that were reset instead."""
         for m, each in enumerate(self._asked):
             self._noted[:, m] = np.where(going, numbers_of(infos, each.key, len(going)), np.nan)
         if self._unseen:
             self._look(infos)
 
     def add(self) -> None:
-        """Add what was noted to the episodes."""
+        """Add the numbers that were read to the episodes'."""
         for m, each in enumerate(self._asked):
             self._so_far[:, m] = _OVER_STEPS[each.over](self._so_far[:, m], self._noted[:, m])
         self._counts += ~np.isnan(self._noted)
         self._noted[:] = np.nan
 
     def values(self, ended: np.ndarray, shortened: np.ndarray | None = None) -> np.ndarray:
-        """What episodes that are over have made of their numbers, float64 [B, M]; NaN where there was none. If no
-        environment has had a key by the end of an episode, a warning names the keys that there are.
+        """The combined numbers of episodes that have ended, float64 [B, M]; NaN where there was no number. If no
+        environment has reported a key by the end of an episode, a warning names the keys that exist.
 
         Args:
-            ended: bool [B]: which of the episodes are over. The other rows mean nothing.
-            shortened: bool [B]: which of them env.decorrelate has cut. They may lack what the last step reports, so
-            they cause no warning.
+            ended: bool [B]: the episodes that have ended. The other rows are meaningless.
+            shortened: bool [B]: those that env.decorrelate has cut. They may lack the numbers of a last step, so they
+                cause no warning.
         """
         if not ended.any():
             return self._nothing
@@ -149,11 +150,11 @@ class EpisodeNumbers:
         return found
 
     def state(self) -> dict[str, np.ndarray]:
-        """What the present episodes have reported so far, for environments that are not rebuilt from their actions."""
+        """The numbers of the current episodes, for environments that are not rebuilt from their actions."""
         return {"numbers": self._so_far.copy(), "number_counts": self._counts.copy()}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore what state returned."""
+        """Restore a result of state."""
         self._so_far = state["numbers"].astype(np.float64)
         self._counts = state["number_counts"].astype(np.int64)
 
@@ -165,7 +166,7 @@ class EpisodeNumbers:
     def _warn(self) -> None:
         unseen = sorted(self._unseen - _told)
         _told.update(unseen)
-        self._unseen.clear()  # to look for keys takes time
+        self._unseen.clear()  # because looking for keys takes time
         if unseen:
             found = ", ".join(self._others) or "no numbers"
             print_warning(
@@ -178,11 +179,11 @@ def number_of(info: Any, key: str) -> float:
     """The number that a step's info has for a key; NaN if it has none.
 
     Args:
-        info: of a gymnasium environment.
-        key: of an entry, or `outer.inner` for the entry of a dict in it.
+        info: the info of a gymnasium environment.
+        key: the key of an entry, or `outer.inner` for the entry of a dict in it.
 
     Raises:
-        SettingsError: there is something else, such as a text.
+        SettingsError: the entry is something else, such as a text.
     """
     found = _entry(info, key)
     value = None if found is None else found[0][found[1]]
@@ -195,14 +196,16 @@ def number_of(info: Any, key: str) -> float:
 
 
 def numbers_of(infos: Mapping[str, Any], key: str, num_envs: int) -> np.ndarray:
-    """The same of B environments that are stepped at once, float64 [B]; NaN where there is none.
+    """The numbers that the infos of B environments have for a key, float64 [B]; NaN where there is none.
 
     Args:
         infos: arrays [B] by key, as gymnasium's vector environments and EnvPool return them. A bool array [B] whose key
-            begins with an underscore tells which environments have the entry, or the dict that it is in.
+            begins with an underscore tells which environments have the entry, or the dict that contains it.
+        key: as for number_of.
+        num_envs: B.
 
     Raises:
-        SettingsError: there is something else than an array of B numbers.
+        SettingsError: the entry is not an array of B numbers.
     """
     found = _entry(infos, key)
     if found is None:
@@ -221,8 +224,8 @@ def numbers_of(infos: Mapping[str, Any], key: str, num_envs: int) -> np.ndarray:
 
 
 def _entry(info: Any, key: str) -> tuple[Mapping[str, Any], str] | None:
-    """The dict that holds an entry, and its name there; None if there is none. A key with a dot may be one name, as
-    TimeLimit.truncated is, or lead into a dict."""
+    """The dict that contains an entry, and the entry's name there; None if there is none. A key with a dot may be one
+    name, such as TimeLimit.truncated, or lead into a dict."""
     if not isinstance(info, Mapping):
         return None
     if key in info:

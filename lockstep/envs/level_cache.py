@@ -1,7 +1,7 @@
-"""A cache of levels that take long to make: environments as they are after reset(seed=level), in files that processes
-and runs share, as Sample Factory keeps the maps of DMLab (Petrenko et al. 2020, arXiv:2006.11751, appendix A.2).
+"""A cache of levels that take long to make. It stores environments after reset(seed=level) in files that processes and
+runs share, as Sample Factory does with DMLab's maps (Petrenko et al. 2020, arXiv:2006.11751, appendix A.2).
 
-It changes only the speed, so no experiment mentions it: LOCKSTEP_LEVEL_CACHE names its folder.
+It only affects the speed, so it is not a setting of experiments: LOCKSTEP_LEVEL_CACHE names its folder.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs.settings import EnvConfig
 
 FOLDER, SIZE = "LOCKSTEP_LEVEL_CACHE", "LOCKSTEP_LEVEL_CACHE_GB"
-"""Environment variables: where levels are kept, and how many gigabytes of them."""
+"""Environment variables: the folder of the cache, and its maximum size in gigabytes."""
 _GIGABYTES = 4.0
 """The default of SIZE."""
 _FORM = 1
-"""Changes with the form of the files."""
+"""The version of the files' format."""
 _TRIED = 16
-"""Steps that compare a restored environment with one that was reset."""
+"""The number of steps in which a restored environment is compared with one that was reset."""
 _DIGEST = 32
 """Bytes of the digest at the start of each file."""
 
@@ -48,7 +48,7 @@ def limit() -> int:
     """The most bytes of all levels together.
 
     Raises:
-        SettingsError: SIZE is no positive number.
+        SettingsError: SIZE is not a positive number.
     """
     text = os.environ.get(SIZE, str(_GIGABYTES))
     try:
@@ -61,7 +61,7 @@ def limit() -> int:
 
 
 def kept(root: Path) -> list[tuple[float, int, Path]]:
-    """The levels in a cache: when each was last used, its size in bytes, and its file; the oldest first."""
+    """The levels in a cache, least recently used first: time of the last use, size in bytes, and file."""
     found = []
     for path in root.glob("*/*.level"):
         with contextlib.suppress(OSError):  # another process removed it
@@ -74,8 +74,9 @@ class LevelCache:
     """Resets the environments of one shard.
 
     Args:
-        config: how they are made.
-        env: one of them.
+        root: the folder of the cache.
+        config: the settings of the environments.
+        env: one of the environments.
 
     Raises:
         SettingsError: the folder cannot be made.
@@ -84,7 +85,7 @@ class LevelCache:
     def __init__(self, root: Path, config: EnvConfig, env: Any) -> None:
         self._root, self._id, self._limit = root, config.id, limit()
         self._key = repr((_FORM, config.id, config.protocol, sorted(config.options.items()), _origin(env)))
-        self._written, self._tried = self._limit, False  # so that the first new level looks for old ones
+        self._written, self._tried = self._limit, False  # so that the first new level triggers a cleanup
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -92,22 +93,24 @@ class LevelCache:
 
     @staticmethod
     def of(config: EnvConfig, env: Any) -> LevelCache | None:
-        """The cache that the process's environment variables ask for; None if they ask for none."""
+        """The cache that environment variables of the process name; None if they name none."""
         root = folder()
         return None if root is None else LevelCache(root, config, env)
 
     def reset(self, env: Any, level: int, options: dict[str, Any]) -> Any:
-        """What env.reset(seed=level) would return and do. The answer's info is empty if the level was known.
+        """Do what env.reset(seed=level) does, and return its result. The info is empty if the level was in the cache.
 
         Args:
-            options: that a curriculum gave to env, in addition to those of the settings.
+            env: the environment to reset.
+            level: the seed.
+            options: options that a curriculum gave to env, in addition to those of the settings.
 
         Raises:
-            SettingsError: the environment can neither be pickled nor give and take its state.
+            SettingsError: the environment can neither be pickled nor save and restore its state.
         """
         name = hashlib.sha256(f"{self._key} {sorted(options.items())} {level}".encode()).hexdigest()
         path = self._root / name[:2] / f"{name[2:]}.level"
-        with contextlib.suppress(Exception):  # a damaged file is made anew
+        with contextlib.suppress(Exception):  # a damaged file is replaced
             data = path.read_bytes()
             if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
                 answer = _restore(env, data[_DIGEST:])
@@ -115,7 +118,7 @@ class LevelCache:
                 return answer
         answer = env.reset(seed=level)
         if not (isinstance(answer, tuple) and len(answer) == 2):
-            return answer  # whoever called complains about it
+            return answer  # the caller reports the error
         data = self._snapshot(env, answer[0])
         if not self._tried:
             self._try(env, data)
@@ -129,13 +132,13 @@ class LevelCache:
             return pickle.dumps((obs, env.get_state() if _gives_state(env) else env), pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             raise SettingsError(
-                f"{FOLDER} keeps environments as they are after reset, but env.id={self._id} cannot be pickled "
+                f"{FOLDER} stores environments after reset, but env.id={self._id} cannot be pickled "
                 f"({type(error).__name__}: {error}), and its class has no get_state() and set_state(state). Write "
                 f"these, or unset {FOLDER}."
             ) from error
 
     def _try(self, env: Any, data: bytes) -> None:
-        """Raise SettingsError if the environment's steps differ after it was restored."""
+        """Raise SettingsError if the environment's steps differ after it has been restored."""
         actions = copy.deepcopy(env.action_space)
         actions.seed(0)
         drawn = [actions.sample() for _ in range(_TRIED)]
@@ -145,8 +148,8 @@ class LevelCache:
             again = list(_play(env, drawn))
         except Exception as error:
             raise SettingsError(
-                f"{FOLDER}: an environment of env.id={self._id} that was restored fails ({type(error).__name__}: "
-                f"{error}). Write get_state() and set_state(state), or unset {FOLDER}."
+                f"{FOLDER}: a restored environment of env.id={self._id} fails ({type(error).__name__}: {error}). Write "
+                f"get_state() and set_state(state), or unset {FOLDER}."
             ) from error
         if not _same(played, again):
             raise SettingsError(
@@ -155,8 +158,8 @@ class LevelCache:
             )
 
     def _write(self, path: Path, data: bytes) -> None:
-        """Keep a level, and remove those that were not used for longest if there are too many. A full disk, or one that
-        cannot be written, keeps nothing."""
+        """Store a level. If the cache is too large, remove the least recently used levels. If the disk is full or not
+        writable, nothing is stored."""
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             path.parent.mkdir(exist_ok=True)
@@ -179,7 +182,7 @@ def _gives_state(env: Any) -> bool:
 
 
 def _restore(env: Any, data: bytes) -> Any:
-    """Make an environment what it was, and return the answer of its reset."""
+    """Restore an environment, and return the result of its reset."""
     obs, state = pickle.loads(data)
     if _gives_state(env):
         env.set_state(state)
@@ -192,7 +195,7 @@ def _restore(env: Any, data: bytes) -> Any:
 
 
 def _play(env: Any, actions: list[Any]) -> Iterator[Any]:
-    """What an environment returns, until its episode ends."""
+    """The results of an environment's steps, until its episode ends."""
     for action in actions:
         obs, reward, terminated, truncated, _ = env.step(action)
         yield copy.deepcopy((obs, reward, terminated, truncated))
@@ -209,8 +212,9 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _origin(env: Any) -> tuple[str, ...]:
-    """What made an environment: versions of Python and of libraries, and digests of source files. A file outside of
-    installed libraries stands for all Python files of its folder, since it may import them."""
+    """Everything that an environment's code depends on: versions of Python and of libraries, and digests of source
+    files. For a file outside installed libraries, the digest covers all Python files of its folder, since it may import
+    them."""
     layers = [env]
     while isinstance(layers[-1], gymnasium.Wrapper):
         layers.append(layers[-1].env)

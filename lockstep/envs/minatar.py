@@ -21,17 +21,17 @@ _PIXELS = 16
 class MinAtar(gymnasium.Env[np.ndarray, np.int64]):
     """A game on 10 x 10 cells.
 
-    Observation: uint8 [C, 10, 10], 255 where a cell has an object of that kind. Action: one of those that do something
-    in the game, or of all six. Reward: the game's.
+    Observation: uint8 [C, 10, 10], 255 where a cell has an object of that kind. Action: one of the actions that have an
+    effect in the game, or of all six. Reward: the game's.
 
-    Where the library's own environment lets a sticky first action repeat the last one of the episode before, this one
-    repeats "do nothing": so an episode is a function of its seed and actions.
+    In the library's environment, a sticky first action repeats the last action of the previous episode. Here it repeats
+    "do nothing", so an episode is a function of its seed and actions.
 
     Args:
         game: one of GAMES.
-        minimal_actions: whether actions that do nothing in the game are left out.
-        sticky_action_prob: probability that the last action is repeated instead of the given one.
-        difficulty_ramping: whether games become harder as they go on.
+        minimal_actions: whether actions without effect in the game are left out.
+        sticky_action_prob: probability that the last action is repeated instead of the given action.
+        difficulty_ramping: whether games become harder over time.
         render_mode: "rgb_array", or None.
     """
 

@@ -26,12 +26,12 @@ from lockstep.envs.settings import EnvConfig
 from lockstep.models.observations import VALUE_TASK
 
 TASK = "task"
-"""The entry of an observation that tells the task to models, one-hot."""
+"""The entry of an observation that shows models the task, one-hot."""
 _OBSERVATION = "observation"
-"""The entry that holds a task's own observation beside it, if that has no entries."""
+"""The entry for a task's own observation, if that has no entries."""
 _INPUT = "task_input"
 _ENTRIES = {False: (), True: (TASK,), "value": (VALUE_TASK,), "both": (TASK, VALUE_TASK)}
-"""The option that asks for entries that tell the task, and those of each of its values."""
+"""The entries that show the task, for each value of the option _INPUT."""
 _FORM = re.compile(r"(?P<id>.+?)(@(?P<adapter>[^@*]+))?(\*(?P<count>[1-9]\d*))?")
 
 
@@ -41,11 +41,11 @@ class Task(NamedTuple):
     id: str
     adapter: str
     copies: int
-    """How many of every sum(count) environments play it."""
+    """The number of environments that play the task in a group, which has all tasks' copies."""
 
     @property
     def name(self) -> str:
-        """In names of metrics."""
+        """The task's name in metrics."""
         return re.sub(r"[^A-Za-z0-9_.-]+", "-", self.id)
 
     def __str__(self) -> str:
@@ -53,19 +53,19 @@ class Task(NamedTuple):
 
 
 def tasks_of(env_id: str) -> tuple[Task, ...]:
-    """The tasks of an id: mixed/ID+ID+…, or mixed/FILE.txt with an ID in each line. An ID may name its adapter and how
-    many environments play it for each one of another task: Pong@envpool*2.
+    """The tasks of an id: mixed/ID+ID+…, or mixed/FILE.txt with an ID in each line. An ID may name its adapter, and the
+    number of environments that play it for each environment of another task: Pong@envpool*2.
 
     Raises:
-        SettingsError: the id has no such form, names a task twice or one that no adapter serves, or the file is
-            missing.
+        SettingsError: the id does not have this form, names a task twice or a task that no adapter serves, or the file
+            is missing.
     """
     return _tasks_of(env_id, _texts(env_id))
 
 
 @functools.cache
 def _tasks_of(env_id: str, texts: tuple[str, ...]) -> tuple[Task, ...]:
-    """The same of the texts that a file of this name has now."""
+    """The tasks of these texts. The id is only for errors, since a file's content may change."""
     tasks = tuple(_settled(text, env_id) for text in texts)
     if len(tasks) < 2:
         raise SettingsError(
@@ -80,7 +80,7 @@ def _tasks_of(env_id: str, texts: tuple[str, ...]) -> tuple[Task, ...]:
 
 
 def _texts(env_id: str) -> tuple[str, ...]:
-    """Each task as it was written."""
+    """Each task as the user wrote it."""
     given = env_id.removeprefix(MIXED)
     if not given.endswith(".txt"):
         return tuple(text.strip() for text in given.split("+"))
@@ -101,14 +101,14 @@ def _settled(text: str, env_id: str) -> Task:
     config = resolve(EnvConfig(id=found["id"], adapter=found["adapter"] or AUTO))
     if config.id.startswith(MIXED) or load_adapter(config.adapter).group_size(config) > 1:
         raise SettingsError(
-            f"env.id={env_id}: {config.id} cannot be one of several tasks, since it consists of several."
+            f"env.id={env_id}: {config.id} cannot be one of several tasks, since it consists of several itself."
         )
     return Task(config.id, config.adapter, int(found["count"] or 1))
 
 
 def shares(env_id: str) -> dict[str, float]:
-    """Each task's share of all samples, by its name; empty for an id of one task. All environments make equally many
-    steps, so the shares are exact."""
+    """Each task's share of all samples, by its name; empty for an id with one task. All environments make the same
+    number of steps, so the shares are exact."""
     if not env_id.startswith(MIXED):
         return {}
     tasks = tasks_of(env_id)
@@ -117,7 +117,7 @@ def shares(env_id: str) -> dict[str, float]:
 
 
 def describe(found: Mapping[str, float]) -> str:
-    """Tasks' shares of all samples in words; "" if there are none."""
+    """A description of the tasks' shares of all samples; "" if there are none."""
     if len(set(found.values())) == 1:
         return f"equal samples of {len(found)} tasks"
     return "samples " + ", ".join(f"{name} {share:.1%}" for name, share in found.items()) if found else ""
@@ -137,11 +137,11 @@ def config_of(config: EnvConfig, task: Task) -> EnvConfig:
 
 
 class Mixed(Adapter):
-    """Several tasks in every shard. Every task makes as many steps as its environments, whatever its speed."""
+    """Several tasks in every shard. A task's share of all steps is that of its environments, whatever its speed."""
 
     threads = True
-    decorrelates = True  # if those of all tasks do
-    limits_episodes = True  # likewise
+    decorrelates = True  # if all tasks' adapters do
+    limits_episodes = True  # if all tasks' environments do
 
     def ids(self) -> list[str]:
         return []
@@ -184,16 +184,16 @@ class _Part(NamedTuple):
 
     env: ShardEnv
     rows: slice
-    """Their places in the shard."""
+    """Their rows in the shard."""
 
 
 class MixedShard(ShardEnv):
-    """A shard's environments of T tasks: those of the first task come first. The score of an episode is a metric of its
-    task (Mixed.own_metrics). Environments are numbered by task for their seeds, which the number in the whole run would
-    make depend on the other tasks.
+    """A shard's environments of T tasks, ordered by task. The score of an episode is a metric of its task
+    (Mixed.own_metrics). For seeds, environments are numbered within their task, so that seeds do not depend on other
+    tasks.
 
     Raises:
-        SettingsError: the tasks have different spaces or frames for each step, or restart in different ways.
+        SettingsError: the tasks differ in their spaces or in frames per step, or restart in different ways.
     """
 
     def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int, render: bool) -> None:
@@ -218,7 +218,7 @@ class MixedShard(ShardEnv):
             self._check(config)
             first = self._parts[0].env
             self._task_entries = _task_entries(config)
-            """The entries of observations that tell the task."""
+            """The entries of observations that show the task."""
             self.observation_space = first.observation_space
             if self._task_entries:
                 self.observation_space = _with_task(first.observation_space, self._task_entries, len(tasks), config)
@@ -230,9 +230,9 @@ class MixedShard(ShardEnv):
         self._number = np.repeat(np.arange(len(tasks)), [part.env.num_envs for part in self._parts])
         """int64 [B]: the task of each environment."""
         self._own = self._number[:, None] == np.arange(len(tasks))
-        """bool [B, T]: the same, one-hot."""
+        """bool [B, T]: the task of each environment, one-hot."""
         self._score = np.zeros(num_envs)
-        """float64 [B]: the raw reward so far of the present episodes."""
+        """float64 [B]: the sum of raw rewards of the current episodes so far."""
 
     def _check(self, config: EnvConfig) -> None:
         """Raise SettingsError if one policy cannot play all tasks."""
@@ -260,14 +260,14 @@ class MixedShard(ShardEnv):
             )
 
     def _view(self, out: Observation, part: _Part) -> Observation:
-        """A task's rows of an observation, without the entries that tell it."""
+        """A task's rows of an observation, without the entries that show the task."""
         seen = part.env.observation_space
         if isinstance(seen, spaces.Dict):
             return {key: out[key][part.rows] for key in seen.spaces}
         return (out[_OBSERVATION] if self._task_entries else out)[part.rows]
 
     def _tell(self, out: Observation) -> None:
-        """Write the entries that tell the task."""
+        """Write the entries that show the task."""
         for key in self._task_entries:
             out[key][:] = self._own
 
@@ -333,12 +333,12 @@ class MixedShard(ShardEnv):
 
 
 def value_sees_task(config: EnvConfig) -> bool:
-    """Whether values are told the task, if there are several."""
+    """Whether values see the task, or there is only one task."""
     return not config.id.startswith(MIXED) or VALUE_TASK in _task_entries(config)
 
 
 def _task_entries(config: EnvConfig) -> tuple[str, ...]:
-    """The entries of observations that are to tell the task."""
+    """The entries of observations that env.options lets show the task."""
     asked = config.options.get(_INPUT, False)
     if asked not in _ENTRIES:
         raise SettingsError(f"env.options.{_INPUT}={asked!r} must be true, false, value or both.")
@@ -346,7 +346,7 @@ def _task_entries(config: EnvConfig) -> tuple[str, ...]:
 
 
 def _with_task(space: gymnasium.Space[Any], keys: tuple[str, ...], tasks: int, config: EnvConfig) -> spaces.Dict:
-    """The observation space with entries that tell the task."""
+    """The observation space with additional entries that show the task."""
     entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {_OBSERVATION: space}
     for key in keys:
         if key in entries:

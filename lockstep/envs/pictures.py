@@ -1,4 +1,4 @@
-"""Converts what environments render to the images that videos consist of."""
+"""Converts the results of environments' render to images for videos."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _ALLOWED = (
     "from 0 to 1."
 )
 _COUNTS = (1, 3, 4)
-"""Channels of a grey image, a color image, and one with transparency."""
+"""Channels of a grey image, a color image, and an image with transparency."""
 _ROUNDING = 1e-3
-"""How far floats may lie outside 0 to 1, or numbers outside 0 to 255."""
+"""How far floats may be outside 0 to 1, or numbers outside 0 to 255."""
 
 
 def as_picture(drawn: Any) -> np.ndarray:
-    """Convert what an environment's render returned to uint8 [H, W, 3].
+    """Convert the result of an environment's render to uint8 [H, W, 3].
 
     Floats range from 0 to 1, or to 255 if any is above 1. Channels may come last or first. Transparent pixels are
     blended with white. Of a list of images, the last one is used.
@@ -42,7 +42,7 @@ def as_picture(drawn: Any) -> np.ndarray:
 def _array(drawn: Any) -> np.ndarray:
     try:
         return np.asarray(drawn)
-    except ValueError:  # of rows of unequal length
+    except ValueError:  # rows of unequal length
         return np.asarray(None)
 
 

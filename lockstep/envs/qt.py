@@ -1,4 +1,4 @@
-"""Qt 5, which EnvPool's Procgen draws with: from the package PyQt5-Qt5 (extra `procgen`), else from the system."""
+"""Loads Qt 5, which EnvPool's Procgen needs, from the package PyQt5-Qt5 (extra `procgen`) or else from the system."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _LIBRARIES = ("libQt5Core.so.5", "libQt5Gui.so.5")
 
 @functools.cache
 def load_qt() -> None:
-    """Load the package's libraries, if it is installed, and let EnvPool's Procgen look for them again, which it did
-    when EnvPool was imported.
+    """Load the package's libraries, if it is installed, and reload EnvPool's Procgen, which looks for them on import.
 
     Raises:
-        SettingsError: They need another library that the system does not have.
+        SettingsError: the libraries need another library that the system lacks.
     """
     spec = importlib.util.find_spec("PyQt5")
     for package in (spec.submodule_search_locations if spec else None) or ():
@@ -41,5 +40,5 @@ def load_qt() -> None:
 
 
 def missing_qt() -> str:
-    """How to get Qt 5 where Procgen does not find it."""
+    """Advice on installing Qt 5 for Procgen."""
     return f"Procgen draws with Qt 5: {install_command('procgen')}, or apt install libqt5gui5."

@@ -16,14 +16,14 @@ from lockstep.models.action_spaces import action_parts, composite
 from lockstep.models.gaussian import bounded
 
 _CHUNK = 256
-"""Steps whose actions are drawn at once."""
+"""The number of steps whose actions are drawn at once."""
 
 
 class RandomActions(ShardEnv):
-    """A shard's environments, which take uniformly random actions instead of the policy's.
+    """A shard's environments with uniformly random actions instead of the policy's.
 
-    How fast an environment steps depends on how it is played: a better policy makes some slower. With random actions,
-    throughputs can be compared before anything is learned (Petrenko et al. 2020, arXiv:2006.11751, appendix A.1.2).
+    The speed of an environment depends on the policy: a better one makes some environments slower. Random actions make
+    throughputs comparable before anything is learned (Petrenko et al. 2020, arXiv:2006.11751, appendix A.1.2).
     """
 
     def __init__(self, env: ShardEnv, seed: int, first_index: int) -> None:
@@ -38,7 +38,7 @@ class RandomActions(ShardEnv):
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self._steps = 0
         self._drawn: tuple[np.ndarray, ...] = ()
-        """Actions of the current chunk, [_CHUNK, B, ...], one array for each part of a Tuple space."""
+        """Actions of the current chunk, [_CHUNK, B, ...], one array for each part of the action space."""
 
     def reset(self, out: Observation) -> None:
         self._steps = 0

@@ -23,13 +23,13 @@ class RestartingShard(ShardEnv):
         self._reseed_every = reseed_every
         self._log = ActionLog()
         self._count = self._since = 0
-        """How often they have restarted, and their steps since then."""
+        """The number of restarts, and the number of steps since the last restart."""
         self._ended = np.zeros(num_envs, np.bool_)
-        """Whether their episodes have ended."""
+        """bool [B]: whether the episodes have ended."""
 
     @abstractmethod
     def _restart(self) -> Any:
-        """Begin from the seeds of the current count; return the observations. It calls _begin."""
+        """Restart from the seeds of the current count; return the observations. Must call _begin."""
 
     @abstractmethod
     def _write(self, obs: Any, out: Observation) -> None:

@@ -17,7 +17,7 @@ MAX_LEVELS = 2**31 - 1
 """Levels are numbered from 0 to MAX_LEVELS - 1."""
 
 SHARED, SEPARATE = "shared", "separate"
-"""Values of EnvConfig.policies: one policy plays all agents, or each agent has its own."""
+"""Values of EnvConfig.policies: one policy plays all agents, or each agent has its own policy."""
 
 RANDOM = "random"
 """The opponent that draws each action from the allowed ones, uniformly if the action space has bounds."""
@@ -32,21 +32,21 @@ AdapterName = Annotated[
         str_from_instance=lambda instance: [instance],
     ),
 ]
-"""The name of an adapter, or the reference of a user's own. The command line's help lists the names."""
+"""The name of an adapter, or the reference of a user's adapter. The command line's help lists the names."""
 
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """Which environments, and under which protocol."""
+    """The environments, and the protocol under which they are played."""
 
     id: str = "CartPole-v1"
     """A game ("Breakout"), a gymnasium or EnvPool id ("HalfCheetah-v4"), or a callable ("file.py:make")."""
     num_envs: int = 8
-    """Environments in all shards together. More of them collect faster, but make batches larger, so that each sample
-    counts for less."""
+    """Environments in all shards together. More collect faster, but make batches larger, so that each sample counts for
+    less."""
     adapter: AdapterName = AUTO
-    """Library that steps the environments; auto takes the fastest installed one that has the id. For a library that is
-    not listed, give your own adapter ("file.py:Class")."""
+    """Library that steps the environments. auto takes the fastest installed one that has the id. For a library that is
+    not listed, name your own adapter ("file.py:Class")."""
     protocol: Literal["none", "machado", "classic", "baselines"] = "none"
     """Atari protocol. machado: sticky actions with probability 0.25, the full action set, no life-loss signal, at most
     108,000 frames. classic: 0 to 29 no-ops at the start, and a lost life ends the episode for the agent. baselines:
@@ -54,49 +54,49 @@ class EnvConfig:
     reward_clip: bool = False
     """Clip training rewards to [-1, 1]. Scores are always raw. Atari protocols switch it on."""
     raw_rewards: bool = False
-    """Leave training rewards as they are, although an Atari protocol would clip them. Games with larger rewards then
-    count for more, unless values are normalized (model.popart)."""
+    """Do not clip training rewards, although an Atari protocol would. Games with larger rewards then count for more,
+    unless values are normalized (model.popart)."""
     reseed_every: int = 4096
-    """Steps per environment after which it starts from a new seed. EnvPool cannot reseed single environments: it
-    restarts all of them, and truncates and bootstraps the episodes in progress. gymnasium truncates an episode that
-    lasts this long. ALE reseeds at the end of an episode, after 4,096 steps at most. A lower number makes resuming
-    faster; a higher one disturbs long episodes less."""
+    """Steps after which an environment starts from a new seed. EnvPool cannot reseed single environments: it restarts
+    all of them, and truncates and bootstraps the episodes in progress. gymnasium truncates an episode that lasts this
+    long. ALE reseeds at the first end of an episode after this many steps, or after 4,096 if that is less. Lower makes
+    resuming faster; higher disturbs long episodes less."""
     decorrelate: int = 0
-    """Cut the first episode of each environment at a random length up to this, so that episodes of equal length
-    do not stay in phase. 0 switches it off."""
+    """Cut the first episode of each environment at a random length of up to this many steps, so that episodes of equal
+    length do not end together. Higher spreads ends over a longer time; 0 switches it off."""
     random_actions: bool = False
-    """Send uniformly random actions to the training environments in place of the policy's. The policy runs and trains
-    as usual, but learns nothing. Use it to measure throughput without the policy's influence on the environments."""
+    """Send uniformly random actions to training environments instead of the policy's. The policy runs and trains as
+    usual, but learns nothing useful. Use it to measure throughput without the policy's influence on environments."""
     options: Options = field(default_factory=dict)
     """Further keyword arguments for the environment's constructor, as in repeat_action_probability=0.1. Values are
-    numbers, true, false, None, and lists, tuples, dicts and quoted texts as Python writes them, as in 'sizes=[1,2]'.
+    numbers, true, false, None, and lists, tuples, dicts and quoted texts in Python's syntax, as in 'sizes=[1,2]'.
     Anything else is a text."""
     curriculum: Options = field(default_factory=dict)
     """Options that only training environments get, such as easier starts. They take precedence over `options`.
     Evaluations and videos play the task without them."""
     num_levels: int = 0
-    """Number of levels from which training episodes are drawn, so that the other levels can test what was learned; 0
-    sets no limit. Fewer levels are learned sooner, but generalize less. A level is a Procgen level, or with gymnasium
-    the episode that reset(seed=level) begins."""
+    """Number of levels from which training episodes are drawn, so that the other levels can test the policy; 0 sets no
+    limit. Fewer are learned sooner, but generalize less. A level is a Procgen level, or with gymnasium the episode that
+    reset(seed=level) begins."""
     start_level: int = 0
     """The first of the num_levels levels; the others follow it."""
     opponents: tuple[str, ...] = ()
-    """Who plays the other agents of a match: random, another run (RUN or RUN@ITERATION), or your own function
+    """Players of the other agents of a match: random, another run (RUN or RUN@ITERATION), or your own function
     (file.py:play). By default the policy plays all agents. With several opponents, each match draws one of them, which
-    makes them harder to exploit. If env.policies makes several policies, NAME=WHO names who plays the agents of the
-    policy NAME, which then does not learn."""
+    makes them harder to exploit. If env.policies makes several policies, NAME=PLAYER names the player of the policy
+    NAME's agents; this policy then does not learn."""
     policies: str = SHARED
-    """Which policy plays which agent of a match: shared (one policy plays all), separate (each agent has its own), or
-    your own function (file.py:NAME) from an agent's name to the name of its policy. More policies suit agents with
-    different tasks or spaces, and each learns only from its own agents' samples."""
+    """The policy of each agent of a match: shared (one policy plays all), separate (each agent has its own), or your
+    own function (file.py:NAME) that maps an agent's name to its policy's name. More policies suit agents with different
+    tasks or spaces, but each learns only from its own agents' samples."""
     central_state: Literal["none", "observations", "state"] = "none"
     """What critics see of the whole match, in the observation's entry `state`: the observations of all agents, or the
-    environment's state(). Hide it from the policy with --model.critic-only state. With it, critics better estimate
-    returns that depend on other agents."""
+    environment's state(). Hide it from the policy with --model.critic-only state. With it, critics estimate returns
+    that depend on other agents better."""
     metrics: Names = ()
-    """Numbers in the environment's info that become metrics (env/…), as in success,height:mean: an episode's last
-    number, or with :mean, :sum, :max or :min, that of all its steps. Each agent of a match has its own info. They do
-    not change what is learned."""
+    """Numbers in the environment's info that become metrics (env/…), as in success,height:mean: the last number of an
+    episode, or the mean, sum, max or min over its steps. Each agent of a match has its own info. Metrics do not change
+    what is learned."""
 
     later: ClassVar[frozenset[str]] = frozenset(
         {"curriculum", "num_levels", "start_level", "opponents", "metrics", "policies", "central_state"}
@@ -106,11 +106,11 @@ class EnvConfig:
 
     @staticmethod
     def of(make: Callable[..., Any], **settings: Any) -> EnvConfig:
-        """Environments that a class or a function of yours makes, with further settings: EnvConfig.of(MyEnv,
-        num_envs=16). They are referred to by name, as in id="my_env.py:MyEnv".
+        """The settings of environments that your class or function makes: EnvConfig.of(MyEnv, num_envs=16). The id
+        refers to it by name, as in id="my_env.py:MyEnv".
 
         Raises:
-            SettingsError: other processes cannot import it.
+            SettingsError: other processes cannot import the class or function.
         """
         return EnvConfig(id=checked_reference_to(make), **settings)
 
@@ -129,7 +129,7 @@ class EnvConfig:
                 raise SettingsError(f"env.{name}={getattr(self, name)} must be below {2**31:,}.")
         if self.raw_rewards and self.reward_clip:
             raise SettingsError(
-                "env.raw_rewards leaves rewards as they are, and env.reward_clip clips them. Leave one of them out."
+                "env.raw_rewards leaves rewards unchanged, but env.reward_clip clips them. Leave one of them out."
             )
         if min(self.start_level, self.num_levels) < 0 or self.start_level + self.num_levels >= MAX_LEVELS:
             raise SettingsError(
@@ -148,12 +148,12 @@ class EnvConfig:
                 check_free(value, f"env.{kind}.{name}")
 
     def player(self, opponent: str) -> tuple[str, str]:
-        """Whose agents an opponent plays, and who that is: ("adversary", "runs/a") for adversary=runs/a.
+        """The policy whose agents an opponent plays, and the player: ("adversary", "runs/a") for adversary=runs/a.
 
         With one policy, an opponent plays all agents except the policy's, and the first text is empty.
 
         Raises:
-            SettingsError: there are several policies, and it does not say whose agents it plays.
+            SettingsError: there are several policies, and the opponent does not name one.
         """
         if not self.several_policies:
             return "", opponent

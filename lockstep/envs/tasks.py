@@ -13,9 +13,9 @@ from gymnasium import spaces
 class Memory(gymnasium.Env[np.ndarray, np.int64]):
     """Remember a symbol through random distractors.
 
-    The first observation shows one of `symbols` equally likely symbols, the cue. `length` observations follow that
-    show independent random symbols, then one that shows none and asks for the answer: the reward is 1 if the action
-    equals the cue and -1 if not, and the episode ends. Other actions do nothing and earn 0.
+    The first observation shows the cue, one of `symbols` equally likely symbols. `length` observations with independent
+    random symbols follow. The last observation shows no symbol and asks for the answer: the reward is 1 if the action
+    equals the cue and -1 otherwise, and the episode ends. Earlier actions have no effect and earn 0.
 
     Observation: float32 [3 + symbols], the phase (cue, distractor, question) and the symbol, both one-hot.
 
@@ -60,7 +60,7 @@ class Memory(gymnasium.Env[np.ndarray, np.int64]):
 
 
 class TupleBandit(gymnasium.Env[Any, Any]):
-    """A contextual bandit with an image and a vector to see, and an arm and a point to choose, for `steps` rounds.
+    """A contextual bandit of `steps` rounds. The agent sees an image and a vector, and chooses an arm and a point.
 
     Observation: "image" uint8 [1, 36, 36], one of `arms` horizontal bands lit (36 is the least that a Nature CNN
     takes); "vector" float32 [2], uniform in [-1, 1]; with `mask`, "action_mask" int8 [arms], where half of the arms,
@@ -115,13 +115,13 @@ class TupleBandit(gymnasium.Env[Any, Any]):
 
 
 class Hidden(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
-    """A task of gymnasium's of which only some numbers can be seen, so that a policy needs memory: Pendulum without its
-    velocity, unless other ones are asked for.
+    """A gymnasium task with some numbers of its observations hidden, so that a policy needs memory. By default it is
+    Pendulum without its velocity.
 
     Args:
-        task: the id of one that observes a vector.
-        seen: places of the numbers that remain, from 0.
-        options: of the task.
+        task: the id of a task that observes a vector.
+        seen: indices of the numbers that remain, from 0.
+        options: options of the task.
     """
 
     def __init__(self, task: str = "Pendulum-v1", seen: Sequence[int] | int = (0, 1), **options: Any) -> None:
@@ -142,10 +142,11 @@ class Hidden(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
 class BitFlip(gymnasium.Env[Any, np.int64]):
     """Flip one bit at a time until all equal the goal (Andrychowicz et al. 2017, section 3.1).
 
-    Observation: "observation" and "achieved_goal", the bits, and "desired_goal", each float32 [bits]. Action: which bit
-    to flip. Reward: -1 a step, 0 for the one that reaches the goal, which ends the episode; else it is truncated after
-    `bits` steps. Best: 1 - bits / 2 an episode on average; who never reaches the goal scores -bits. With random actions
-    the goal is reached so seldom (about once in 2^bits) that with 13 bits or more nothing can be learned from that.
+    Observation: "observation" and "achieved_goal", the bits, and "desired_goal", each float32 [bits]. Action: the bit
+    to flip. Reward: -1 per step, 0 for the step that reaches the goal, which ends the episode. Otherwise the episode is
+    truncated after `bits` steps. The best mean score is 1 - bits / 2; a policy that never reaches the goal scores
+    -bits. Random actions reach the goal so rarely (about once in 2^bits) that with 13 bits or more nothing can be
+    learned from it.
     """
 
     def __init__(self, bits: int = 13) -> None:

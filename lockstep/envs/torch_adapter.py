@@ -1,4 +1,4 @@
-"""The adapter `torch`: environments whose tensors lie where the policy computes."""
+"""The adapter `torch`: environments whose tensors are on the policy's device."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from lockstep.system.output import reserve_streams
 
 
 class Torch(Adapter):
-    """Subclasses of TorchEnv, which a user has written."""
+    """Users' subclasses of TorchEnv."""
 
     decorrelates = True
     limits_episodes = True
     devices = True
     own_seeds = True
     repeat_advice = (
-        "Draw random numbers with lockstep.envs.torch_env.uniform from the seeds alone, not with torch.rand; keep all "
-        "that an episode remembers in the state; and compute row by row, without sums or means over environments."
+        "Draw random numbers with lockstep.envs.torch_env.uniform from the seeds alone, not with torch.rand; store "
+        "everything that an episode remembers in the state; and compute row by row, without sums or means over "
+        "environments."
     )
 
     def ids(self) -> list[str]:

@@ -42,14 +42,14 @@ _WAITS = {
     "_unique2": "lists different numbers (unique)",
     "unique_dim": "lists different numbers (unique)",
 }
-"""Calls for which a GPU's host must wait, by the names of torch's kernels."""
+"""Calls that make the host wait for a GPU, by the names of torch's kernels."""
 
 
 class TorchShard(ShardEnv):
-    """B environments whose state lockstep keeps. An environment that has ended is stepped once more, and its next state
-    is then replaced by that of a new episode.
+    """B environments whose state lockstep holds. An environment that has ended is stepped once more, and its next state
+    is then replaced by the first state of a new episode.
 
-    On a GPU, `advance` is all that a rollout needs. send and recv copy actions there and observations back.
+    On a GPU, a rollout only needs `advance`. send and recv copy actions to the GPU and observations back.
     """
 
     frames_per_step = 1
@@ -72,7 +72,7 @@ class TorchShard(ShardEnv):
         self._longest = config.reseed_every
         self._levels = config.start_level, config.num_levels
         index = np.arange(num_envs)
-        # Two seeds make a key of 62 bits, so that no two of a million environments are alike.
+        # Two seeds make a key of 62 bits, so that even a million environments all differ.
         first, second = (seeds.derive(index, np.full_like(index, count)) for count in (0, 1))
         self._keys = torch.from_numpy(first << 31 | second).to(device)
         self._first_length = torch.from_numpy(seeds.first_lengths(num_envs, config.decorrelate)).to(device)
@@ -80,15 +80,15 @@ class TorchShard(ShardEnv):
         self._steps = torch.zeros_like(self._episode)
         self._ended = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._watched = True
-        """Whether the next step is searched for calls that wait for a GPU."""
+        """Whether to check the next step for calls that wait for a GPU."""
         with torch.no_grad():
             first = self._returned(env.reset(self._seeds()), "reset", None)
         self._state: State = {name: x.clone() for name, x in first.items()}
-        """Always at the same place in memory."""
+        """The state, always at the same addresses."""
         self._action: Tensor | None = None
 
     def _seeds(self) -> Tensor:
-        """int64 [B]: the seeds of the present episodes."""
+        """int64 [B]: the seeds of the current episodes."""
         start, count = self._levels
         seeds = episode_seeds(self._keys, self._episode)
         return start + seeds % count if count else seeds
@@ -141,7 +141,7 @@ class TorchShard(ShardEnv):
         )
         chosen = {
             name: torch.where(first.view(-1, *[1] * (x.dim() - 1)), fresh[name], x) for name, x in state.items()
-        }  # before anything is written, since an entry may be what another one was
+        }  # computed before anything is written, since a new entry may be an old tensor of the state
         for name, held in self._state.items():
             held.copy_(chosen[name])
         self._steps.copy_(torch.where(first, 0, self._steps + 1))
@@ -174,10 +174,10 @@ class TorchShard(ShardEnv):
         return self._tensor(f"The step of env.id={self._id} returned {name}", x, (), dtype)
 
     def _returned(self, state: Any, method: str, like: State | None) -> State:
-        """A state that the environment returned.
+        """Check a state that the environment returned, and return it.
 
         Raises:
-            SettingsError: it has other entries or shapes than the first one, or lies on another device.
+            SettingsError: the state has other entries or shapes than the first one, or is on another device.
         """
         where = f"The {method} of env.id={self._id} returned"
         if not isinstance(state, dict) or not state or (like is not None and state.keys() != like.keys()):
@@ -254,11 +254,11 @@ class TorchShard(ShardEnv):
         return as_picture(render(dict(self._state), index))
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing, since there is nothing to release."""
 
 
 class _Watch(TorchDispatchMode):
-    """Refuses calls for which a GPU's host waits, also on a CPU."""
+    """Refuses calls that make the host wait for a GPU, even on a CPU."""
 
     def __init__(self, env_id: str) -> None:
         super().__init__()
@@ -273,9 +273,9 @@ class _Watch(TorchDispatchMode):
         said = "indexes with a mask" if by_mask else _WAITS.get(whole) or _WAITS.get(name)
         if said:
             raise SettingsError(
-                f"A step of env.id={self._id} {said}. A GPU's host would "
-                "wait for that at every step. Compute all rows and choose with torch.where, and make constants in the "
-                "constructor; or write a batch of arrays (lockstep.envs.batch.BatchEnv)."
+                f"A step of env.id={self._id} {said}. On a GPU, the host would wait for that at every step. Compute "
+                "all rows and choose with torch.where, and make constants in the constructor; or write a batch of "
+                "arrays (lockstep.envs.batch.BatchEnv)."
             )
         return func(*args, **(kwargs or {}))
 
@@ -284,7 +284,7 @@ def _checked_space(space: gymnasium.Space[Any], env_id: str) -> gymnasium.Space[
     """The space as models see it.
 
     Raises:
-        SettingsError: its observations would have to be converted.
+        SettingsError: observations would have to be converted.
     """
     seen = ObservationWriter(space).space
     parts = [(space, seen)]

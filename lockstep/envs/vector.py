@@ -1,4 +1,4 @@
-"""The adapter `vector`: environments that step many copies at once, of gymnasium.make_vec or of a user's."""
+"""The adapter `vector`: objects that step many copies of an environment, from gymnasium.make_vec or from a user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lockstep.system.output import reserve_streams
 
 
 class Vector(Adapter):
-    """One object for all environments of a shard: a VectorEnv of gymnasium, or a BatchEnv of arrays or tensors."""
+    """One object for all environments of a shard: gymnasium's VectorEnv, or a BatchEnv with arrays or tensors."""
 
     decorrelates = True
     limits_episodes = True
@@ -58,7 +58,7 @@ class Vector(Adapter):
 
 
 def _check(env: Any, config: EnvConfig, num_envs: int) -> None:
-    """Raise SettingsError unless this object can be a shard's environments."""
+    """Raise SettingsError unless this object can serve as a shard's environments."""
     names = ("observation_space", "action_space")
     if isinstance(env, VectorEnv):
         names = ("single_observation_space", "single_action_space")

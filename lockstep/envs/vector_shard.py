@@ -35,7 +35,7 @@ class VectorShard(RestartingShard):
     random streams continue from episode to episode.
 
     In the modes SAME_STEP and DISABLED, an environment that has ended takes part in one more step, because a VectorEnv
-    steps all of them. Its results are dropped, and options["reset_mask"] resets it.
+    steps all of them. Its results are discarded, and options["reset_mask"] resets it.
     """
 
     frames_per_step = 1
@@ -62,14 +62,14 @@ class VectorShard(RestartingShard):
         self.observation_space = self._writer.space
         if self._mode is not AutoresetMode.NEXT_STEP:
             refuse_mask(self.observation_space, config.id, f"in {self._mode}", "Use AutoresetMode.NEXT_STEP")
-        # Other classes take one seed for all, as VectorEnv.reset declares it.
+        # Other classes take one seed for all environments, as VectorEnv.reset declares.
         self.share_seeds = not isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         super().__init__(config.reseed_every, env.num_envs)
         self._action: tuple[np.ndarray, ...] = ()
         tells = seeds.first_index == 0
         self._numbers = EpisodeNumbers(config.metrics, self.num_envs, tells=tells) if config.metrics else None
         self._masks = False
-        """Whether it has been seen to reset only what reset_mask names."""
+        """Whether a check has shown that the environment resets only what reset_mask names."""
         register([env], config.id)
 
     def examine(self) -> None:
@@ -82,7 +82,7 @@ class VectorShard(RestartingShard):
         return f"environment {self._seeds.first_index + j}, {self._since} steps after its seed"
 
     def _restart(self) -> list[np.ndarray]:
-        """Begin from the seeds of the current count; return the entries of the observations."""
+        """Restart from the seeds of the current count; return the entries of the observations."""
         self._begin()
         if self._numbers is not None:
             self._numbers.begin(np.arange(self.num_envs))
@@ -138,7 +138,7 @@ class VectorShard(RestartingShard):
         return arrays, StepResult(reward, terminated, truncated, first, lost, self._metrics(infos, first, ended))
 
     def _metrics(self, infos: Any, first: np.ndarray, ended: np.ndarray) -> np.ndarray | None:
-        """The metrics of the episodes that have ended; None if none are asked for."""
+        """The metrics of episodes that have ended; None if env.metrics names none."""
         numbers = self._numbers
         if numbers is None:
             return None
@@ -147,14 +147,14 @@ class VectorShard(RestartingShard):
         numbers.note_all(infos, ~first & ~ended if same_step else ~first)
         numbers.add()
         if same_step and ended.any():
-            # gymnasium's wrapper that counts episodes writes beside final_info.
+            # gymnasium's wrapper that counts episodes writes its numbers beside final_info.
             counted = {name: infos[name] for name in ("episode", "_episode") if name in infos}
             numbers.note_all({**counted, **infos.get("final_info", {})}, ended)
             numbers.add()
         return numbers.values(ended)
 
     def _begun(self, arrays: list[np.ndarray], first: np.ndarray) -> list[np.ndarray]:
-        """Begin the next episode of some environments: the entries of observations with theirs."""
+        """Begin the next episode of some environments. Returns the entries of observations, with new rows for them."""
         before = [] if self._masks else [array.copy() for array in arrays]
         begun = self._reset_masked(first)
         others = ~first
@@ -221,8 +221,8 @@ def _mode(env: gymnasium.vector.VectorEnv[Any, Any, Any], env_id: str) -> Autore
     except ValueError:
         said = "does not say" if found is None else f"says {found!r} for"
         raise SettingsError(
-            f'The VectorEnv of env.id={env_id} {said} metadata["autoreset_mode"], so nobody knows when it resets an '
-            f"environment that has ended. Set it to the one of {_MODES} that describes it."
+            f'The VectorEnv of env.id={env_id} {said} metadata["autoreset_mode"], so it is unknown when it resets an '
+            f"environment that has ended. Set it to one of {_MODES}."
         ) from None
 
 

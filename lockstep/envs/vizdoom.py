@@ -24,7 +24,7 @@ from lockstep.envs.settings import EnvConfig
 
 PREFIX = "vizdoom/"
 _LIBRARY_ID = "Basic-v1"
-"""The EnvPool environment that plays a scenario, with the scenario's map and configuration instead of its own."""
+"""The EnvPool environment that is started with the map and configuration of a scenario."""
 
 MEASUREMENTS = (
     *("HEALTH", "ARMOR", "SELECTED_WEAPON", "SELECTED_WEAPON_AMMO"),
@@ -36,11 +36,11 @@ MEASUREMENTS = (
 @dataclass(frozen=True)
 class Scenario:
     """A map that EnvPool ships, and its rules. EnvPool does not return the scenario's rewards, so they are computed
-    from the game's variables."""
+    from game variables."""
 
     map: str
     actions: dict[str, Actions]
-    """By name; the first is the default."""
+    """Action spaces by name; the first is the default."""
     skill: int
     """Doom's difficulty, 1 to 5."""
     timeout: int
@@ -97,7 +97,7 @@ SCENARIOS = {
     "Battle": Scenario(map="D3_battle", **_BATTLE),
     "Battle2": Scenario(map="D4_battle2", **_BATTLE),
 }
-"""ViZDoom's own scenarios (Kempka et al. 2016, arXiv:1605.02097), and the two battles of Dosovitskiy and Koltun 2017
+"""ViZDoom's scenarios (Kempka et al. 2016, arXiv:1605.02097), and the two battles of Dosovitskiy and Koltun 2017
 (arXiv:1611.01779). The battles' action spaces are Sample Factory's: `full`, with weapons and use, has 12,096 actions,
 `compact` has the 396 that matter, and `single` presses one of eight buttons."""
 
@@ -109,9 +109,9 @@ def ids() -> list[str]:
 
 class VizdoomShard(EnvPoolShard):
     """B games of one scenario. Observations have the entries `image`, RGB uint8 [3, 72, 128], and `measurements`,
-    float32 [11] (see MEASUREMENTS); with the option measurements=False they are the image alone.
+    float32 [11] (see MEASUREMENTS). With the option measurements=False, they consist of the image alone.
 
-    Other options are `actions`; of battles `shaping` and its weights (lockstep.envs.doom.shaping.SUPPLIES); and
+    Other options are `actions`; for battles, `shaping` and its weights (lockstep.envs.doom.shaping.SUPPLIES); and
     EnvPool's (`frame_skip`, `stack_num`, `img_width`, `max_episode_steps`, …).
     """
 
@@ -170,7 +170,7 @@ class VizdoomShard(EnvPoolShard):
 
     @contextlib.contextmanager
     def _files(self) -> Iterator[dict[str, str]]:
-        """Files that EnvPool reads while it starts the engines, as settings with their paths."""
+        """The files that EnvPool reads while it starts the engines, as settings with their paths."""
         library = _registry.specs[_LIBRARY_ID][2]
         maps = Path(library["cfg_path"]).parent
         wad = str(maps / f"{self._scenario.map}.wad")
@@ -233,7 +233,7 @@ def _choose(env_id: str, scenario: Scenario, name: Any) -> Actions:
 
 
 def _shaping(env_id: str, scenario: Scenario, options: dict[str, Any]) -> Weights | None:
-    """Take the weights of a battle's shaped reward out of the options; None if it is not shaped."""
+    """Remove the weights of a battle's shaped reward from the options, and return them; None if it is not shaped."""
     own = {name: options.pop(name) for name in ("shaping", *SUPPLIES) if name in options}
     if own and not scenario.supplies:
         raise SettingsError(f"env.options.{next(iter(own))} is for battles and matches, and {env_id} is neither.")

@@ -1,1 +1,1 @@
-"""Plays policies and scores them: evaluation, acting elsewhere, statistics and videos."""
+"""Plays and scores policies: evaluation, acting in users' environments, statistics and videos."""

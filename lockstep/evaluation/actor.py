@@ -22,11 +22,11 @@ from lockstep.models.capture import Inference
 from lockstep.models.policies import PoliciesSpace
 
 Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
-"""What is observed, and how to act."""
+"""The observation space and the action space."""
 
 
 class Reader:
-    """Writes observations of an environment in the form in which a policy observes them.
+    """Converts observations of an environment to the form that a policy observes.
 
     Args:
         model: settings of the policy's model.
@@ -37,7 +37,7 @@ class Reader:
     def __init__(self, model: ModelConfig, trained: Spaces, given: Spaces) -> None:
         (whole, actions), (observed, acted) = trained, given
         self.space = model.policy_space(whole)
-        """What the policy observes: not what only a critic observed (model.critic_only)."""
+        """The policy's observation space, without entries that only a critic observed (model.critic_only)."""
         keys = _keys(self.space)
         self._key = next(iter(keys)) if len(keys) == 1 and not isinstance(observed, spaces.Dict) else ""
         """The only entry that the policy observes, if environments return it without the Dict around it."""
@@ -46,7 +46,7 @@ class Reader:
         here = self._writer.space
         fits = _form(here) == _form(self.space) and _form(acted) == _form(actions)
         self.misfit = ""
-        """How the environment's spaces differ from those of training; empty if they do not."""
+        """A description of how the environment's spaces differ from those of training; empty if they do not."""
         if not fits or not np.allclose(_bounds(acted), _bounds(actions)):
             self.misfit = (
                 f"observes {self.space} and acts in {actions}, but in this environment it would observe {here} and act "
@@ -139,7 +139,7 @@ def _keys(space: gymnasium.Space[Any]) -> set[str]:
 
 
 def _form(space: gymnasium.Space[Any]) -> Any:
-    """What must agree; libraries differ in the bounds of vectors and in number types."""
+    """The properties of a space that must agree. Libraries differ in the bounds of vectors and in number types."""
     if isinstance(space, spaces.Dict):
         return {name: _form(entry) for name, entry in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

@@ -1,4 +1,4 @@
-"""Evaluates policies on fixed levels, each of which every attempt plays once. The score is the best attempt's mean.
+"""Evaluates policies on fixed levels. Every attempt plays each level once. The score is the best attempt's mean.
 
 Shape legend: A attempts, L levels.
 """
@@ -59,8 +59,8 @@ class Attempts:
 
     @cached_property
     def interval(self) -> Interval | None:
-        """95% confidence interval of the mean on these very levels: the bootstrap draws from the attempts at each
-        level. None for a single attempt."""
+        """95% confidence interval of the mean on these levels: the bootstrap draws from the attempts at each level.
+        None for a single attempt."""
         return estimate(mean, list(np.array(self.scores).T)).interval
 
     def __str__(self) -> str:
@@ -188,7 +188,7 @@ class Point:
     iteration: int
     samples: int
     training: float | None
-    """The training score then (score/mean); None if no episode had ended."""
+    """The training score at that time (score/mean); None if no episode had ended."""
     result: Evaluation | Attempts
 
     def to_json(self) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def evaluate_checkpoints(run: Path | str, settings: EvaluationSettings) -> list[
     """Evaluate all checkpoints that a run has kept, the oldest first, each with the same episodes.
 
     Raises:
-        SettingsError: there are none; and as evaluate.
+        SettingsError: there are no checkpoints, or as for evaluate.
     """
     folder = RunFolder.open(run)
     paths = {iteration_of(path): path for path in list_checkpoints(folder.checkpoints)}
@@ -222,7 +222,7 @@ def evaluate_checkpoints(run: Path | str, settings: EvaluationSettings) -> list[
 
 
 def table(points: list[Point]) -> str:
-    """The scores of checkpoints, one in a line."""
+    """The scores of checkpoints, one per line."""
     repeated = isinstance(points[0].result, Attempts)
     rows = [["iteration", "samples", "training", *(["best attempt"] if repeated else []), "mean", "95% CI"]]
     for point in points:

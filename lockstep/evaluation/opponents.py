@@ -108,7 +108,7 @@ class TrainedPlayer:
     def __init__(self, name: str, agents: AgentSpaces) -> None:
         self._name, self._agents = name, agents
         self._seats: dict[tuple[Any, ...], list[_Seats]] = {}
-        """By the agents that it plays."""
+        """The seats by the agents that the run plays."""
         self._taken: list[_Seats] = []
 
     def begin(self, agents: Sequence[Any]) -> None:
@@ -129,7 +129,7 @@ class TrainedPlayer:
 
 
 class _Seats:
-    """The agents of a match that one policy of a run plays: M of them."""
+    """The M agents of a match that one policy of a run plays."""
 
     def __init__(self, name: str, policy: str, agents: list[Any], all_agents: AgentSpaces) -> None:
         self.agents = agents
@@ -161,7 +161,7 @@ class _Seats:
 
 @functools.lru_cache
 def _loaded(name: str) -> tuple[Policy, dict[str, tuple[PolicyModel, Spaces]]]:
-    """A run, and by policy its model and spaces; loaded once for all matches of a process."""
+    """A run, and the model and spaces of each policy. They are loaded once for all matches of a process."""
     run = TrainedRun.parse(name)
     if _digest(_found(run)) != run.digest:
         raise SettingsError(
@@ -182,7 +182,7 @@ def _loaded(name: str) -> tuple[Policy, dict[str, tuple[PolicyModel, Spaces]]]:
 
 
 def _policies(name: str, agents: list[Any]) -> dict[str, list[Any]]:
-    """The agents that each policy of a run plays, of those that the run is to play."""
+    """The given agents, by the policy of the run that plays them."""
     policy, parts = _loaded(name)
     env = policy.experiment.env
     found: dict[str, list[Any]] = {}
@@ -208,6 +208,6 @@ def _playing(name: str, policy: str, count: int) -> tuple[Inference, ActionDistr
 
 
 def _reader(name: str, policy: str, agent: Spaces) -> Reader:
-    """What writes observations of an agent with these spaces for a policy of a run."""
+    """The reader that converts observations of an agent with these spaces for a policy of a run."""
     run, parts = _loaded(name)
     return Reader(run.experiment.model, parts[policy][1], agent)

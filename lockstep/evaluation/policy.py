@@ -1,4 +1,4 @@
-"""Trained policies, and playing them outside training.
+"""Loads trained policies and plays them outside training.
 
 Shape legend: B environments, K core state.
 """
@@ -45,14 +45,14 @@ class Policy:
     experiment: Experiment
     iteration: int
     samples: int
-    """Samples that the policy was trained on."""
+    """The number of samples on which the policy was trained."""
     frames: int
     name: str | None = None
-    """Of several policies: which one this is. None: all of them, or the only one."""
+    """The name of one of several policies. None means all of them, or the only one."""
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-        """What it observed in training, and how it acts."""
+        """The observation space of training and the action space."""
         seen, acted = envs.spaces(self.experiment.env)
         return (seen, acted) if self.name is None else _part(seen, self.name)
 
@@ -77,7 +77,7 @@ def _part(seen: gymnasium.Space[Any], name: str) -> Part:
 
 
 def acting_of(model: PolicyModel, *, greedy: bool) -> str:
-    """How actions come from a policy: greedy, sampled, deterministic, …"""
+    """How a policy's actions are chosen: greedy, sampled, deterministic, …"""
     if greedy:
         return "greedy"
     return model.distribution.acting if isinstance(model.distribution, DescribesActing) else "sampled"
@@ -98,7 +98,7 @@ def load_policy(run: Path | str, checkpoint: str | int | None = None, *, precisi
     Args:
         run: folder of the run.
         checkpoint: latest (also None), best, or an iteration.
-        precision: of the model's computation; None takes the experiment's.
+        precision: the precision of the model's computation; None takes the experiment's.
 
     Raises:
         SettingsError: the run or checkpoint does not exist, is damaged, or belongs to another model.
@@ -147,8 +147,8 @@ class Player:
         environment's episodes depend on its index, the purpose and the seed alone. `max_steps` is none by default, and
         has no effect where the environment's library has its own limit. The number of episodes has no effect.
         purpose: separates these random streams from other uses of the same seed.
-        threads: to step the environments; does not change results.
-        normalizers: the statistics for the copy; None keeps the model's own.
+        threads: the number of threads that step the environments. It does not change results.
+        normalizers: the statistics for the copy; None keeps the model's.
         render: prepare for render, which needs B = 1.
         stop: whether non-finite numbers from environments are an error; otherwise they cause one warning.
     """
@@ -166,7 +166,7 @@ class Player:
         stop: bool = True,
     ) -> None:
         self.config = config = _played(experiment.env, settings)
-        """Which environments it plays in."""
+        """The settings of its environments."""
         self.seed = seed = experiment.seed if settings.seed is None else settings.seed
         num_envs = config.num_envs
         self.env: ShardEnv = envs.make(

@@ -1,4 +1,4 @@
-"""How far an evaluation is, for users who wait for it."""
+"""Shows the progress of an evaluation to a waiting user."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ INTERVAL = 30.0
 
 
 class EpisodeProgress:
-    """Says every half minute how many episodes of an evaluation have ended.
+    """Reports every half minute how many episodes of an evaluation have ended.
 
     Args:
-        episodes: of the whole evaluation.
+        episodes: the number of episodes of the whole evaluation.
         say: shows a line; by default on standard error.
     """
 
@@ -25,7 +25,7 @@ class EpisodeProgress:
         self._next = time.monotonic() + INTERVAL
 
     def __call__(self, ended: int) -> None:
-        """ended: of the present part of the evaluation, which is all of it unless `part` was called."""
+        """ended: the number of ended episodes of the current part, which is the whole unless `part` was called."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + INTERVAL
             self._say(f"evaluation: {self._before + ended} of {self._episodes} episodes have ended")

@@ -38,19 +38,19 @@ MAX_STEPS = 27_000
 
 @dataclass(frozen=True)
 class Metric:
-    """What the environment reported of a policy's episodes under one name."""
+    """A number that the environment reported for a policy's episodes."""
 
     values: tuple[float, ...]
-    """Of each episode, by the episode's number; NaN if it reported nothing."""
+    """The number of each episode, by the episode's number; NaN if nothing was reported."""
 
     @property
     def known(self) -> list[float]:
-        """Those of the episodes that reported something."""
+        """The numbers of episodes that reported one."""
         return [value for value in self.values if not math.isnan(value)]
 
     @property
     def mean(self) -> float:
-        """NaN if no episode reported anything."""
+        """The mean; NaN if no episode reported a number."""
         return float(np.mean(self.known)) if self.known else math.nan
 
     @cached_property
@@ -86,7 +86,7 @@ class Evaluation:
     acting: str = "sampled"
     """How the policy chose actions: sampled, greedy, deterministic, and so on."""
     metrics: dict[str, Metric] = field(default_factory=dict)
-    """What the environment reported (env.metrics), by name."""
+    """The numbers that the environment reported (env.metrics), by name."""
 
     @property
     def mean(self) -> float:
@@ -182,7 +182,7 @@ def evaluate(
 
 
 def evaluate_run(run: Path | str, settings: EvaluationSettings, checkpoint: str | int | None = None) -> Evaluation:
-    """The same with the settings in one object."""
+    """As evaluate, with the settings in one object."""
     policy, settings, stop = prepared(run, settings, checkpoint)
     with torch_configured(policy.experiment.torch_threads):
         result = evaluate_policy(
@@ -211,7 +211,7 @@ def prepared(
 
 
 def training_of(policy: Policy) -> str:
-    """How long a policy was trained, for a protocol."""
+    """A description of how long a policy was trained, for a protocol."""
     frames = f", {policy.frames:,} frames" * (policy.frames != policy.samples)
     trained = f"checkpoint of iteration {policy.iteration}, after {policy.samples:,} samples{frames}"
     sampling = describe(shares(policy.experiment.env.id))
@@ -265,7 +265,7 @@ def evaluate_policy(
     )
     config = player.config
     count, names = player.env.num_envs, labels(config.metrics)
-    first = np.concatenate(adapter.group_rows(config, count)).argsort()  # a group's numbers follow each other
+    first = np.concatenate(adapter.group_rows(config, count)).argsort()  # the numbers of a group are consecutive
     tally = _Tally(episodes, len(names), first, longest)
     try:
         if max_steps is not None and not player.env.limits_episodes:
@@ -273,8 +273,8 @@ def evaluate_policy(
         while tally.unfinished:
             step = player.step()
             heartbeat()
-            progress(tally.done)
             tally.add(step)
+            progress(tally.done)
     finally:
         player.close()
     acting = acting_of(model, greedy=settings.greedy)
@@ -329,7 +329,7 @@ def _has_own_limit(config: EnvConfig, max_steps: int) -> SettingsError:
 
 
 def described(env: EnvConfig, emulator: str) -> str:
-    """The environments of an evaluation, for a protocol."""
+    """A description of an evaluation's environments, for a protocol."""
     notes = [f"{env.protocol} protocol"] if env.protocol != "none" else []
     notes += [emulator] if emulator else []
     notes += [f"{name}={value}" for name, value in env.options.items()]

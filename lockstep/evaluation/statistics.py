@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 ENOUGH = 5
-"""With at least this many runs, an interval says more than the runs themselves; docs/statistics.md has the figures."""
+"""With at least this many runs, an interval is more informative than single runs; docs/statistics.md has figures."""
 Interval = tuple[float, float]
 Curve = tuple[np.ndarray, np.ndarray]
 """x [n] and y [n], x ascending."""
@@ -245,8 +245,8 @@ def efficiency_curve(
         tasks: for each task the curve of each run; for several tasks, y must be normalized.
 
     Returns:
-            x, the statistic and the ends of its pointwise 95% interval (see bootstrap), all [P], over the range of x
-            that all runs cover.
+        x, the statistic and the ends of its pointwise 95% interval (see bootstrap), all [P], over the range of x that
+        all runs cover.
     """
     grid, values = align([curve for runs in tasks for curve in runs], points)
     scores, begin = [], 0

@@ -52,7 +52,7 @@ def record_video(
         episodes: how many to show.
         greedy: take the most likely action; otherwise sample actions, as in training.
         checkpoint: latest (also None), best, or an iteration.
-        seed: of the environment and action noise; None takes the experiment's.
+        seed: the seed of the environment and of action noise; None takes the experiment's.
         max_steps: environment steps after which the video ends, even within an episode.
         fps: frames per second; None plays Atari in real time (15, at 4 frames per step), and others at 30.
 

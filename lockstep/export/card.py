@@ -1,4 +1,4 @@
-"""The model card of a run: what it is, what it scores and by which protocol, and how to repeat it."""
+"""The model card of a run: a description, its scores with their protocol, and how to repeat it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def card(
         folder: the run.
         repo: NAME/REPOSITORY.
         facts: the contents of run.json, cleaned by public_facts.
-        evaluations: of one checkpoint; the first one becomes the score in the metadata.
-        checkpoints: the uploaded ones, newest first.
+        evaluations: evaluations of one checkpoint. The first becomes the score in the metadata.
+        checkpoints: the uploaded checkpoints, newest first.
         shown: the uploaded pictures and videos.
         foreign: code from outside lockstep that the run needs and that is not uploaded.
     """

@@ -53,7 +53,7 @@ class Pushed:
     size: int
     """Bytes of these files."""
     notes: list[str]
-    """What could not be uploaded, and why."""
+    """Notes on files that could not be uploaded."""
 
 
 def push(
@@ -73,8 +73,8 @@ def push(
     Args:
         run: folder of the run.
         repo: NAME/REPOSITORY.
-        checkpoint: the one whose score the card shows: latest (also None), best, or an iteration.
-        episodes: evaluated for the score; as many on the test levels if training was limited to some levels.
+        checkpoint: the checkpoint whose score the card shows: latest (also None), best, or an iteration.
+        episodes: the number of episodes for the score; as many on test levels if training was limited to some levels.
         greedy: evaluate the most likely actions.
         record: record a video if the run has none.
         private: whether a new repository is private.

@@ -66,13 +66,13 @@ class Check:
     observations: int
     """Number of observations compared."""
     equal: int
-    """On how many it took the same action as the run's model in fp32."""
+    """The number of observations on which it took the same action as the run's model in fp32."""
     difference: float
     """The largest difference between the policy parameters of the two."""
     equal_in_training: int
-    """On how many the run's model takes the same action in fp32 as in the precision of training."""
+    """The number of observations on which the run's model acts alike in fp32 and in the precision of training."""
     as_alone: bool
-    """Whether it acts for a single environment as it does for the same one in a batch."""
+    """Whether it takes the same action for a single environment as for this environment in a batch."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Export:
 
     @property
     def ok(self) -> bool:
-        """Whether it acts like the run's model."""
+        """Whether the file acts like the run's model."""
         check = self.check
         same = check.equal_in_training == check.observations or self.precision != "fp32"
         return check.equal == check.observations and same and check.as_alone

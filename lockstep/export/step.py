@@ -108,7 +108,7 @@ class ExportedPolicy(nn.Module):
         return outputs
 
     def example(self, observation_space: gymnasium.Space[Any], rows: int) -> dict[str, Tensor]:
-        """Zero inputs at the starts of episodes, in the order that all formats take them in."""
+        """Zero inputs at the starts of episodes, in the order in which all formats take them."""
         entries = {"obs": observation_space} if self.keys is None else {}
         if isinstance(observation_space, spaces.Dict):
             entries = {f"obs.{key}": entry for key, entry in observation_space.spaces.items()}

@@ -1,4 +1,4 @@
-"""Models: the standard model, and parts to build others from."""
+"""Models: the standard model, and parts from which others can be built."""
 
 from lockstep.models.action_spaces import Joint, make_distribution
 from lockstep.models.actor_critic import ActorCritic, ActorCriticConfig

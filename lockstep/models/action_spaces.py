@@ -122,7 +122,7 @@ _NUMPY = {torch.int64: np.int64, torch.float32: np.float32}
 
 
 def composite(space: gymnasium.Space[Any]) -> bool:
-    """Whether actions consist of parts, which batches hold as a tuple of arrays."""
+    """Whether actions consist of parts. A batch of them is a tuple of arrays."""
     return isinstance(space, (spaces.Tuple, spaces.Dict))
 
 

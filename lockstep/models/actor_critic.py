@@ -31,7 +31,7 @@ from lockstep.models.trunk import PRECISIONS, TrunkConfig, acting_copy, previous
 
 
 class Unchanged(nn.Module):
-    """Uses the vectors themselves as features."""
+    """An encoder that returns vectors unchanged."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -42,18 +42,18 @@ class Unchanged(nn.Module):
 
 
 class Recalled(NamedTuple):
-    """What cores made of observations [T, B]: it takes their place where sequences are learned from."""
+    """The outputs of cores for observations [T, B], which replace the observations when sequences are learned from."""
 
     policy: Tensor
     """[T, B, F]: the inputs of the policy's layers."""
     critics: Tensor
-    """[T, B, F]: those of the critics' layers, but for the action."""
+    """[T, B, F]: the inputs of the critics' layers, without the action."""
     allowed: Tensor | None
     """bool [T, B, A]: the action mask, if there is one."""
 
 
 def mask_of(obs: Any) -> Tensor:
-    """The action mask of observations, or of what cores made of them: bool [T, B, A]."""
+    """The action mask of observations, or of Recalled: bool [T, B, A]."""
     if not isinstance(obs, Recalled):
         return allowed_actions(obs)
     assert obs.allowed is not None
@@ -61,8 +61,8 @@ def mask_of(obs: Any) -> Tensor:
 
 
 class Remembering(nn.Module):
-    """An encoder, a core if there is one, and layers, which see the core's input, too (the shortcut of Ni et al. 2022,
-    https://arxiv.org/abs/2110.05038, in its authors' code)."""
+    """An encoder, a core if there is one, and layers. The layers also see the core's input, as in the code of Ni et al.
+    2022 (https://arxiv.org/abs/2110.05038)."""
 
     def __init__(self, encoder: nn.Module, core: Core | None, layers: MLPs | RenormMLPs):
         super().__init__()
@@ -71,8 +71,8 @@ class Remembering(nn.Module):
         """K"""
 
     def features(self, obs: Any, start: Tensor, state: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Observations [T, B, ...], starts [T, B], the core's state [B, K] and further inputs [T, B, E] -> inputs of
-        the layers [T, B, F], and the state after the last step."""
+        """Observations [T, B, ...], starts [T, B], the core's state [B, K], further inputs [T, B, E] -> inputs of the
+        layers [T, B, F], state after the last step [B, K]"""
         x = self.encoder(obs)
         if extra is not None:
             x = torch.cat([x, extra.to(x.dtype)], -1)
@@ -110,7 +110,7 @@ class Actor(Remembering):
         return self.parameters_of(self.encoder(obs), obs)
 
     def parameters_of(self, features: Tensor, obs: Any) -> Tensor:
-        """The result of features, and what has the action mask -> fp32 [T, B, P]"""
+        """Results of features [T, B, F], and observations or Recalled with the action mask -> fp32 [T, B, P]"""
         outputs = self.layers(features.flatten(0, 1))[0].unflatten(0, features.shape[:2])
         if self.mask is not None:
             return self.mask(outputs, mask_of(obs))
@@ -118,15 +118,15 @@ class Actor(Remembering):
 
 
 class Critics(Remembering):
-    """C estimates of the return: of one action or, if actions are discrete, of every action. They only share the
-    encoder of images, and the core, if there are these."""
+    """C estimates of the return of an action or, if actions are discrete, of every action. They share only the encoder
+    of images and the core, if these exist."""
 
     def forward(self, obs: Any, action: Tensor | None, *, frozen: bool = False) -> Tensor:
         """Args:
             obs: [T, B, ...], or with a core Recalled.
             action: the output of distribution.encode, [T, B, D]; with T = 1 also [N, B, D] for N actions in each state.
-            None to value every action.
-            frozen: let no gradient reach the critics' parameters, only the action.
+                None evaluates every action.
+            frozen: whether gradients flow only to the action and not to the critics' parameters.
 
         Returns:
             fp32 [C, T, B], or [C, T, B, A].
@@ -147,7 +147,7 @@ class ActorCritic(PolicyModel):
     """A policy and critics, in separate networks.
 
     Args:
-        policy_columns: which numbers of vectors the policy observes, if the critics observe more.
+        policy_columns: indices of the numbers in vectors that the policy observes, if the critics observe more.
         uses_previous: whether policy and critics see the previous action and reward.
     """
 
@@ -185,7 +185,7 @@ class ActorCritic(PolicyModel):
         return ModelOutput(params, params.new_zeros(params.shape[:2])), state
 
     def previous(self, start: Tensor, prev_action: Tensor | None, prev_reward: Tensor | None) -> Tensor | None:
-        """What policy and critics see in addition to observations, [T, B, E], if anything."""
+        """The inputs of policy and critics in addition to observations, [T, B, E]; None if there are none."""
         return previous_features(self._encode, prev_action, prev_reward, start) if self.uses_previous else None
 
     def q(self, obs: Any, action: Tensor, *, frozen: bool = False) -> Tensor:
@@ -214,25 +214,25 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
     has_policy_and_value: ClassVar[bool] = False
 
     hidden_sizes: tuple[int, ...] = (256, 256)
-    """Hidden layers of the policy and of each critic. More or wider ones fit harder functions, and cost time."""
+    """Hidden layers of the policy and of each critic. More or wider layers fit harder functions and cost time."""
     activation: Literal["tanh", "relu", "elu"] = "relu"
     """Nonlinearity of hidden layers."""
     policy: Literal["squashed", "deterministic", "gaussian"] = "squashed"
-    """The policy's distribution: tanh of a normal distribution (SAC), one action (DDPG, TD3), or a normal distribution
-    (MPO). For discrete actions, "squashed" means a categorical distribution."""
+    """The policy's distribution. squashed is tanh of a normal distribution (SAC), or for discrete actions a categorical
+    distribution; deterministic is a single action (DDPG, TD3); gaussian is a normal distribution (MPO)."""
     initial_std: float = 1.0
-    """Initial standard deviation of a "gaussian" policy's actions, where the bounds are -1 and 1; 0.01 to 5. Higher
-    explores more, but if it is too high, learning begins late, since MPO's trust region lets it fall slowly. The other
+    """Initial standard deviation of a gaussian policy's actions, where the bounds are -1 and 1; 0.01 to 5. Higher
+    explores more. If it is too high, learning begins late, since MPO's trust region only lets it fall slowly. Other
     policies do not use it."""
     critics: int = 2
-    """Number of critics. The smallest of several estimates keeps values from growing by their own errors; more are more
-    cautious, and cost more."""
+    """Number of critics. Targets use the smallest of their estimates, which counteracts overestimation. More
+    underestimate more and cost time."""
     layer_norm: bool = False
-    """Normalize the first hidden layer of policy and critics. On is safer for large inputs."""
+    """Normalize the first hidden layer of policy and critics. On is more stable with large inputs."""
     batch_renorm: bool = False
     """Normalize the inputs of all layers of policy and critics by batch renormalization, which CrossQ needs."""
     critic_sizes: tuple[int, ...] = ()
-    """Hidden layers of each critic, if they differ from hidden_sizes. Wider ones fit harder values, and cost time."""
+    """Hidden layers of each critic, if they differ from hidden_sizes. Wider layers fit harder values and cost time."""
 
     later: ClassVar[frozenset[str]] = AsymmetricConfig.later | TrunkConfig.later | {"batch_renorm", "critic_sizes"}
     needs: ClassVar[tuple[Need, ...]] = (Need(("initial_std",), ("model.policy",), ("gaussian",)),)
@@ -269,7 +269,7 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
         more = distribution.encoded_size + 1 if self.previous_action_reward else 0
 
         def remembers(encoder: nn.Module) -> tuple[Core | None, int]:
-            """A core, and the number of inputs of the layers behind it."""
+            """A core, and the number of inputs of the layers after it."""
             size = int(encoder.out_features) + more  # type: ignore[arg-type]
             core = self.build_core(size)
             return core, size + (core.out_features if core else 0)

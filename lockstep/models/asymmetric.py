@@ -16,12 +16,12 @@ from lockstep.models.observations import ACTION_MASK, VALUE_TASK, ObservationLay
 
 @dataclass(frozen=True)
 class AsymmetricConfig(ModelConfig):
-    """A model with a policy and a separate critic, which is a value or several action values."""
+    """A model with a policy and a separate critic, which estimates a value or several action values."""
 
     critic_only: Names = ()
-    """Keys of a Dict observation whose entries only the critic observes, such as a simulator's full state. More let it
-    estimate returns better. The policy never reads them, and needs none of them after training. A value gets its own
-    encoder and core, as with separate_value_network."""
+    """Keys of a Dict observation whose entries only the critic observes, such as a simulator's full state. More let the
+    critic estimate returns better. The policy never reads them and does not need them after training. A value network
+    gets its own encoder and core, as with separate_value_network."""
 
     later: ClassVar[frozenset[str]] = frozenset({"critic_only"})
 
@@ -30,7 +30,7 @@ class AsymmetricConfig(ModelConfig):
         return self.critic_only
 
     def policy_space(self, observation_space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        """What the policy observes.
+        """The space of the policy's observations.
 
         Raises:
             SettingsError: the critic's entries do not exist, or leave nothing for the policy.
@@ -62,7 +62,7 @@ class AsymmetricConfig(ModelConfig):
         return super().policy_space(spaces.Dict(left))
 
     def policy_columns(self, observation_space: gymnasium.Space[Any]) -> list[int] | None:
-        """Where the numbers that the policy observes are among those of all vectors; None if it observes all."""
+        """The indices of the numbers that the policy observes among those of all vectors; None if it observes all."""
         if not self.critic_only:
             return None
         seen = ObservationLayout.of(self.policy_space(observation_space))

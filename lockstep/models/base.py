@@ -25,15 +25,15 @@ Precision = Literal["bf16", "fp32", "portable"]
 
 
 class ModelOutput(NamedTuple):
-    """What a model says about [T, B] observations."""
+    """The outputs of a model for observations [T, B]."""
 
     policy: Tensor
     """fp32 [T, B, P]: parameters of the action distribution, action masks already applied."""
     value: Tensor
     """fp32 [T, B]: state values."""
     features: Tensor | None = None
-    """[T, B, F]: the inputs of the policy's head, for auxiliary losses. None where a collector acts, and from models
-    that do not return them."""
+    """[T, B, F]: the inputs of the policy's head, for auxiliary losses. None in collectors, and for models that do not
+    return them."""
 
 
 class ActionDistribution(Protocol):
@@ -41,7 +41,7 @@ class ActionDistribution(Protocol):
 
     num_params: int
     noise_size: int
-    """How many uniform numbers in (0, 1) one sampled action consumes."""
+    """N: the number of uniform numbers in (0, 1) that sampling one action takes."""
     action_shape: tuple[int, ...]
     action_dtype: torch.dtype
 
@@ -68,29 +68,29 @@ class ActionDistribution(Protocol):
 
 @runtime_checkable
 class Exploring(Protocol):
-    """Further methods that collectors need from a distribution if the algorithm says how environments explore."""
+    """Further methods that collectors need from a distribution if the algorithm controls exploration."""
 
     def explore(self, params: Tensor, noise: Tensor, numbers: Tensor) -> Tensor:
-        """Like sample, but numbers [..., X] control exploration."""
+        """Like sample, but `numbers` [..., X] control exploration."""
         ...
 
     def uniform(self, params: Tensor, noise: Tensor) -> Tensor:
-        """[..., P], [..., N] -> an action drawn uniformly, of those that a mask in params allows."""
+        """[..., P], [..., N] -> an action drawn uniformly from those that a mask in params allows."""
         ...
 
 
 @runtime_checkable
 class Storing(Protocol):
-    """A further method that replay needs from a distribution to store actions that others took."""
+    """A further method that replay needs from a distribution to store actions of a dataset."""
 
     def from_env(self, action: np.ndarray) -> Tensor:
-        """A batch of the action space -> the actions [B, *action_shape] that to_env turns into it."""
+        """A batch of the action space -> actions [B, *action_shape]. It is the inverse of to_env."""
         ...
 
 
 @runtime_checkable
 class Diverging(Protocol):
-    """A further method that a learning rate that follows the divergence needs from a distribution."""
+    """A further method that a distribution needs if the learning rate adapts to the divergence."""
 
     def kl(self, params: Tensor, other: Tensor) -> Tensor:
         """The divergence KL(params ‖ other) in nats: [..., P] each -> [...]"""
@@ -102,8 +102,8 @@ class SendsTensors(Protocol):
     """A further method that collectors need from a distribution whose actions go to environments on a GPU."""
 
     def to_env_tensor(self, action: Tensor) -> Tensor:
-        """As to_env, for spaces without parts, with tensors on any device. After the first call on a device, it copies
-        nothing there."""
+        """As to_env, for spaces without parts, with tensors on any device. Only the first call on a device copies
+        constants to it."""
         ...
 
 
@@ -117,10 +117,10 @@ class Masking(Protocol):
 
 @runtime_checkable
 class DescribesActing(Protocol):
-    """A further attribute of distributions whose sample does not simply draw from the policy."""
+    """A further attribute of distributions whose sample is not a draw from the policy."""
 
     acting: str
-    """How sample chooses actions, in a word or two; evaluations report it. Without it: sampled."""
+    """How sample chooses actions, in a word or two. Evaluations report it; the default is "sampled"."""
 
 
 class PolicyModel(nn.Module, ABC):
@@ -128,15 +128,15 @@ class PolicyModel(nn.Module, ABC):
 
     distribution: ActionDistribution
     state_size: int = 0
-    """Numbers of core state per environment (0 feed-forward, H for GRU, 2H for LSTM)."""
+    """K: numbers of core state per environment (0 for feed-forward models, H for GRU, 2H for LSTM)."""
     portable_operations: bool = False
-    """Whether it computes with torch's operations in portable arithmetic: see lockstep.models.arithmetic."""
+    """Whether torch's operations are replaced by portable ones for this model: see lockstep.models.arithmetic."""
     has_value: bool = True
     """Whether the values of forward are estimates."""
     flat_parameters: FlatParameters | None = None
-    """Of a copy for acting: its parameters as one vector, if they lie in one."""
+    """In a copy for acting: its parameters as one vector, if they are stored in one."""
     variables: nn.ParameterDict
-    """What an algorithm learns in addition to the model, if anything: see Algorithm.variables."""
+    """Variables that an algorithm learns in addition to the model, if any: see Algorithm.variables."""
 
     @abstractmethod
     def forward(
@@ -162,7 +162,7 @@ class PolicyModel(nn.Module, ABC):
         """
 
     noise_numbers: int = 0
-    """Z: how many uniform numbers set_noise takes."""
+    """Z: the number of uniform numbers that set_noise takes."""
     noise_at_every_step: ClassVar[bool] = False
     """Whether collectors draw new noise at every step instead of once per rollout."""
 
@@ -172,20 +172,20 @@ class PolicyModel(nn.Module, ABC):
 
     @abstractmethod
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Set the running statistics (fp32 [D]) that forward normalises vector observations with. Copy them into the
-        tensors that forward reads, since a captured forward pass keeps reading those."""
+        """Set the running statistics (fp32 [D]) with which forward normalizes vector observations. Copy them into the
+        tensors that forward reads, since a captured forward pass continues to read those."""
 
     def weights_changed(self) -> None:
-        """Called after the weights or statistics of a copy for acting have changed, before the next forward pass.
-        Whatever is computed from them once is computed here."""
+        """Called after the weights or statistics of a copy for acting have changed, before the next forward pass. It
+        computes everything that depends on them alone."""
 
     def kernels(self) -> PolicyKernels | None:
-        """Of a copy for acting: what forward and the distribution compute, as compiled functions, so that a rollout can
-        be one call. Their arguments follow weights_changed and set_observation_statistics. None if there are none."""
+        """In a copy for acting: forward and the distribution as compiled functions, so that a rollout can be one call.
+        Their arguments follow weights_changed and set_observation_statistics. None if there are no such functions."""
         return None
 
     def popart_head(self) -> PopArtHead | None:
-        """What estimates the normalized values of several tasks, if anything does: see
+        """The head that estimates normalized values of several tasks; None if there is none. See
         ModelConfig.value_normalization."""
         return None
 
@@ -194,7 +194,7 @@ class PolicyModel(nn.Module, ABC):
         """A copy for inference only, with weights in the precision of its computation."""
 
     def for_playing(self) -> PolicyModel:
-        """A copy like for_acting, which plays after training. It need not estimate values."""
+        """A copy like for_acting for playing after training. It need not estimate values."""
         return self.for_acting()
 
 
@@ -210,9 +210,9 @@ class ModelConfig(ABC):
     """Settings of a model; the concrete config builds it."""
 
     core: Literal["none", "gru", "lstm", "mingru", "transformer"] = "none"
-    """Core (memory) between encoder and heads, which remembers past observations; it costs time. gru has fewer
-    parameters than lstm. mingru is fastest on long rollouts, and its gates depend only on the present input.
-    transformer attends to single earlier steps, which helps if a few of them are decisive, and costs most."""
+    """Core (memory) between encoder and heads, which remembers past observations and costs time. gru has fewer
+    parameters than lstm. mingru is fastest on long rollouts; its gates depend only on the current input. transformer
+    attends to single earlier steps, which helps if a few of them are decisive, and costs most."""
 
     has_policy_and_value: ClassVar[bool] = True
     """Whether forward returns a value and the parameters of a policy whose log_prob can be learned. On-policy
@@ -234,13 +234,13 @@ class ModelConfig(ABC):
 
     @property
     def value_normalization(self) -> PopArtConfig | None:
-        """How PopArt normalizes the values of several tasks; its rate is 0 if it is off. None if the model cannot do
-        it."""
+        """The settings of PopArt, which normalizes values of several tasks; its rate is 0 if it is off. None if the
+        model does not support it."""
         return None
 
     def policy_space(self, observation_space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        """What the policy observes, of everything that environments return: all of it, unless a model says otherwise.
-        A policy that plays after training gets no more."""
+        """The space of the policy's observations, which may lack entries of the environment's. A policy that plays
+        after training gets no others. By default it is the whole space."""
         return observation_space
 
     def validate(self) -> None:  # noqa: B027 - a model without numbers has nothing to say
@@ -249,12 +249,12 @@ class ModelConfig(ABC):
     def check(  # noqa: B027 - most can begin anywhere
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
     ) -> None:
-        """Raise SettingsError for settings that a new run must not begin with in this environment. build accepts them,
-        so that existing runs can continue."""
+        """Raise SettingsError if a new run cannot begin with these settings in this environment. build accepts them, so
+        that existing runs can continue."""
 
     def warnings(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
-        """Warnings for the user before a new run with these spaces, in sentences: settings that work, but were probably
-        not meant."""
+        """Warnings for the user before a new run with these spaces: sentences about settings that work but are probably
+        unintended."""
         return []
 
     @abstractmethod

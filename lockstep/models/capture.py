@@ -1,7 +1,7 @@
 """Inference without the cost of Python modules: a forward pass is recorded once, as a flat list of torch calls.
 
-They run the kernels that the model itself calls, in the same order and on the same shapes, so the bits are equal.
-Results that depend on the weights alone (casts, folded convolution kernels) are computed once per version.
+The calls run the same kernels as the model, in the same order and on the same shapes, so the bits are equal. Results
+that depend only on the weights (casts, folded convolution kernels) are computed once per version.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ class Inputs(NamedTuple):
         return leaves
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Inputs:
-        """With a function of each tensor."""
+        """The inputs after a function has been applied to each tensor."""
         return Inputs(*(map_structure(fn, x) for x in self))
 
 
 class Inference:
     """Calls a model with inputs of one shape. A forward pass cannot be recorded if its calls depend on the values of
-    its input, or if it changes the model. Then the model itself is called.
+    its input, or if it changes the model. In this case the model itself is called.
 
     Args:
         model: made by for_acting. Call refresh after its weights or statistics have changed.
-        fixed: keep results that depend on the weights alone at their places in memory, as graphs of calls need it.
+        fixed: whether results that depend only on the weights keep their addresses, as CUDA graphs require.
     """
 
     def __init__(self, model: PolicyModel, *, fixed: bool = False) -> None:
         self._model, self._fixed = model, fixed
         self._recorded: Program | None = None
         self._layout: list[Any] | None = None
-        """Shapes and strides of the inputs that were recorded."""
+        """Shapes and strides of the inputs with which the calls were recorded."""
         self._stale = False
 
     def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which it acts: it evaluates, and the model's distribution samples."""
+        """The context for acting: for evaluating the model and sampling from its distribution."""
         return arithmetic(self._model)
 
     def __call__(
@@ -68,7 +68,7 @@ class Inference:
         return self.evaluate(Inputs(obs, start, state, prev_action, prev_reward))
 
     def evaluate(self, inputs: Inputs) -> tuple[ModelOutput, Tensor]:
-        """The same."""
+        """As PolicyModel.forward, in inference mode."""
         leaves = inputs.leaves()
         if self._stale or self._layout != [(x.shape, x.stride()) for x in leaves]:
             self.prepared(inputs)
@@ -78,8 +78,8 @@ class Inference:
         return ModelOutput(policy, value), state
 
     def prepared(self, inputs: Inputs) -> Program | None:
-        """The recorded calls, up to date, for inputs of these shapes; None if the model itself is called. After this,
-        evaluate only runs these calls, so that a graph can be made of it."""
+        """The recorded calls for inputs of these shapes, with current weights; None if the model itself is called.
+        After this, evaluate only runs these calls, so that a CUDA graph can capture it."""
         layout = [(x.shape, x.stride()) for x in inputs.leaves()]
         if layout != self._layout:
             self._layout, self._stale = layout, False
@@ -94,11 +94,12 @@ class Inference:
         return self._recorded
 
     def load(self, vector: Tensor, *, lasts: bool) -> bool:
-        """Take the parameters of a learner's model, given as one vector, and return True; call refresh then. If they
-        may lie elsewhere in the vector than in this model, take nothing and return False.
+        """Take the parameters of a learner's model from one vector and return True; then call refresh. If the vector's
+        layout may differ from this model's, do nothing and return False.
 
         Args:
-            lasts: nobody changes the vector until the next call, so that it need not be copied.
+            vector: fp32 [N], the parameters.
+            lasts: whether the vector does not change until the next call. Then it need not be copied.
         """
         return False
 
@@ -108,13 +109,13 @@ class Inference:
         self.refresh()
 
     def refresh(self) -> None:
-        """Use the model's present weights and statistics from the next call on."""
+        """Use the model's current weights and statistics from the next call on."""
         self._stale = True
 
     def _record(self, inputs: Inputs) -> Program | None:
         recorder = _Recorder()
         try:
-            # Only outside inference mode do tensors know whether they have been changed in place.
+            # Only outside inference mode do tensors count in-place changes.
             with torch.inference_mode(False), torch.no_grad():
                 copies = inputs.map(torch.clone)
                 with recorder:
@@ -160,7 +161,7 @@ class _Call(NamedTuple):
     kwargs: dict[str, Any]
     result: Any
     changed: list[Tensor]
-    """The arguments that it writes into."""
+    """The arguments that it changes in place."""
 
 
 class _Recorder(TorchFunctionMode):
@@ -176,7 +177,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         given = list(_tensors((args, tuple(kwargs.values()))))
         if any(x.is_inference() for x in given):
-            raise _NotRecordable  # it does not know whether it has been changed
+            raise _NotRecordable  # such a tensor does not count in-place changes
         versions = [x._version for x in given]
         result = func(*args, **kwargs)
         changed = [x for x, version in zip(given, versions, strict=True) if x._version != version]
@@ -185,7 +186,7 @@ class _Recorder(TorchFunctionMode):
         if changed or next(_tensors(result), None) is not None:
             self.calls.append(_Call(func, args, kwargs, result, changed))
         elif getattr(func, "__name__", "") not in _SHAPES_ALONE:
-            raise _NotRecordable  # a number out of a tensor, on which what follows may depend
+            raise _NotRecordable  # a number from a tensor, on which later calls may depend
         return result
 
 
@@ -194,41 +195,41 @@ _SHAPES_ALONE = frozenset(
     | {"is_floating_point", "is_complex", "is_signed", "is_contiguous", "is_inference", "storage_offset", "type"}
     | {"is_same_size", "result_type", "promote_types", "can_cast", "__hash__", "__repr__"}
 )
-"""Functions whose results do not depend on the values of a tensor."""
+"""Functions whose results depend only on a tensor's shape or type, and not on its values."""
 
 
 class Program:
-    """Recorded calls as one Python function, without those that its results do not need."""
+    """Recorded calls as one Python function, without calls that the results do not need."""
 
     def __init__(self, calls: list[_Call], inputs: list[Tensor], results: list[Tensor]) -> None:
         self._scope: dict[str, Any] = {}
-        """The names in the function's code: kernels, arguments, weights, and results that depend on weights alone."""
+        """The names in the function's code: kernels, arguments, weights, and results that depend only on weights."""
         self._names = {id(x): f"in{i}" for i, x in enumerate(inputs)}
         self._varying = set(self._names.values())
         """The names of tensors that differ from call to call."""
         self._once: list[_Call] = []
-        """Calls whose results depend on weights alone."""
+        """Calls whose results depend only on weights."""
         lines = [line for call in calls for line in self._line(call)]
         names, arguments = [self._name(result) for result in results], set(self._names_of(inputs))
         body, live = [], set(names)
         for text, read, written, in_place in reversed(lines):
             if in_place or live & written:
-                # Deleted after their last use, so that memory is used again while it is in the cache.
+                # Tensors are deleted after their last use, so that their memory is reused while it is in the cache.
                 unused = sorted(((read | written) & self._varying) - live - arguments)
                 body += [f" del {', '.join(unused)}"] if unused else []
                 body.append(f" {text}")
                 live |= read | written
         self.uses = [name in live for name in self._names_of(inputs)]
-        """For each input: whether the results need it."""
+        """For each input: whether the results depend on it."""
         code = [f"def run({', '.join(self._names_of(inputs))}):", *reversed(body), f" return {', '.join(names)}"]
         exec("\n".join(code), self._scope)
         self.run: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._scope["run"]
 
     def refresh(self, *, in_place: bool) -> None:
-        """Recompute the results that depend on weights alone.
+        """Recompute the results that depend only on weights.
 
         Args:
-            in_place: keep them at their places in memory, which a graph of this program needs.
+            in_place: whether results keep their addresses, as a CUDA graph of this program requires.
         """
         renamed: dict[int, Any] = {}
 
@@ -247,11 +248,11 @@ class Program:
                     before.copy_(after)
 
     def _line(self, call: _Call) -> Iterator[tuple[str, set[str], set[str], bool]]:
-        """A call as text, with the names that it reads and writes, and whether it writes in place; nothing for a call
-        that depends on weights alone."""
+        """A call as text, with the names that it reads and writes, and whether it writes in place. Yields nothing for a
+        call that depends only on weights."""
         read = {self._name(x) for x in _tensors((call.args, tuple(call.kwargs.values())))}
         if any(self._name(x) not in self._varying for x in call.changed):
-            raise _NotRecordable  # it changes weights, or what was computed of them
+            raise _NotRecordable  # it changes weights, or results computed from them
         varying = bool(read & self._varying)
         written = [self._names.setdefault(id(x), f"v{len(self._names)}") for x in _tensors(call.result)]
         if not varying:
@@ -271,7 +272,7 @@ class Program:
         yield text, read, set(written), bool(call.changed)
 
     def _name(self, x: Tensor) -> str:
-        """A tensor's name. A tensor that no call has made is a weight or a constant."""
+        """A tensor's name. A tensor that no call has returned is a weight or a constant."""
         if id(x) not in self._names:
             self._names[id(x)] = f"w{len(self._names)}"
             self._scope[self._names[id(x)]] = x
@@ -281,7 +282,7 @@ class Program:
         if isinstance(x, Tensor):
             return self._name(x)
         if isinstance(x, (list, tuple)) and next(_tensors(x), None) is not None:
-            inner = "".join(f"{self._text(y)}, " for y in x)  # a tuple stays one: as an index, a list means another
+            inner = "".join(f"{self._text(y)}, " for y in x)  # tuples and lists differ as indices
             return f"[{inner}]" if isinstance(x, list) else f"({inner})"
         return self._constant(x)
 

@@ -29,7 +29,7 @@ class Scaled(Distribution):
     """The base class of these distributions.
 
     Args:
-        space: of the environment's actions; it must be bounded.
+        space: the environment's action space. It must be bounded.
     """
 
     action_dtype = torch.float32
@@ -105,7 +105,7 @@ class Deterministic(Scaled):
         return params
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """0: it has no density, and its algorithms need none."""
+        """0, since there is no density. Algorithms with this distribution need none."""
         return torch.zeros(params.shape[:-1], device=params.device)
 
     def entropy(self, params: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 Shape legend: T time, B environments, F input features, H hidden size, G gates, K state size.
 
 A sequence is one node of the autograd graph, differentiated by hand. Everything that does not depend on the next step
-is computed for all steps at once, and the gradient of the hidden weights is one matrix product over time instead of a
-sum of T small ones, which would be rounded T times. What is reset is multiplied by 0, and all else by 1, so that the
-kernels do not depend on where episodes begin.
+is computed for all steps at once. The gradient of the hidden weights is one matrix product over time instead of a sum
+of T small ones, which would be rounded T times. States are multiplied by 0 where they are reset and by 1 elsewhere, so
+the kernels do not depend on where episodes begin.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Core(nn.Module):
             state: fp32 [B, K], before the first step. No gradient flows into it.
 
         Returns:
-            fp32 outputs [T, B, H], and the state [B, K] after the last step. No gradient flows into a transformer's.
+            fp32 outputs [T, B, H], and the state [B, K] after the last step, which has no gradient in a transformer.
         """
 
     @abstractmethod
@@ -284,7 +284,7 @@ class _GRUSequence(torch.autograd.Function):
 
 
 def _product(x: Tensor, h: Tensor, weight: Tensor, out: Tensor) -> None:
-    """x + h @ weight.T, also into numbers of another type."""
+    """x + h @ weight.T, written into `out`, which may have another type."""
     if x.dtype == out.dtype:
         torch.addmm(x, h, weight.t(), out=out)
     else:
@@ -292,7 +292,7 @@ def _product(x: Tensor, h: Tensor, weight: Tensor, out: Tensor) -> None:
 
 
 def _activated(gates: Tensor) -> Tensor:
-    """An LSTM's gates [B, 4, H] after their activations, in place."""
+    """Apply the activations of an LSTM's gates [B, 4, H], in place."""
     if gates.device.type == "cpu":
         gates[:, 3].mul_(2)  # as in _tanh
         gates.sigmoid_()
@@ -304,7 +304,7 @@ def _activated(gates: Tensor) -> Tensor:
 
 
 def _tanh(x: Tensor, out: Tensor) -> Tensor:
-    """On a CPU it is 2 sigmoid(2x) - 1, which is five times as fast there as torch's tanh."""
+    """tanh. On a CPU it is computed as 2 sigmoid(2x) - 1, which is five times as fast as torch's tanh there."""
     if x.device.type == "cpu":
         return torch.mul(x, 2, out=out).sigmoid_().mul_(2).sub_(1)
     return torch.tanh(x, out=out)

@@ -1,6 +1,6 @@
-"""Action distributions as pure functions of their parameters, sampled with given noise: their interface, and those over
-one discrete action. lockstep.models.gaussian has those of continuous actions, and lockstep.models.action_spaces chooses
-the distribution of a space.
+"""Action distributions: pure functions of parameters and noise. This module has their interface and the distributions
+over one discrete action. lockstep.models.gaussian has distributions of continuous actions, and
+lockstep.models.action_spaces chooses the distribution of a space.
 
 Shape legend: P parameters, N noise numbers, D dimensions, K numbers of an action, E numbers of an encoded action.
 """
@@ -26,7 +26,7 @@ TINY = 1e-7
 
 
 class Constant:
-    """Numbers as a tensor on each device that has asked for them: a CUDA graph cannot copy them there."""
+    """Numbers as a tensor on each device that needs them, since a CUDA graph cannot copy them there."""
 
     def __init__(self, numbers: np.ndarray) -> None:
         self._here = torch.from_numpy(np.ascontiguousarray(numbers))
@@ -40,7 +40,7 @@ class Constant:
 
 
 class SentBox:
-    """Brings flat actions on any device into the bounds, the type and the shape of a Box.
+    """Converts flat actions on any device to the bounds, the type and the shape of a Box.
 
     Args:
         space: the Box.
@@ -51,12 +51,12 @@ class SentBox:
         self._shape, self._type = space.shape, torch_type(space.dtype)
 
     def scaled(self, unit: Tensor) -> Tensor:
-        """From between -1 and 1 to between the bounds."""
+        """Map numbers from [-1, 1] to the bounds."""
         low, high = self._low.on(unit.device), self._high.on(unit.device)
         return low + (unit + 1) / 2 * (high - low)
 
     def fitted(self, action: Tensor) -> Tensor:
-        """[B, D] -> [B, ...]"""
+        """[B, D] -> [B, ...], clipped to the bounds"""
         clipped = action.clamp(self._low.on(action.device), self._high.on(action.device))
         return clipped.to(self._type).reshape(-1, *self._shape)
 
@@ -67,10 +67,10 @@ class Distribution(ABC):
     acting: ClassVar[str] = "sampled"
     """How sample chooses actions, in a word or two."""
     exact: ClassVar[bool] = False
-    """Whether choosing actions only takes operations that have the same bits on every CPU, and functions of
+    """Whether choosing actions only needs operations with the same bits on every CPU, and functions of
     lockstep.portable.numbers."""
     knows_chances: ClassVar[bool] = True
-    """Whether log_prob tells anything: otherwise it is 0."""
+    """Whether log_prob returns log-probabilities. Otherwise it returns 0."""
     num_params: int
     noise_size: int
     action_shape: tuple[int, ...]
@@ -87,7 +87,7 @@ class Distribution(ABC):
         """[..., P], uniform noise in (0, 1) [..., N] -> action [..., *action_shape]"""
 
     def at_random(self, noise: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """A random action without any knowledge: uniform noise in (0, 1) [B, N] -> action [B, *action_shape].
+        """A random action, independent of any parameters: uniform noise in (0, 1) [B, N] -> action [B, *action_shape].
 
         Args:
             allowed: bool [B, num_logits]: an action mask, if any.
@@ -119,7 +119,8 @@ class Distribution(ABC):
         """Raise SettingsError if nothing can be learned from initial actions around 0 with this deviation."""
 
     def warning_at_start(self, std: float) -> str:
-        """Why learning from initial actions around 0 with this deviation is slow; "" if it is not."""
+        """A sentence that says why learning from initial actions around 0 with this deviation is slow; "" if it is
+        not."""
         return ""
 
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
@@ -208,7 +209,7 @@ class EpsilonGreedy(Choice):
         self.masked = masked
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """See the class."""
+        """As the class says: the best action, or rarely a random one."""
         epsilon = torch.full_like(params[..., :1], self.EVALUATION_EPSILON)
         return EpsilonGreedy.explore(self, params, noise, epsilon)  # also if a subclass explores by another rule
 
@@ -229,7 +230,7 @@ class EpsilonGreedy(Choice):
         return params.argmax(-1)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """0: ε is not among the parameters, so the probability is not known. It is not needed."""
+        """0. The probability is unknown, since ε is not a parameter, and it is not needed."""
         return torch.zeros(params.shape[:-1], device=params.device)
 
     def entropy(self, params: Tensor) -> Tensor:

@@ -35,25 +35,27 @@ range)."""
 
 @dataclass(frozen=True)
 class DynamicsConfig(ModelConfig):
-    """An ensemble of dynamics models and a planner; observations must be vectors, actions continuous and bounded."""
+    """An ensemble of dynamics models and a planner. Observations must be vectors, and actions continuous and
+    bounded."""
 
     has_policy_and_value: ClassVar[bool] = False
 
     members: int = 5
-    """Networks that each predict independently. More rely less on predictions for unseen states, and cost more."""
+    """Number of networks, which predict independently. More make plans less sensitive to wrong predictions for unseen
+    states and cost time."""
     hidden_sizes: tuple[int, ...] = (200, 200)
-    """Hidden layers of each network. Wider ones fit harder dynamics, and cost time at every step of every plan."""
+    """Hidden layers of each network. Wider layers fit harder dynamics and cost time at every step of every plan."""
     planner: Literal["cem", "mppi"] = "cem"
-    """cem refits a normal distribution to the best plans (Chua et al. 2018); mppi weighs all of them by their returns
+    """cem refits a normal distribution to the best plans (Chua et al. 2018). mppi weights all plans by their returns
     (Williams et al. 2017)."""
     horizon: int = 20
-    """Steps of a plan. Longer plans foresee more, and accumulate more model errors."""
+    """Steps of a plan. Longer plans look further ahead and accumulate more model errors."""
     population: int = 200
-    """Plans to try in each round. More find better plans, and cost time."""
+    """Plans to try in each round. More find better plans and cost time."""
     rounds: int = 4
-    """Rounds of trying and improving plans before each action. More come closer to the best plan."""
+    """Rounds of trying and improving plans before each action. More come closer to the best plan and cost time."""
     elites: int = 20
-    """Best plans, which cem refits to. Fewer converge sooner, perhaps to a worse plan."""
+    """Number of best plans to which cem refits. Fewer converge sooner, perhaps to a worse plan."""
     temperature: float = 1.0
     """Temperature of mppi, in units of return. Higher gives worse plans more weight."""
     discount: float = 0.99
@@ -65,7 +67,7 @@ class DynamicsConfig(ModelConfig):
     )
 
     def policy_space(self, observation_space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        """What the policy observes: all but the number of the task."""
+        """The space of the policy's observations: all entries except PopArt's task."""
         return observed_by_policies(super().policy_space(observation_space))
 
     def build(
@@ -86,7 +88,7 @@ class DynamicsConfig(ModelConfig):
                 f"{observation_space} and actions {action_space}. Use another environment or algorithm."
             )
         if precision != "fp32":
-            raise SettingsError(f"--precision {precision}: plans add up many small predictions. Use --precision fp32.")
+            raise SettingsError(f"--precision {precision}: plans sum many small predictions. Use --precision fp32.")
         with reproducible_initialization(seed):
             return DynamicsModel(self, layout, Deterministic(action_space), seed)
 
@@ -109,11 +111,11 @@ class DynamicsConfig(ModelConfig):
 
 class DynamicsModel(PolicyModel):
     """Every member predicts how an action changes an observation and what reward it earns. The policy is the first
-    action of the plan that these predictions rate best.
+    action of the plan with the highest predicted return.
 
     The state is the rest of the previous step's plan, from which the next search begins. Candidates are the points of a
-    Sobol sequence, shifted by set_noise (Cranley and Patterson 1976): they cover the space of plans more evenly than
-    random points, and few numbers randomize them.
+    Sobol sequence, shifted by set_noise (Cranley and Patterson 1976). They cover the space of plans more evenly than
+    random points, and few random numbers suffice to shift them.
     """
 
     def __init__(self, config: DynamicsConfig, layout: ObservationLayout, distribution: Deterministic, seed: int):
@@ -135,8 +137,8 @@ class DynamicsModel(PolicyModel):
         self.state_size, self.noise_numbers = numbers, config.rounds * numbers
 
     def predict(self, x: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised observations [E or 1, N, O] and actions [E or 1, N, D] in [-1, 1] -> the change of each number of
-        the observation, and the reward: means and log variances, [E, N, O + 1] both."""
+        """Normalized observations [E or 1, N, O] and actions [E or 1, N, D] in [-1, 1] -> means and log variances of
+        the change of each number of the observation and of the reward, [E, N, O + 1] each."""
         mean, log_variance = self.layers(torch.cat([x, action], -1)).chunk(2, -1)
         low, high = _LOG_VARIANCES
         log_variance = high - F.softplus(high - log_variance)
@@ -147,7 +149,7 @@ class DynamicsModel(PolicyModel):
         return (self.layout.vector(obs) - self.mean) / self.std
 
     def returns(self, x: Tensor, plans: Tensor) -> Tensor:
-        """Returns [B, P] of plans [B, P, H, D] from normalised observations [B, O], averaged over members.
+        """Returns [B, P] of plans [B, P, H, D] from normalized observations [B, O], averaged over members.
 
         Each member follows its own predictions (trajectory sampling with fixed bootstraps, Chua et al. 2018).
         """
@@ -162,7 +164,7 @@ class DynamicsModel(PolicyModel):
         return total.mean(0).view(environments, population)
 
     def plan(self, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Improve plans [B, H * D] from normalised observations [B, O]. Also returns the return [B] of the best
+        """Improve plans [B, H * D], given normalized observations [B, O]. Also gives the return [B] of the best
         candidate."""
         config, best = self.config, x.new_zeros(x.shape[0])
         std = torch.full_like(mean, _FIRST_STD)
@@ -188,7 +190,7 @@ class DynamicsModel(PolicyModel):
         prev_action: Tensor | None = None,
         prev_reward: Tensor | None = None,
     ) -> tuple[ModelOutput, Tensor]:
-        """Plan at each step; the policy's numbers are the first action of the plan."""
+        """Plan at each step. The policy's parameters are the first action of the plan."""
         actions, values = [], []
         for x, first in zip(self.normalize(obs), start, strict=True):
             state, value = self.plan(x, state.masked_fill(first.unsqueeze(-1), 0.0))

@@ -1,4 +1,4 @@
-"""Encoders, which map observations to feature vectors, and the trunk of an encoder and a core.
+"""Encoders, which map observations to feature vectors, and the trunk, which is an encoder and an optional core.
 
 Shape legend: N = T * B samples, C H W channels, height and width of an image, F features.
 """
@@ -39,7 +39,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class MLP(nn.Module):
-    """Fully connected layers, each followed by the activation, and before it by normalization if layer_norm is on."""
+    """Fully connected layers, each followed by the activation. With layer_norm, normalization precedes the
+    activation."""
 
     def __init__(
         self,
@@ -83,11 +84,11 @@ class ConvNet(nn.Module):
     Args:
         shape: [C, H, W] of an image.
         layers: channels, kernel size and stride of each convolution.
-        dense_size: number of features; 0 leaves out the dense layer, and the last convolution's output is the features.
-        activation: after every layer, by name or as a function, which may overwrite its argument.
-        initialization: for all layers.
-        layer_norm: whether every layer is normalized before its activation, a convolution over the channels at each
-            place.
+        dense_size: number of features. 0 leaves out the dense layer, so that the features are the last convolution's
+            output.
+        activation: the activation after every layer, as a name or a function, which may overwrite its argument.
+        initialization: the initialization of all layers.
+        layer_norm: whether every layer is normalized before its activation; convolutions over channels at each place.
     """
 
     def __init__(
@@ -130,32 +131,32 @@ class ConvNet(nn.Module):
         return flatten_places(x) if self.dense is None else self._activate(-1, self.dense(flatten_places(x)))
 
     def _activate(self, layer: int, x: Tensor) -> Tensor:
-        """What follows a layer."""
+        """Apply a layer's normalization, if any, and the activation."""
         return self.activation(x if self.norms is None else self.norms[layer](x))
 
 
 @dataclass(frozen=True)
 class ImageEncoder:
-    """A network of images by name: a call makes it for the shape of an image."""
+    """The settings of an image network. A call makes the network for the shape of an image."""
 
     layers: tuple[tuple[int, int, int], ...]
     """Channels, kernel size and stride of each convolution."""
     dense_size: int = 512
-    """Features, unless others are asked for; 0 for no dense layer."""
+    """The default number of features; 0 for no dense layer."""
     activation: Activation = "relu"
     kernels: bool = False
-    """Whether lockstep.kernels compute it in portable arithmetic."""
+    """Whether lockstep.kernels can compute the network in portable arithmetic."""
     costly: bool = True
-    """Whether learning costs about a millisecond a sample."""
+    """Whether learning takes about a millisecond per sample."""
 
     @property
     def smallest(self) -> int:
-        """The smallest side of an image that it accepts."""
+        """The smallest side of an image that the network accepts."""
         return _smallest_image(self.layers)
 
     @property
     def strides(self) -> bool:
-        """Whether convolutions move by more than one pixel."""
+        """Whether the first convolution has a stride above 1."""
         return self.layers[0][2] > 1
 
     def __call__(
@@ -165,7 +166,7 @@ class ImageEncoder:
         initialization: Initialization = "orthogonal",
         layer_norm: bool = False,
     ) -> ConvNet:
-        """The network for images [C, H, W]; the other arguments are those of ConvNet."""
+        """The network for images [C, H, W]. The other arguments are those of ConvNet."""
         features = self.dense_size if dense_size is None else dense_size
         return ConvNet(shape, self.layers, features, self.activation, initialization, layer_norm)
 
@@ -178,14 +179,14 @@ MinAtarCNN = ImageEncoder(((16, 3, 1),), 128, kernels=True, costly=False)
 """The network of Young and Tian 2019 (arXiv:1903.03176) for grids of 10x10 cells: a convolution, a dense layer."""
 DataEfficientCNN = ImageEncoder(((32, 5, 5), (64, 5, 5)), 0, kernels=True, costly=False)
 """The network of van Hasselt et al. 2019 (arXiv:1906.05243, appendix) for few samples: two convolutions, which the
-streams of the head follow."""
+streams of the head follow directly."""
 IMAGE_ENCODERS = {
     "nature": NatureCNN,
     "convnet_simple": SimpleConvNet,
     "minatar": MinAtarCNN,
     "der": DataEfficientCNN,
 }
-"""By the names of lockstep.models.trunk.EncoderName. A new one needs a row here and its name there."""
+"""Networks by the names of lockstep.models.trunk.EncoderName. A new network needs a row here and its name there."""
 
 
 class SymbolNet(nn.Module):
@@ -195,7 +196,7 @@ class SymbolNet(nn.Module):
     Args:
         shape: [C, H, W] of a grid.
         symbols: K. Larger numbers are treated as K - 1.
-        dense: makes the MLP for a given number of inputs.
+        dense: a function that makes the MLP for a given number of inputs.
     """
 
     def __init__(self, shape: tuple[int, int, int], symbols: int, dense: Callable[[int], MLP]):
@@ -276,9 +277,9 @@ class Trunk(nn.Module):
     """An encoder and an optional core that computes in dtype.
 
     Args:
-        encoder: with out_features.
-        core: makes the core for a given number of inputs; None for no core.
-        extra_features: count of further inputs of the core.
+        encoder: the encoder, which has an attribute out_features.
+        core: a function that makes the core for a given number of inputs, or returns None for no core.
+        extra_features: the number of further inputs of the core.
     """
 
     def __init__(
@@ -306,8 +307,8 @@ class Trunk(nn.Module):
 
 
 def take_observation_statistics(model: nn.Module, mean: Tensor, std: Tensor, columns: list[int] | None = None) -> None:
-    """Set the observation statistics of every encoder in a model: see PolicyModel.set_observation_statistics. If they
-    only observe some of the numbers, columns are the places of these."""
+    """Set the observation statistics of every encoder in a model: see PolicyModel.set_observation_statistics. If
+    encoders only observe some of the numbers, columns are the indices of these."""
     if columns is not None:
         mean, std = mean[columns], std[columns]
     for module in model.modules():

@@ -23,9 +23,9 @@ from lockstep.portable.numbers import ndtri, tanh
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of the log standard deviation (Haarnoja et al. 2018)."""
 _REACH = 3.0
-"""Actions within this many deviations of the mean are drawn often enough to learn from."""
+"""Actions within this many deviations of the mean are drawn often enough for learning."""
 _OUT_OF_PROPORTION = 10.0
-"""Bounds that are this many times as wide, or as narrow, as the first deviation cause a warning."""
+"""Bounds that are this many times as wide or as narrow as the initial deviation cause a warning."""
 
 
 def bounded(space: spaces.Box) -> bool:
@@ -87,7 +87,7 @@ class Gaussian(Distribution):
         return entropy + expected_log_slope(mean, log_std).sum(-1) + self.log_scale
 
     def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        """That of the normal distributions: squashing both does not change it."""
+        """The divergence of the normal distributions, which does not change if both are squashed."""
         return normal_kl(*self._split(params), *self._split(other))
 
     def check_start(self, std: float) -> None:
@@ -154,7 +154,7 @@ class Gaussian(Distribution):
 
 
 def check_initial_std(std: float) -> None:
-    """Raise SettingsError for a deviation that a policy cannot begin with."""
+    """Raise SettingsError for an initial deviation that is out of range."""
     if not 0.01 <= std <= 5:
         raise SettingsError(f"model.initial_std={std} must be between 0.01 and 5, for example 0.6.")
 
@@ -162,15 +162,15 @@ def check_initial_std(std: float) -> None:
 def bounded_log_std(log_std: Tensor) -> Tensor:
     """Log deviations clamped to their bounds.
 
-    clamp has no gradient outside the bounds, so a value that crosses one would never return. Here gradients that lead
-    back pass, and only those that lead further out become 0. It matters most for a free deviation, a parameter that
-    nothing else moves.
+    clamp has no gradient outside the bounds, so a value that crosses a bound would never return. Here, gradients that
+    lead back are kept, and only those that lead further out become 0. This matters most for free deviations, which are
+    parameters with no other gradients.
     """
     return _Bounded.apply(log_std) if torch.is_grad_enabled() else log_std.clamp(*LOG_STD_RANGE)  # type: ignore[no-any-return]
 
 
 class _Bounded(torch.autograd.Function):
-    """clamp with the gradients that bounded_log_std describes. Within the bounds, both are equal."""
+    """clamp with the gradients that bounded_log_std describes. Within the bounds, it equals clamp."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -194,15 +194,15 @@ def normal_kl(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: 
 
 
 def standard_normal(noise: Tensor) -> Tensor:
-    """Uniform numbers in (0, 1) -> normal ones, by the inverse distribution function."""
+    """Uniform numbers in (0, 1) -> standard normal numbers, by the inverse distribution function."""
     return ndtri(noise.clamp(TINY, 1 - TINY))
 
 
 def expected_log_slope(mean: Tensor, log_std: Tensor) -> Tensor:
     """Mean of the log slope of tanh under normal distributions: [..., D] each -> [..., D].
 
-    Uses the trapezoidal rule, which handles the slope's bend near 0 even for wide distributions, where Gaussian
-    quadrature fails: accurate to 0.001 up to 7.4, the largest deviation.
+    It uses the trapezoidal rule, which handles the slope's bend near 0 even for wide distributions, where Gaussian
+    quadrature fails. It is accurate to 0.001 for deviations up to 7.4, the largest one.
     """
     nodes, weights = _trapezoids(mean.device, mean.dtype)
     u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * nodes
@@ -211,7 +211,8 @@ def expected_log_slope(mean: Tensor, log_std: Tensor) -> Tensor:
 
 @functools.cache
 def _trapezoids(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The nodes and weights of the trapezoidal rule. Made once, since copying numbers to a GPU waits for it."""
+    """The nodes and weights of the trapezoidal rule. They are made once, since copying numbers to a GPU waits for
+    it."""
     nodes = np.linspace(-5, 5, 48)
     weights = np.exp(-(nodes**2) / 2)
     with torch.inference_mode(False):
@@ -219,5 +220,5 @@ def _trapezoids(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tenso
 
 
 def log_slope(u: Tensor) -> Tensor:
-    """log d tanh(u) / du = log(1 - tanh(u)^2), without its cancellation."""
+    """log d tanh(u) / du = log(1 - tanh(u)^2), computed without cancellation."""
     return 2 * (math.log(2) - u - F.softplus(-2 * u))

@@ -1,4 +1,4 @@
-"""Inference of models whose networks kernels know, and whose distributions torch computes.
+"""Inference of models whose networks kernels compute, and whose distributions torch computes.
 
 Shape legend: T time, B environments, M numbers of a network's output.
 """
@@ -27,8 +27,8 @@ from lockstep.portable.numbers import portable_numbers
 
 
 class ExactInference(Inference):
-    """Evaluates an acting copy whose operations are exact, apart from kernels. Those of its distribution may need to be
-    replaced."""
+    """Evaluates an acting copy with kernels and otherwise only exact operations. Its distribution may still need
+    replaced operations."""
 
     def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
         distribution = self._model.distribution
@@ -40,7 +40,7 @@ class _KernelInference(ExactInference):
     """Evaluates an acting copy of a model with kernels.
 
     Args:
-        model: made by for_acting; its parameters are moved into one vector.
+        model: made by for_acting. Its parameters are moved into one vector.
     """
 
     def __init__(self, model: PolicyModel) -> None:
@@ -73,8 +73,8 @@ class TableInference(_KernelInference):
 
 
 class QNetworkInference(_KernelInference):
-    """Evaluates a Q-network with the bits of torch's replaced operations: one with noisy layers, dueling streams,
-    distributions of returns or normalized layers, or PQN's."""
+    """Evaluates Q-networks with the bits of torch's replaced operations: those with noisy layers, dueling streams,
+    distributions of returns or normalized layers, and PQN's."""
 
     def __init__(self, model: QModel) -> None:
         super().__init__(model)
@@ -82,7 +82,7 @@ class QNetworkInference(_KernelInference):
         self._noise = np.zeros(model.noise_numbers, np.float32)
         self._parameters = self._flat.vector.detach().numpy()
         self._disturbed = self._used = np.zeros_like(self._parameters)
-        """Memory for disturbed weights and biases, and those with which the network computes."""
+        """Memory for weights and biases with noise, and the parameters that the network uses."""
 
     def load(self, vector: Tensor, *, lasts: bool) -> bool:
         if not lasts:
@@ -106,16 +106,16 @@ class QNetworkInference(_KernelInference):
         return ModelOutput(numbers, numbers.amax(-1)), state
 
     def _renew(self) -> None:
-        """Compute what depends on parameters and noise alone."""
+        """Recompute everything that depends only on parameters and noise."""
         self._used = disturb(self._network, self._parameters, self._noise, self._disturbed)
 
     def _values(self, x: np.ndarray, inputs: Inputs) -> tuple[np.ndarray, Tensor]:
-        """The expected returns of all actions [T * B, A], given what the encoder sees, and the core's next state."""
+        """The expected returns of all actions [T * B, A], given the encoder's inputs x, and the core's next state."""
         return act(self._network, self._used, x), inputs.state
 
 
 class RecurrentQInference(QNetworkInference):
-    """The same of a network with a core."""
+    """Evaluates Q-networks with a core."""
 
     def __init__(self, model: QModel) -> None:
         super().__init__(model)

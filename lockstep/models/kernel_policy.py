@@ -1,7 +1,8 @@
 """The standard model of vectors and small images in portable arithmetic: identical bits on every CPU.
 
-The parameters, their names and their places are those of StandardModel. Only their first values, and what a collector
-computes with them, come from lockstep.kernels. lockstep.learners.ppo_kernels learns with the same kernels.
+The parameters, their names and their layout are those of StandardModel. Only the initial values, and a collector's
+computations, come from lockstep.kernels. ppo_kernels.py and on_policy_kernels.py in lockstep.learners learn with the
+same kernels.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class KernelCategorical(Categorical):
     kind = policies.CATEGORICAL
 
     def kernels(self) -> ActionKernels:
-        """The same functions for a rollout in one compiled call."""
+        """The distribution's functions for a rollout in one compiled call."""
         first = np.array([self.start], np.int64)
         return ActionKernels(
             policies.sample_categorical,
@@ -76,7 +77,7 @@ class KernelGaussian(Gaussian):
     kind = policies.GAUSSIAN
 
     def kernels(self) -> ActionKernels | None:
-        """The same functions for a rollout in one compiled call; None for float16, which Numba does not know."""
+        """The distribution's functions for a rollout in one compiled call; None for float16, which Numba lacks."""
         if self.space.dtype not in (np.float32, np.float64):
             return None
         limits = np.stack([self.space.low.reshape(-1), self.space.high.reshape(-1)])
@@ -100,7 +101,7 @@ class KernelGaussian(Gaussian):
 
 
 def kernel_distribution(space: gymnasium.Space[Any]) -> KernelCategorical | KernelGaussian:
-    """The distribution of actions of a space that kernels know: Discrete, or Box of floats."""
+    """The distribution for an action space that kernels support: Discrete, or Box of floats."""
     if isinstance(space, gymnasium.spaces.Discrete):
         return KernelCategorical(space)
     assert isinstance(space, gymnasium.spaces.Box)
@@ -109,7 +110,7 @@ def kernel_distribution(space: gymnasium.Space[Any]) -> KernelCategorical | Kern
 
 @dataclass(frozen=True)
 class NetworkTable:
-    """Where the parts of a model lie among its parameters."""
+    """The layout of a model's parameters, in the form that lockstep.kernels.network takes."""
 
     layers: np.ndarray
     free_std: int
@@ -117,7 +118,7 @@ class NetworkTable:
 
     @staticmethod
     def of(model: StandardModel, flat: Places, *, whole: bool = False) -> NetworkTable:
-        """whole: for whole pixels, see lockstep.models.layer_tables.of_whole_pixels."""
+        """The layout of a model. whole: see lockstep.models.layer_tables.of_whole_pixels."""
         modules = dict(model.named_modules())
         rows: list[list[int]] = []
         ends = []
@@ -135,7 +136,7 @@ class NetworkTable:
         if model.value_head is not None:
             rows.append(layer_row(modules, "value_head.linear", NONE, ends[-1], flat))
         else:
-            rows.append(rows[-1])  # a number that nobody reads
+            rows.append(rows[-1])  # a row that is never read
         free, layers = model.policy_head.log_std is not None, np.array(rows, np.int64)
         return NetworkTable(
             of_whole_pixels(layers, encoder_of(model)) if whole else layers,
@@ -148,7 +149,7 @@ class NetworkTable:
 
 
 def initialize(model: StandardModel, seed: int) -> None:
-    """Draw a model's first weights, orthogonal with StandardModel's gains."""
+    """Draw a model's initial weights: orthogonal, with StandardModel's gains."""
     layers = [(name, each) for name, each in model.named_modules() if isinstance(each, (nn.Linear, nn.Conv2d))]
     for index, (name, layer) in enumerate(layers):
         gain = {"policy_head.linear": 0.01, "value_head.linear": 1.0}.get(name, math.sqrt(2))
@@ -161,8 +162,8 @@ def with_kernels(model: PolicyModel, action_space: gymnasium.Space[Any], seed: i
     """A standard model that acts with kernels that cover it: see lockstep.algorithms.kernel_table.
 
     Args:
-        seed: draws new first weights. None keeps those of the model, and acts with the bits of torch's replaced
-            operations.
+        seed: the seed of new initial weights. None keeps the model's weights, and acts with the bits of torch's
+            replaced operations.
     """
     assert isinstance(model, StandardModel)
     made = KernelModel(model, kernel_distribution(action_space), as_torch=seed is None)
@@ -172,11 +173,11 @@ def with_kernels(model: PolicyModel, action_space: gymnasium.Space[Any], seed: i
 
 
 class KernelModel(StandardModel):
-    """A standard model that acts in portable arithmetic. Its forward is torch's, for export.
+    """A standard model that acts in portable arithmetic. Its forward uses torch's operations, for export.
 
     Args:
-        model: the modules to take over.
-        distribution: of the actions.
+        model: the model whose modules are taken over.
+        distribution: the distribution of actions.
         as_torch: whether it acts with the bits of torch's replaced operations.
     """
 

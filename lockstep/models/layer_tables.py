@@ -1,4 +1,4 @@
-"""How kernels see models: as tables of layers (lockstep.kernels.dense), and observations as rows of numbers.
+"""Converts models to tables of layers for kernels (lockstep.kernels.dense), and observations to rows of numbers.
 
 Shape legend: T time, B environments, L layers, D numbers of an observation.
 """
@@ -33,21 +33,21 @@ ACTIVATIONS = {"tanh": TANH, "relu": RELU, "elu": ELU}
 
 
 def encoder_of(model: PolicyModel) -> ObservationEncoder:
-    """The encoder of a policy, its value or a Q-network: the one that sees all that the model does."""
+    """The encoder that sees everything that the model sees: that of a policy, a value or a Q-network."""
     if isinstance(model, StandardModel):
         encoder = model.trunks[-1].encoder
     else:
         assert isinstance(model, (QModel, ActorCritic))
         part = (
             model.trunk if isinstance(model, QModel) else getattr(model, "critics", model.actor)
-        )  # acting has no critics
+        )  # a copy for acting has no critics
         encoder = part.encoder
     assert isinstance(encoder, ObservationEncoder)
     return encoder
 
 
 def encoder_layers(model: nn.Module, path: str) -> Iterator[tuple[str, int]]:
-    """The names of an encoder's layers among the model's modules, with the activation of each."""
+    """The names of an encoder's layers among the model's modules, with their activations."""
     modules = dict(model.named_modules())
     image = modules.get(f"{path}.images.0")
     if isinstance(image, ConvNet):
@@ -86,18 +86,18 @@ def layer_row(modules: Mapping[str, nn.Module], name: str, activation: int, sour
 
 
 def _of_norm(eps: float) -> tuple[int, ...]:
-    """The last columns of a layer that normalizes."""
+    """The last columns of a row for a normalization layer."""
     return (*NO_IMAGE[:-1], round(1 / eps))
 
 
 def _after(norm: str) -> str:
-    """What would be the name of the convolution behind one that is normalized."""
+    """The name that the convolution after a normalized convolution would have."""
     path, _, place = norm.rpartition(".norms.")
     return f"{path}.convolutions.{int(place) + 1}"
 
 
 def _image_before(modules: Mapping[str, nn.Module], name: str) -> tuple[int, int, int]:
-    """The shape [C, H, W] of what a convolution of an encoder's image sees."""
+    """The shape [C, H, W] of the input of a convolution."""
     (path, _, last), encoder = name.rpartition("."), modules[name.partition(".images.")[0]]
     assert isinstance(encoder, ObservationEncoder)
     (_, (channels, height, width)), *_ = encoder.layout.images
@@ -110,7 +110,7 @@ def _image_before(modules: Mapping[str, nn.Module], name: str) -> tuple[int, int
 
 
 def _rows(model: nn.Module, layers: Iterable[tuple[str, int]], flat: Places) -> np.ndarray:
-    """The table of layers that follow each other, given by name and activation, int64 [L, 14]."""
+    """The table of consecutive layers, given by name and activation: int64 [L, 14]."""
     modules, rows = dict(model.named_modules()), list[list[int]]()
     for name, activation in layers:
         rows.append(layer_row(modules, name, activation, len(rows) - 1, flat))
@@ -118,12 +118,12 @@ def _rows(model: nn.Module, layers: Iterable[tuple[str, int]], flat: Places) -> 
 
 
 def core_layers(modules: Mapping[str, nn.Module], ends: list[int], first: int, flat: Places) -> list[list[int]]:
-    """The rows of each trunk's core, as lockstep.kernels.recurrent_network has them: first those of all projections,
-    then those of the cores.
+    """The rows of each trunk's core in the form of lockstep.kernels.recurrent_network: first the rows of all
+    projections, then those of the cores.
 
     Args:
         ends: the rows of the encoders' last layers.
-        first: the number of rows before.
+        first: the number of rows before these.
     """
     found = [_rows_of_core(modules, f"trunks.{trunk}.core", end, first + trunk, flat) for trunk, end in enumerate(ends)]
     return [projection for projection, _ in found] + [core for _, core in found]
@@ -132,7 +132,7 @@ def core_layers(modules: Mapping[str, nn.Module], ends: list[int], first: int, f
 def _rows_of_core(
     modules: Mapping[str, nn.Module], name: str, end: int, projection: int, flat: Places
 ) -> tuple[list[int], list[int]]:
-    """The rows of a core's projection, behind row `end`, and of the core, behind row `projection`."""
+    """The rows of a core's projection, whose input is row `end`, and of the core, whose input is row `projection`."""
     core = modules[name]
     assert isinstance(core, recurrent.RecurrentCore)
     outputs, inputs = core.weight_input.shape
@@ -143,12 +143,12 @@ def _rows_of_core(
 
 
 def q_layers(model: QModel, flat: FlatParameters) -> np.ndarray:
-    """The table of a Q-network with one linear layer behind its encoder, int64 [L, 14]."""
+    """The table of a Q-network with one linear layer after its encoder, int64 [L, 14]."""
     return _rows(model, (*encoder_layers(model, "trunk.encoder"), ("head.advantage", NONE)), flat)
 
 
 def q_network(model: QModel, flat: FlatParameters) -> QNetwork:
-    """Where the parts of a Q-network lie among its parameters."""
+    """The layout of a Q-network's parameters."""
     modules, head = dict(model.named_modules()), model.head
     implicit = isinstance(head, ImplicitQHead)
     path, fractions = "head.head" if implicit else "head", np.zeros(0, np.float32)
@@ -178,7 +178,7 @@ def q_network(model: QModel, flat: FlatParameters) -> QNetwork:
 
 
 def core_of_q(model: QModel, flat: FlatParameters) -> np.ndarray:
-    """The table of a Q-network's core, int64 [2, 14]: its projection and itself (lockstep.kernels.recurrent_q)."""
+    """The table of a Q-network's core, int64 [2, 14]: its projection and the core (lockstep.kernels.recurrent_q)."""
     return np.array(_rows_of_core(dict(model.named_modules()), "trunk.core", -1, 0, flat), np.int64)
 
 
@@ -186,7 +186,7 @@ def mlp_layers(layers: nn.Module, name: str, flat: FlatParameters, first: int = 
     """The table of perceptrons' layers (MLPs), one perceptron after the other: see lockstep.kernels.dense.
 
     Args:
-        first: the column of x with the first number that they take.
+        first: the first column of x that they read.
     """
     assert isinstance(layers, MLPs)
     rows: list[list[int]] = []
@@ -214,10 +214,10 @@ def normalizes(encoder: ObservationEncoder) -> bool:
 
 
 def brightness(encoder: ObservationEncoder, *, whole: bool = False) -> int:
-    """What observations are divided by.
+    """The divisor of observations.
 
     Args:
-        whole: convolutions divide their weights instead: see of_whole_pixels.
+        whole: whether convolutions divide their weights instead: see of_whole_pixels.
     """
     divided = encoder.layout.images and not (whole and encoder.images is not None)
     return encoder.layout.brightest[0] if divided else 1
@@ -230,10 +230,10 @@ def of_whole_pixels(layers: np.ndarray, encoder: ObservationEncoder) -> np.ndarr
 
 
 def observed(encoder: ObservationEncoder, obs: Any, *, whole: bool = False) -> np.ndarray:
-    """What an encoder's layers see of observations [T, B, ...]: float32 [T * B, D].
+    """The inputs of an encoder's layers for observations [T, B, ...]: float32 [T * B, D].
 
     Args:
-        whole: leave pixels as they are, since the weights are divided: see of_whole_pixels.
+        whole: whether pixels are left undivided, since weights are divided: see of_whole_pixels.
     """
     if encoder.layout.images:
         pixels = rows_of(entry(obs, encoder.layout.images[0][0]).flatten(2)).astype(np.float32)

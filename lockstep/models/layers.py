@@ -1,7 +1,7 @@
 """Layers that compute in the precision of their input, and their initialization.
 
-Weights are stored in fp32 and cast at each use, like in autocast, but explicitly: an acting copy stores them in bf16
-once, and then the same forward casts nothing. Large weights are rounded once per gradient step while learning.
+Weights are stored in fp32 and cast explicitly at each use. An acting copy stores them in bf16, so that the same forward
+casts nothing. While learning, large weights are rounded once per gradient step.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from torch.nn import functional as F
 
 _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _LARGE = 750_000
-"""Products of at least this many multiplications run on oneDNN."""
+"""Matrix products with at least this many multiplications use oneDNN."""
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types as wide as a row of a pixel block, by block size."""
 
 
 class Rounded:
-    """A parameter in a lower precision, kept for its uses in one gradient step, and the place for its gradient.
+    """A copy of a parameter in a lower precision for one gradient step, and the memory for its gradient.
 
     Args:
-        parameter: fp32. cast finds its rounded copy.
-        dtype: of the copy.
+        parameter: fp32. `cast` finds this copy through it.
+        dtype: the type of the copy.
     """
 
     def __init__(self, parameter: nn.Parameter, dtype: torch.dtype) -> None:
         self._parameter = parameter
         self.value = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
         self.place: Tensor | None = None
-        """fp32: where the next backward pass writes its gradient, to spare a copy."""
+        """fp32: the memory into which the next backward pass writes its gradient, which saves a copy."""
         parameter.rounded = self  # type: ignore[attr-defined]
 
     def renew(self) -> None:
-        """Round the parameter as it is now."""
+        """Round the current parameter."""
         self.value.copy_(self._parameter.detach())
 
 
 class _Round(torch.autograd.Function):
-    """The cast of a parameter that is already rounded. Backwards, it acts like an ordinary cast."""
+    """The cast of a parameter that is already rounded. Its backward pass is that of an ordinary cast."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, rounded: Rounded) -> Tensor:
@@ -82,13 +82,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def onednn(x: Tensor, multiplications: int) -> bool:
-    """Whether oneDNN computes a product with x of this many multiplications. For fp32 on CPUs torch chooses MKL, which
-    is half as fast on AMD CPUs, but a call of oneDNN costs more."""
+    """Whether oneDNN computes a product with x that has this many multiplications. For fp32 on CPUs, torch chooses MKL,
+    which is half as fast on AMD CPUs, but a call of oneDNN has more overhead."""
     if multiplications.__class__ is not int or multiplications < _LARGE:  # exported models take any number of items
         return False
     if x.dtype != torch.float32 or x.device.type != "cpu" or not _AVAILABLE:
         return False
-    return not (torch.compiler.is_compiling() or torch._C._is_tracing())  # and run anywhere
+    return not (torch.compiler.is_compiling() or torch._C._is_tracing())  # exported models must also run without oneDNN
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -128,9 +128,9 @@ class Conv2d(nn.Conv2d):
 class PixelConv2d(nn.Conv2d):
     """The first convolution over pixels, which reads uint8 [N, C, H, W] and returns `dtype`, channels last.
 
-    Pixels enter as whole numbers from 0 to 255, which bf16 holds exactly; the weights are divided by `brightest`
+    Pixels are whole numbers from 0 to 255, which bf16 represents exactly; the weights are divided by `brightest`
     instead. A kernel of 2s x 2s pixels with stride s becomes an equivalent 2 x 2 kernel with stride 1, over images
-    whose s x s blocks of pixels are folded into channels (space-to-depth). CPUs and GPUs run this much faster.
+    whose s x s blocks of pixels are folded into channels (space-to-depth). This is much faster on CPUs and GPUs.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0):
@@ -140,7 +140,7 @@ class PixelConv2d(nn.Conv2d):
         self.block = stride if stride in _WORDS and padding == 0 and kernel_size % stride == 0 else 1
 
     def blocks_of(self, height: int, width: int) -> int:
-        """The side of the blocks of pixels that are folded in images of this size; 1 if none are."""
+        """The side of the blocks of pixels that are folded in images of this size; 1 without folding."""
         return self.block if height % self.block == width % self.block == 0 else 1
 
     def forward(self, input: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -170,15 +170,15 @@ class LayerNorm(nn.LayerNorm):
 
 
 class ChannelNorm(LayerNorm):
-    """The same of the channels of images [N, C, H, W], at each place. It is fastest with channels last."""
+    """LayerNorm over the channels of images [N, C, H, W] at each place. It is fastest with channels last."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 def channels_last(image: Tensor) -> Tensor:
-    """uint8 [N, C, H, W] in the memory format channels_last. Interleaving bytes, and converting them afterwards, takes
-    half as long as doing both at once."""
+    """uint8 [N, C, H, W] in the memory format channels_last. Interleaving bytes first and converting them afterwards
+    takes half as long as both at once."""
     return torch.stack(image.unbind(1), -1).permute(0, 3, 1, 2)
 
 
@@ -207,9 +207,9 @@ def fold_kernel(weight: Tensor, block: int) -> Tensor:
 
 @contextmanager
 def reproducible_initialization(seed: int) -> Iterator[None]:
-    """Draw initial weights from a seed alone, and leave torch's global generator unchanged.
+    """Draw initial weights from a seed alone, without changing torch's global generator.
 
-    Uses one thread, because the QR decomposition of orthogonal weights gives different bits on more threads.
+    It uses one thread, because the QR decomposition of orthogonal weights gives different bits on more threads.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

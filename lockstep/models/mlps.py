@@ -2,8 +2,8 @@
 
 Shape legend: C perceptrons, n items, I inputs and O outputs of a layer.
 
-All layers together are one node of the autograd graph, differentiated by hand: at the sizes of continuous control, a
-graph of single operations costs as much time as the matrix products.
+All layers together are one node of the autograd graph, differentiated by hand. At the sizes of continuous control, a
+graph of single operations takes as much time as the matrix products.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lockstep.models.layers import onednn, product
 
 _aten: Any = torch.ops.aten
 EPS = 1e-5
-"""What a normalized layer adds to variances."""
+"""The number that a normalized layer adds to variances."""
 
 
 class _Activation(NamedTuple):
@@ -29,7 +29,7 @@ class _Activation(NamedTuple):
 
     function: Callable[[Tensor], Tensor]
     back: Callable[[Tensor, Tensor], Tensor]
-    """The gradient with respect to the result, and the result -> the gradient with respect to the argument, in
+    """Maps the gradient with respect to the result, and the result, to the gradient with respect to the argument, in
     place."""
 
 
@@ -48,9 +48,9 @@ class MLPs(nn.Module):
 
     Args:
         count: C.
-        sizes: of the input, the hidden layers and the output.
-        activation: after hidden layers.
-        layer_norm: normalise the first hidden layer, followed by tanh (Acme's LayerNormMLP).
+        sizes: the sizes of the input, the hidden layers and the output.
+        activation: the activation after hidden layers.
+        layer_norm: whether the first hidden layer is normalized and followed by tanh (Acme's LayerNormMLP).
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class MLPs(nn.Module):
             self.biases[-1].mul_(factor)
 
     def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
-        """[n, I] or [C, n, I] -> fp32 [C, n, O]. Hidden layers compute in the precision of x, a normalised layer in
+        """[n, I] or [C, n, I] -> fp32 [C, n, O]. Hidden layers compute in the precision of x, a normalized layer in
         fp32.
 
-        frozen: compute gradients of x, but not of the parameters.
+        frozen: whether gradients flow only to x and not to the parameters.
         """
 
         def of(parameter: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def perceptrons(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], 
         x: [C, n, I]. Hidden layers compute in its precision, the last layer in fp32.
         weights: fp32 [C, I, O] of each layer.
         biases: fp32 [C, 1, O] of each layer.
-        activation: after hidden layers.
+        activation: the activation after hidden layers.
 
     Returns:
         fp32 [C, n, O]
@@ -111,7 +111,8 @@ def perceptrons(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], 
 
 
 class _Perceptrons(torch.autograd.Function):
-    """See perceptrons. Gradients of x are computed only if needed, those of the parameters if any of them is needed."""
+    """See perceptrons. The gradient of x is computed only if needed; those of the parameters if any of them is
+    needed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
@@ -135,7 +136,7 @@ class _Perceptrons(torch.autograd.Function):
 
 
 class _Part(NamedTuple):
-    """The unit of computation: one perceptron, or all of them with a leading axis C."""
+    """One perceptron, or all of them with a leading axis C, computed together."""
 
     x: Tensor
     """[n, I]"""

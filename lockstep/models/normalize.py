@@ -1,7 +1,7 @@
 """Running normalization of observations and rewards, as versioned state.
 
-Statistics are plain sums in float64, so that shards can add theirs up in tree order. They are immutable: merging makes
-new ones, and the versions that still collect keep the old ones.
+Statistics are sums in float64, so that shards' statistics can be added up in tree order. They are immutable: merging
+makes new ones, and versions that still collect keep the old ones.
 
 Shape legend: T time, B environments, D numbers of a sample.
 """
@@ -23,12 +23,12 @@ from lockstep.models.base import PolicyModel
 from lockstep.models.observations import ObservationLayout
 
 _EPSILON = 1e-8
-"""Added to variances, so that what never varied is not divided by zero."""
+"""Added to variances, so that constant numbers are not divided by zero."""
 
 
 @dataclass(frozen=True)
 class NormalizeConfig:
-    """Running normalisation, versioned and checkpointed with the parameters."""
+    """Running normalization. Versions and checkpoints contain its statistics."""
 
     observations: bool = False
     """Standardize vector observations by their running mean and standard deviation. On suits observations with mixed
@@ -37,8 +37,8 @@ class NormalizeConfig:
     """Divide rewards by the running standard deviation of the discounted return (no mean is subtracted). On makes other
     settings independent of the size of rewards."""
     clip: float = 10.0
-    """Bound on the magnitude of normalized observations and rewards (with replay, of the sum of n rewards). Lower tames
-    outliers, higher keeps more of their information."""
+    """Bound on the magnitude of normalized observations and rewards (with replay, of the sum of n rewards). Lower
+    limits the effect of outliers; higher keeps more of their information."""
 
     needs: ClassVar[tuple[Need, ...]] = (Need(("clip",), ("normalize.observations", "normalize.returns")),)
 
@@ -50,7 +50,7 @@ class NormalizeConfig:
 
 @dataclass(frozen=True)
 class RunningMoments:
-    """Mean and deviation of all samples so far; mean 0 and deviation 1 before the first.
+    """Mean and deviation of all samples so far. Before the first sample, the mean is 0 and the deviation 1.
 
     The population variance is E[x^2] - E[x]^2, which loses 2 log10(|mean| / deviation) of float64's 16 digits.
     """
@@ -63,7 +63,7 @@ class RunningMoments:
         return RunningMoments(torch.zeros(1 + 2 * size, dtype=torch.float64))
 
     def merged(self, sums: Tensor) -> RunningMoments:
-        """With the samples of batch_sums added."""
+        """The moments after adding a result of batch_sums."""
         return RunningMoments(self.sums + sums)
 
     @property
@@ -80,7 +80,7 @@ class RunningMoments:
         """fp32 [D]"""
         if not self.count:
             return torch.ones_like(self.mean)
-        # NumPy rounds square roots as IEEE 754 says. Torch does not on every CPU, and portable runs use these, too.
+        # NumPy rounds square roots as IEEE 754 requires. Torch does not on every CPU, and portable runs use them, too.
         return torch.from_numpy(np.sqrt((self._moments()[1] + _EPSILON).numpy())).float()
 
     def _moments(self) -> tuple[Tensor, Tensor]:
@@ -101,17 +101,17 @@ def batch_sums(x: Tensor, valid: Tensor) -> Tensor:
 
 
 def discounted_returns(reward: Tensor, done: Tensor, carry: Tensor, discount: float) -> tuple[Tensor, Tensor]:
-    """The discounted return so far of each episode, R_t = discount * R_{t-1} + r_t. Its deviation scales rewards.
+    """The discounted return of each episode so far, R_t = discount * R_{t-1} + r_t. Its deviation scales rewards.
 
-    Rewards divided by it keep the size of returns near one, whatever the task's units are (Engstrom et al. 2020,
-    "Implementation matters in deep policy gradients", section 3, who found it among the details that decide whether
-    PPO works).
+    Rewards divided by this deviation keep returns near one in all units of rewards. Engstrom et al. 2020
+    ("Implementation matters in deep policy gradients", section 3) found it to be among the details that decide whether
+    PPO works.
 
     Args:
         reward: [T, B], zero on reset steps.
         done: bool [T, B], True where the episode ended with this reward.
         carry: [B], R of the step before the first, zero if its episode ended there.
-        discount: the algorithm's.
+        discount: the algorithm's discount.
 
     Returns:
         R [T, B], and the carry [B] for the next rollout.
@@ -143,7 +143,7 @@ def portable_returns(reward: Tensor, done: Tensor, carry: Tensor, discount: floa
 
 @dataclass(frozen=True)
 class Normalizers:
-    """The normalizers that an experiment asks for; the others are None."""
+    """The normalizers of an experiment. Those that are off are None."""
 
     config: NormalizeConfig
     discount: float
@@ -185,8 +185,10 @@ class Normalizers:
         """fp32 [T, B] for the learner: divided by the deviation of returns, and clipped.
 
         Args:
-            obs: the observations [T, B, ...], which tell who earned the rewards if there are several policies.
-            deviation: that deviation where the rewards are, if that is a GPU, which divides exactly by tensors alone.
+            reward: [T, B], raw.
+            obs: the observations [T, B, ...]. With several policies, they tell which policy earned the rewards.
+            deviation: the deviation as a tensor on the rewards' device if that is a GPU, since GPUs divide exactly only
+                by tensors.
         """
         del obs
         if self.returns is None:
@@ -195,7 +197,7 @@ class Normalizers:
         return (reward / by).clamp(-self.config.clip, self.config.clip)
 
     def rollout_sums(self, rollout: Rollout, return_carry: Tensor) -> Tensor:
-        """What a shard's rollout adds to the statistics, a float64 vector. Call it once per rollout: it updates
+        """The float64 vector that a shard's rollout adds to the statistics. Call this once per rollout: it updates
         return_carry, fp32 [B], the discounted returns of unfinished episodes."""
         parts = []
         steps = rollout.reward.shape[0]
@@ -210,7 +212,7 @@ class Normalizers:
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
     def merged(self, sums: Tensor) -> Normalizers:
-        """With the total of all shards' rollout_sums added."""
+        """The normalizers after adding the total of all shards' rollout_sums."""
         observations, returns = self.observations, self.returns
         if observations is None and returns is None:
             return self
@@ -227,6 +229,6 @@ class Normalizers:
         return {name: m.sums for name, m in moments.items() if m is not None}
 
     def loaded(self, state: dict[str, Tensor]) -> Normalizers:
-        """With the statistics that state returned."""
+        """The normalizers with the statistics of a result of state."""
         assert state.keys() == self.state().keys(), f"{sorted(state)} are not {sorted(self.state())}"
         return replace(self, **{name: RunningMoments(sums) for name, sums in state.items()})

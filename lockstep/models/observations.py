@@ -17,13 +17,13 @@ from torch import Tensor
 from lockstep.config.settings import SettingsError
 
 ACTION_MASK = "action_mask"
-"""The entry of a Dict observation that holds the mask of allowed discrete actions; models do not observe it."""
+"""The entry of a Dict observation with the mask of allowed discrete actions. Models do not observe it."""
 _LIKE_A_MASK = re.compile(r"mask|valid|legal|avail|allowed|feasible|permitted", re.IGNORECASE)
 _PICTURE = 8
 """The smallest side of an entry that looks like an image."""
 VALUE_TASK = "value_task"
-"""The entry of a Dict observation that tells its task, one-hot, to values with one output for each task
-(lockstep.models.popart); models do not observe it."""
+"""The entry of a Dict observation with its task, one-hot, for values with one output per task (lockstep.models.popart).
+Models do not observe it."""
 PLAIN = ""
 """The key of the only entry if the space is not a Dict."""
 
@@ -33,7 +33,7 @@ class ObservationLayout:
     """The entries of an observation space, in groups that are each sorted by key (the canonical order)."""
 
     images: tuple[tuple[str, tuple[int, int, int]], ...]
-    """uint8 entries with three dimensions [C, H, W]; their pixels are divided by the numbers in `brightest`, and never
+    """uint8 entries with three dimensions [C, H, W]. Their pixels are divided by the numbers in `brightest` and never
     normalized."""
     vectors: tuple[tuple[str, int], ...]
     """All other entries, flattened. Only these can be normalized."""
@@ -86,11 +86,11 @@ class ObservationLayout:
 
     @property
     def vector_size(self) -> int:
-        """D: count of numbers that can be normalized."""
+        """D: the number of numbers that can be normalized."""
         return sum(size for _, size in self.vectors)
 
     def columns(self, keys: Collection[str]) -> list[int]:
-        """The places of these vectors' numbers among all D."""
+        """The indices of these vectors' numbers among all D."""
         owners = [key for key, size in self.vectors for _ in range(size)]
         return [place for place, key in enumerate(owners) if key in keys]
 
@@ -101,7 +101,7 @@ class ObservationLayout:
 
 
 def observed_by_policies(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """An observation space without the entry that tells its task to values alone."""
+    """An observation space without the entry VALUE_TASK, which only values see."""
     if not isinstance(space, spaces.Dict) or VALUE_TASK not in space.spaces:
         return space
     return spaces.Dict({key: entry for key, entry in space.spaces.items() if key != VALUE_TASK})
@@ -116,7 +116,7 @@ def unused_mask(space: gymnasium.Space[Any], choices: int) -> str:
     """A warning about an entry that looks like an action mask but is not used as one; "" if there is none.
 
     Args:
-        space: of observations, as models see them.
+        space: the observation space, as models see it.
         choices: number of discrete actions; 0 if actions are not discrete.
     """
     entries = space.spaces if isinstance(space, spaces.Dict) else {}
@@ -134,7 +134,7 @@ def unused_mask(space: gymnasium.Space[Any], choices: int) -> str:
 
 
 def precision_warning(low: np.ndarray, high: np.ndarray) -> str:
-    """A warning about numbers between low and high [D] that are too large for float32 to tell apart; "" if there are
+    """A warning about numbers between low and high [D] that are too large for float32 to distinguish; "" if there are
     none."""
     reach = np.maximum(np.abs(low), np.abs(high)).astype(np.float32)
     with np.errstate(invalid="ignore"):  # infinities and NaN
@@ -151,13 +151,13 @@ def precision_warning(low: np.ndarray, high: np.ndarray) -> str:
 
 
 _EXACT = 2.0**24
-"""float32 holds all whole numbers up to this one."""
+"""float32 represents all whole numbers up to this one."""
 _LEVELS = 64
 """An observation should vary by at least this many steps of float32."""
 
 
 def entry(obs: Any, key: str) -> Tensor:
-    """The tensor under a key; PLAIN stands for the observation itself."""
+    """The tensor under a key. PLAIN means the observation itself."""
     return obs if key == PLAIN else obs[key]
 
 

@@ -1,4 +1,4 @@
-"""A model's parameters as one flat vector: one tensor to reduce, to optimise, to version and to publish."""
+"""A model's parameters as one flat vector, which is reduced, optimized and published as one tensor."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from lockstep.models.core import RecurrentCore
 from lockstep.models.layers import Linear, Rounded
 
 _ALIGNMENT = 16
-"""Each parameter starts at a multiple of 64 bytes: a kernel's code path, and so its bits, may depend on alignment, and
-aligned memory is faster."""
+"""Each parameter starts at a multiple of 64 bytes. A kernel's code path, and so its bits, may depend on alignment;
+besides, aligned memory is faster."""
 _LARGE = 1 << 15
-"""The size of a parameter from which it takes noticeable time to cast it and to copy its gradient."""
+"""The size from which casting a parameter and copying its gradient takes noticeable time."""
 
 
 class Places(Protocol):
-    """Where parameters lie in a vector."""
+    """The layout of parameters in a vector."""
 
     def offset(self, name: str) -> int:
-        """Where a parameter begins."""
+        """The index at which a parameter begins."""
         ...
 
 
 class Part:
-    """The parameters whose names begin with a prefix, as a separate vector, whose names lack the prefix.
+    """The parameters whose names begin with a prefix, as a separate vector with names that lack the prefix.
 
     Args:
         flat: all parameters.
+        prefix: the prefix.
     """
 
     def __init__(self, flat: FlatParameters, prefix: str) -> None:
         self._flat, self._prefix = flat, prefix
         self.span = flat.span(prefix)
-        """Where it lies among all parameters."""
+        """The slice of all parameters that it covers."""
 
     def offset(self, name: str) -> int:
         """As Places."""
@@ -48,17 +49,17 @@ class FlatParameters:
 
     Args:
         module: all its parameters must be fp32, on one device.
-        tail: numbers behind the gradient, reduced together with it (counts and metric sums).
-        dtype: what the module's layers compute in. If it is lower than fp32, call round after changing the vector.
+        tail: the number of values after the gradient that are reduced together with it (counts and metric sums).
+        dtype: the precision of the module's layers. If it is lower than fp32, call round after changing the vector.
     """
 
     def __init__(self, module: nn.Module, tail: int = 0, dtype: torch.dtype = torch.float32) -> None:
         self._slices: dict[str, tuple[int, torch.Size]] = {}
         self._spans: dict[str, slice] = {}
         self._pieces: list[int] = []
-        """The size of each parameter and of the gap after it, in which vectors are 0; last the size of the tail."""
+        """The sizes of each parameter and of the gap after it, in which vectors are 0; last the size of the tail."""
         self._gaps: list[int] = []
-        """Which pieces are gaps that are not empty."""
+        """The indices of pieces that are non-empty gaps."""
         size = 0
         named = dict(module.named_parameters())
         for name, parameter in named.items():
@@ -86,11 +87,11 @@ class FlatParameters:
         return vector[start : start + shape.numel()].view(shape)
 
     def lies_like(self, other: FlatParameters) -> bool:
-        """Whether another module's vector has the same parameters at the same places."""
+        """Whether another module's vector has the same layout."""
         return self._slices == other._slices
 
     def offset(self, name: str) -> int:
-        """Where a parameter begins in the vector."""
+        """The index at which a parameter begins in the vector."""
         return self._slices[name][0]
 
     def span(self, prefix: str) -> slice:
@@ -105,8 +106,8 @@ class FlatParameters:
         return self._spans[prefix]
 
     def of_networks(self) -> Tensor:
-        """bool [N]: which numbers are parameters of networks that learn. An algorithm's variables, such as a
-        temperature, are not, nor are running statistics and networks that are fixed."""
+        """bool [N]: whether each number is a parameter of a network that learns. Variables of algorithms, such as a
+        temperature, running statistics and fixed networks are not."""
         chosen = torch.zeros_like(self.vector, dtype=torch.bool)
         for name, parameter in self._parameters.items():
             self._view(chosen, name).fill_(
@@ -120,7 +121,7 @@ class FlatParameters:
             rounded.renew()
 
     def forget_gradient(self) -> None:
-        """Drop the last gradient. Call it before a backward pass, which then need not add to it."""
+        """Discard the last gradient. Call this before a backward pass, so that it does not add to that gradient."""
         for parameter in self._parameters.values():
             parameter.grad = None
         self._gathered = torch.empty(self.vector.numel() + self.tail, device=self.vector.device)
@@ -168,7 +169,7 @@ class FlatParameters:
 
 
 def _rounded(module: nn.Module, dtype: torch.dtype) -> dict[str, Rounded]:
-    """By name: the large parameters of layers that cast them."""
+    """The large parameters of layers that cast them, by name."""
     casting = [layer for layer in module.modules() if isinstance(layer, (Linear, RecurrentCore))]
     cast = {id(parameter) for layer in casting for parameter in layer.parameters(recurse=False)}
     large = {name: parameter for name, parameter in module.named_parameters() if parameter.numel() >= _LARGE}

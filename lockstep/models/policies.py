@@ -1,4 +1,4 @@
-"""Several policies in one run: each has a separate model, which plays and learns from the rows of its agents.
+"""Several policies in one run. Each has a separate model, which plays and learns from the rows of its agents.
 
 Shape legend: T time, B environments (agents of matches), P distribution parameters, K core state.
 """
@@ -26,22 +26,22 @@ from lockstep.models.distributions import FORBIDDEN
 from lockstep.models.normalize import NormalizeConfig, Normalizers
 
 POLICY = "policy"
-"""The entry of an observation that holds the number of the policy that plays it; models do not observe it."""
+"""The entry of an observation with the number of the policy that plays it. Models do not observe it."""
 
 
 class Part(NamedTuple):
-    """What one policy observes, and how it acts."""
+    """The observation and action space of one policy."""
 
     observation_space: spaces.Dict
     action_space: gymnasium.Space[Any]
 
 
 class PoliciesSpace(spaces.Dict):
-    """Observations that several policies play, in a common form: a policy's own vectors may be shorter.
+    """The common observation space of several policies. A policy's own vectors may be shorter.
 
     Args:
-        entries: those of the common form, among them POLICY.
-        parts: by the policy's name, in the order of their numbers.
+        entries: the entries of the common space, including POLICY.
+        parts: spaces by the policies' names, in the order of their numbers.
     """
 
     def __init__(self, entries: Mapping[str, spaces.Space[Any]], parts: Mapping[str, Part]) -> None:
@@ -49,8 +49,8 @@ class PoliciesSpace(spaces.Dict):
         self.parts = dict(parts)
 
     def own(self, name: str, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of observations [T, B, ...], what a policy sees. It means nothing in rows of other policies. What only
-        critics see may be missing."""
+        """The part of observations [T, B, ...] that a policy sees. It is meaningless in rows of other policies. Entries
+        for critics alone may be missing."""
         found = {}
         for key, space in self.parts[name].observation_space.items():
             if key in obs:
@@ -59,8 +59,8 @@ class PoliciesSpace(spaces.Dict):
         return found
 
     def columns(self, name: str) -> np.ndarray:
-        """int64: where the numbers that a policy sees lie among those of all entries side by side, which are vectors
-        (lockstep.core.arrays.join_entries)."""
+        """int64: the indices of the numbers that a policy sees among those of all entries side by side
+        (lockstep.core.arrays.join_entries). All entries are vectors."""
         seen, found, begin = self.parts[name].observation_space.spaces, [], 0
         for key in sorted(self.spaces):
             if key in seen:
@@ -69,7 +69,7 @@ class PoliciesSpace(spaces.Dict):
         return np.concatenate(found)
 
     def rows(self, name: str, obs: Mapping[str, Tensor]) -> Tensor:
-        """int64: which columns of observations [T, B, ...] a policy plays. It plays them at all T steps."""
+        """int64: the columns of observations [T, B, ...] that a policy plays, at all T steps."""
         return (obs[POLICY][0, :, 0] == list(self.parts).index(name)).nonzero().squeeze(1)
 
 
@@ -78,13 +78,14 @@ def _size(space: spaces.Space[Any]) -> int:
 
 
 class Policies(PolicyModel):
-    """The models of all policies. Each computes all rows, of which those of its agents are taken, so that the calls
-    do not depend on who plays a row.
+    """The models of all policies. Each computes all rows, and the rows of its agents are selected, so that the calls do
+    not depend on which policy plays a row.
 
     Args:
-        models: by the policy's name.
-        action_space: the common one, in which Discrete actions may have more choices than a policy has.
-        distribution: of its actions, if not the usual one.
+        space: the common observation space.
+        models: models by the policies' names.
+        action_space: the common action space. Discrete actions may have more choices than a policy has.
+        distribution: the distribution of its actions, if not the usual one.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Policies(PolicyModel):
     def _of(
         self, name: str, obs: Any, start: Tensor, state: Tensor, action: Tensor | None, reward: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What one policy computes of all rows, in the common form: parameters [T, B, P], values and the core state."""
+        """One policy's outputs for all rows, in the common form: parameters [T, B, P], values and the core state."""
         model = self[name]
         if action is not None and model.distribution.num_params < self.distribution.num_params:
             action = action.clamp(max=model.distribution.num_params - 1)  # in the rows of other policies
@@ -159,10 +160,10 @@ class Policies(PolicyModel):
         return policies_kernels(found, columns, player, self.distribution.num_params, FORBIDDEN)
 
     def playing(self, space: PoliciesSpace, action_space: gymnasium.Space[Any]) -> Policies:
-        """Those of these policies that play in environments with these spaces.
+        """The policies that play in environments with these spaces.
 
         Raises:
-            SettingsError: there is no such policy.
+            SettingsError: a policy of the environments is missing.
         """
         if missing := [name for name in space.parts if name not in self.policies]:
             raise SettingsError(
@@ -187,8 +188,8 @@ class Policies(PolicyModel):
         seed: int,
         distribution: ActionDistribution,
     ) -> Policies:
-        """The same with another distribution, and with models that a function makes of these, of their action spaces
-        and of a seed."""
+        """A copy with another distribution and other models. A function makes them from the models, their action spaces
+        and a seed."""
         models = {name: change(self[name], part.action_space, seed) for name, part in self._space.parts.items()}
         return Policies(self._space, models, self._action_space, distribution)
 
@@ -263,7 +264,7 @@ def first_normalizers(
 def parts_of(
     observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
 ) -> Sequence[tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
-    """The spaces of each policy; of the only one, those given."""
+    """The spaces of each policy; with a single policy, the given spaces."""
     if isinstance(observation_space, PoliciesSpace):
         return list(observation_space.parts.values())
     return [(observation_space, action_space)]

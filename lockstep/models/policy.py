@@ -26,7 +26,7 @@ from lockstep.models.trunk import PRECISIONS, TrunkConfig, acting_copy, previous
 class PolicyHead(nn.Module):
     """One linear layer that maps features to the parameters of the action distribution, in fp32.
 
-    With std "free" the log standard deviations are separate parameters, the same in every state.
+    With std "free", the log standard deviations are separate parameters that are the same in every state.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class StandardModel(PolicyModel):
     Args:
         policy_trunk: features of the policy, and of the value if value_trunk is None.
         value_trunk: features of the value, if separate.
-        distribution: of the actions.
+        distribution: the distribution of actions.
         std, initial_std: see PolicyHead.
         uses_previous: whether the trunks take the previous action and reward as extra features.
         masked: whether observations have an action mask.
-        policy_columns: which numbers of vectors the policy observes, if the value observes more.
-        popart: one value for each of this many tasks, in units of their returns. None: one value.
+        policy_columns: indices of the numbers in vectors that the policy observes, if the value observes more.
+        popart: the number of tasks and the settings of PopArt, which has a value for each task. None means one value.
     """
 
     policy_columns: list[int] | None = None
@@ -111,7 +111,7 @@ class StandardModel(PolicyModel):
         self._encode = distribution.encode
         self.uses_previous, self.masked = uses_previous, masked
         self.extra_features = distribution.encoded_size + 1 if uses_previous else 0
-        """E: how many numbers `extra` returns."""
+        """E: the number of features that `extra` returns."""
         self.trunks = nn.ModuleList([policy_trunk] if value_trunk is None else [policy_trunk, value_trunk])
         self.state_sizes = [trunk.state_size for trunk in (policy_trunk, value_trunk) if trunk]
         self.state_size = sum(self.state_sizes)
@@ -159,13 +159,13 @@ class StandardModel(PolicyModel):
         return acting_copy(self)
 
     def for_playing(self) -> StandardModel:
-        """Without the value if that observes more than the policy, if only the task."""
+        """A copy for acting, without the value if it observes more than the policy (even if only the task)."""
         playing = self.for_acting()
         playing.drop_value()
         return playing
 
     def drop_value(self) -> None:
-        """Drop the value if it observes more than the policy, if only the task."""
+        """Remove the value if it observes more than the policy (even if only the task)."""
         head = self.popart_head()
         if self.policy_columns is not None or (head is not None and head.tasks > 1):
             self.trunks, self.value_head, self.has_value = self.trunks[:1], None, False
@@ -175,23 +175,23 @@ class StandardModel(PolicyModel):
 
 @dataclass(frozen=True)
 class StandardModelConfig(AsymmetricConfig, TrunkConfig):
-    """A policy and a value: encoder and core chosen by name, and heads for the action space."""
+    """A policy and a value, with encoder and core chosen by name, and heads for the action space."""
 
     separate_value_network: bool = False
-    """Give the value its own encoder and core. On keeps the value loss from disturbing the policy, off shares
-    features, which images need."""
+    """Give the value its own encoder and core. On keeps the value loss from disturbing the policy. Off shares features,
+    which images need."""
     std: Literal["free", "state"] = "free"
-    """Standard deviation of continuous actions: free is one number per dimension, state a function of the
+    """Standard deviation of continuous actions. free is one number per dimension; state is a function of the
     observation."""
     squash: bool = False
     """Squash continuous actions into their bounds by tanh. Off clips them, as most PPO implementations do."""
     initial_std: float = 1.0
-    """Deviation of continuous actions before learning, in their own units (with squash: before it); 0.01 to 5. Higher
-    explores more. At 1, bounds of -1 and 1 clip a third of all actions, and the policy cannot tell the clipped ones
-    apart."""
+    """Initial standard deviation of continuous actions, in units of the action space (with squash, before it); 0.01 to
+    5. Higher explores more. At 1, bounds of -1 and 1 clip a third of all actions, and all clipped actions have the same
+    effect."""
 
     popart: PopArtConfig = field(default_factory=PopArtConfig)
-    """PopArt: a value for each task, in units of its returns. Off unless its rate is above 0."""
+    """PopArt, which has a value for each task in units of its returns. Off unless its rate is above 0."""
 
     later: ClassVar[frozenset[str]] = AsymmetricConfig.later | TrunkConfig.later | {"initial_std", "popart"}
 
@@ -206,7 +206,7 @@ class StandardModelConfig(AsymmetricConfig, TrunkConfig):
         check_initial_std(self.initial_std)
 
     def check(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-        """Raise SettingsError for an encoder of images where there are none, and for actions out of reach."""
+        """Raise SettingsError for an image encoder without images, and for actions that are out of reach."""
         super().check(observation_space, action_space)
         make_distribution(action_space, squash=self.squash).check_start(self.initial_std)
 

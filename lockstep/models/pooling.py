@@ -1,6 +1,6 @@
 """Max pooling whose gradient has the same bits in every run on a GPU.
 
-There, the backward pass of torch's own can add with atomic operations, in an order that differs from run to run.
+On a GPU, the backward pass of torch's max pooling can use atomic additions, whose order differs from run to run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DeterministicMaxPool(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # type: ignore[override]
         (index,), (gradient,), (height, width) = ctx.saved_tensors, gradients, ctx.size
         rows, columns = gradient.shape[-2:]
-        # Where in its window each maximum was found. Windows begin one pixel before the image.
+        # The place of each maximum in its window. Windows begin one pixel before the image.
         y = index // width - (2 * torch.arange(rows, device=index.device).view(-1, 1) - 1)
         x = index % width - (2 * torch.arange(columns, device=index.device) - 1)
         place = 3 * y + x

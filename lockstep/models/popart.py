@@ -1,4 +1,4 @@
-"""PopArt: a value head with one output for each task, in units of the task's own returns (van Hasselt et al. 2016,
+"""PopArt: a value head with one output for each task, in units of the task's returns (van Hasselt et al. 2016,
 https://arxiv.org/abs/1602.07714; Hessel et al. 2019, https://arxiv.org/abs/1809.04474).
 
 Shape legend: T time, B environments, F features, K tasks.
@@ -27,13 +27,13 @@ class PopArtConfig:
     """Values in units of each task's returns, so that tasks with large rewards do not outweigh the others."""
 
     rate: float = 0.0
-    """β: how far a task's mean and deviation of value targets move in a gradient step towards those of the minibatch;
-    0 switches PopArt off. Higher follows growing returns sooner. Lower is steadier, but tasks with large rewards
-    outweigh the others for longer at the beginning. The paper has 3e-4, in a run of millions of gradient steps; short
-    runs need more, such as 1e-2."""
+    """β: how far a gradient step moves a task's mean and deviation of value targets towards those of the minibatch; 0
+    switches PopArt off. Higher follows growing returns sooner. Lower is steadier, but tasks with large rewards outweigh
+    the others for longer at the beginning. The paper has 3e-4 for millions of gradient steps; short runs need more, for
+    example 1e-2."""
     smallest: float = 1e-4
     """Lower bound on deviations. Higher keeps tasks with tiny returns from being scaled up to the size of the others;
-    lower lets even these count as much."""
+    lower lets even these tasks count as much."""
     largest: float = 1e6
     """Upper bound on deviations. Lower lets tasks with larger returns than this outweigh the others."""
 
@@ -51,31 +51,32 @@ class PopArtConfig:
 
 
 def tasks_in(space: gymnasium.Space[Any]) -> int:
-    """K: how many tasks observations of this space tell apart; 1 if they tell none."""
+    """K: the number of tasks that observations of this space distinguish; 1 if they do not show the task."""
     told = space.spaces.get(VALUE_TASK) if isinstance(space, spaces.Dict) else None
     return 1 if told is None else int((told.shape or (1,))[0])
 
 
 def unused_task(space: gymnasium.Space[Any], config: PopArtConfig | None) -> str:
-    """A warning if observations tell values the task, but no value reads it; "" otherwise.
+    """A warning if observations show values the task, but no value reads it; "" otherwise.
 
     Args:
-        space: of observations.
+        space: the observation space.
         config: the model's settings of PopArt; None for models that cannot have it.
     """
     if not isinstance(space, spaces.Dict) or VALUE_TASK not in space.spaces or (config and config.rate):
         return ""
     switch = "" if config is None else "Switch it on by --model.popart.rate 1e-2. "
     return (
-        f"The observation {VALUE_TASK!r} (--env.options task_input=value or both) has no effect: only PopArt reads it, "
-        f"and this model has none. {switch}Use task_input=true to show the task to the model, or leave task_input out."
+        f"The observation {VALUE_TASK!r} (--env.options task_input=value or both) has no effect, since only PopArt "
+        f"reads it and this model has none. {switch}Use task_input=true to show the task to the model, or leave "
+        "task_input out."
     )
 
 
 class PopArtHead(nn.Module):
     """One linear layer to K normalized values n, in fp32. The value of task k is σ_k n_k + μ_k.
 
-    The model that contains it registers `statistics`, apart from what an optimizer moves.
+    The model that contains the head registers `statistics`, separately from parameters that an optimizer changes.
 
     Args:
         in_features: F.
@@ -89,24 +90,24 @@ class PopArtHead(nn.Module):
         initialize_orthogonal(self.linear, 1.0)
         first = torch.tensor([0.0, 1.0, 0.0]).unsqueeze(-1).repeat(1, tasks)
         self.statistics = [nn.Parameter(first)]
-        """fp32 [3, K]: means μ and variances of value targets. The last row stays 0: only its gradient counts, which is
-        the number of samples."""
+        """fp32 [3, K]: means μ and variances of value targets. The last row stays 0; only its gradient is used, which
+        is the number of samples."""
         self._in_deviations = False
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """μ and σ, fp32 [K] each, without gradient; σ within its bounds."""
+        """μ, and σ within its bounds: fp32 [K] each, without gradient."""
         mean, variance, _ = self.statistics[0].detach()
         return mean, variance.sqrt().clamp(self.config.smallest, self.config.largest)
 
     def forward(self, features: Tensor, obs: Any) -> Tensor:
-        """Features [T, B, F] and the observations that tell the tasks -> values [T, B]."""
+        """Features [T, B, F] and observations that show the tasks -> values [T, B]"""
         (mean, deviation), outputs = self.moments(), self.linear(features.float())
         values = outputs + mean / deviation if self._in_deviations else outputs * deviation + mean
         return self.of_task(values, obs)
 
     @contextlib.contextmanager
     def in_deviations(self) -> Iterator[None]:
-        """Within it, forward returns values divided by the deviation of their task."""
+        """A context in which forward returns values divided by the deviation of their task."""
         self._in_deviations = True
         try:
             yield
@@ -114,25 +115,25 @@ class PopArtHead(nn.Module):
             self._in_deviations = False
 
     def of_task(self, x: Tensor, obs: Any) -> Tensor:
-        """From numbers of all tasks, [K] or [T, B, K], those of the task of each observation: [T, B], or of the only
-        task without its axis."""
+        """From numbers of all tasks, [K] or [T, B, K], select those of each observation's task: [T, B]. With a single
+        task, only remove its axis."""
         return x.squeeze(-1) if self.tasks == 1 else (x * obs[VALUE_TASK]).sum(-1)
 
     def one_hot(self, obs: Any, like: Tensor) -> Tensor:
-        """fp32 [T, B, K]: the tasks of the first T observations; like: of the shape [T, B]."""
+        """fp32 [T, B, K]: the tasks of the first T observations. like: a tensor [T, B]."""
         return torch.ones_like(like).unsqueeze(-1) if self.tasks == 1 else obs[VALUE_TASK][: len(like)]
 
     @torch.no_grad()
     def follow(self, sums: Tensor) -> None:
-        """Move the statistics by what a minibatch found, and correct the layer so that values stay as they are.
+        """Update the statistics by a minibatch, and correct the layer so that values do not change.
 
         In units of σ and from μ, let d and c be the means of the targets and of their squares. Then μ moves by β σ d,
         and σ² becomes (1 - β) σ² + β σ² c - (β σ d)². That is ν - μ² of the paper's moving averages μ and ν, without
         the difference of two large numbers.
 
         Args:
-            sums: fp32 [3, K], or in proportion: of (G - μ) / σ, of its square, and of samples, over the targets G of
-                each task. Tasks without samples stay as they are.
+            sums: fp32 [3, K], or proportional numbers: the sums of (G - μ) / σ and of its square over the targets G of
+                each task, and the number of samples. Tasks without samples do not change.
         """
         rate, statistics = self.config.rate, self.statistics[0].detach()
         (first, square, count), (mean, deviation) = sums, self.moments()

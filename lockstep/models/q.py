@@ -1,6 +1,7 @@
-"""Models that value every action: Q-networks, with dueling streams, distributions of returns and noisy layers.
+"""Models that estimate the value of every action: Q-networks, with dueling streams, distributions of returns and noisy
+layers.
 
-Shape legend: T time, B environments, F features, A actions, K numbers by which a head describes an action's return,
+Shape legend: T time, B environments, F features, A actions, K numbers with which a head describes an action's return,
 E cosines of an embedding, Z numbers of noise.
 """
 
@@ -29,7 +30,7 @@ from lockstep.models.trunk import PRECISIONS, TrunkConfig, acting_copy, previous
 
 
 def midpoints(count: int, device: torch.device | None = None) -> Tensor:
-    """The midpoints of K equal parts of 0 to 1, [K]: the fractions of as many quantiles."""
+    """The midpoints of K equal parts of [0, 1], which are the fractions of K quantiles: [K]."""
     return (torch.arange(count, device=device) + 0.5) / count
 
 
@@ -64,8 +65,8 @@ class NoisyLinear(nn.Module):
 
 
 class QHead(nn.Module):
-    """Maps features to K numbers per action that describe its return, in fp32: its expectation, logits of atoms, or
-    quantiles.
+    """Maps features to K numbers per action that describe its return, in fp32. They are its expectation, logits of
+    atoms, or quantiles.
 
     With dueling streams (Wang et al. 2016), an action's numbers are the state's value plus the action's advantage,
     minus the mean advantage of all actions.
@@ -111,7 +112,7 @@ class ImplicitQHead(nn.Module):
     Args:
         in_features: F.
         head: maps F features to one number per action.
-        fractions: K, the number of default fractions: the midpoints of K equal parts.
+        fractions: K, the number of default fractions, which are the midpoints of K equal parts.
         cosines: E.
     """
 
@@ -136,8 +137,8 @@ class QModel(PolicyModel):
     Args:
         trunk: encoder and core.
         head: maps features to K numbers per action.
-        support: the meaning of the K numbers: None for one expected value, atoms [K] whose logits they are, or
-        "quantiles".
+        support: the meaning of the K numbers. None means one expected value, a tensor [K] means logits of these atoms,
+            and "quantiles" means quantiles.
     """
 
     noise_at_every_step = True
@@ -210,7 +211,8 @@ class QModel(PolicyModel):
 
     def choices(self, numbers: Tensor, obs: Any) -> Tensor:
         """[T, B, A, K] -> the expected returns by which actions are chosen, [T, B, A]. Actions that the mask in obs
-        forbids get less than any return; if it forbids all, as in an episode's last observation, none does."""
+        forbids get less than any return. A mask that forbids all actions, as in an episode's last observation, is
+        ignored."""
         q = self.expected(numbers)
         if self._mask is None:
             return q
@@ -253,29 +255,29 @@ class QModelConfig(TrunkConfig):
     dueling: bool = False
     """Estimate the state's value and each action's advantage in separate streams. On generalizes over actions."""
     noisy: bool = False
-    """Explore by learned noise in the head's weights instead of ε. On adapts exploration to the state, and costs
+    """Explore by learned noise in the head's weights instead of ε. On adapts exploration to the state and costs
     time."""
     stream_size: int = 0
-    """Hidden units of each stream of the head; 0 is a linear head. More fit more, and cost more."""
+    """Hidden units of each stream of the head; 0 makes the head linear. More fit harder functions and cost time."""
     returns: Literal["expected", "categorical", "quantiles", "implicit"] = "expected"
     """What is learned about the return: its expectation (DQN), the probabilities of atoms (C51), quantiles (QR-DQN), or
     quantiles at drawn fractions (IQN)."""
     numbers: int = 51
-    """Number of atoms or quantiles; for implicit quantiles, of those whose mean chooses actions. More describe returns
-    more finely, and cost more."""
+    """Number of atoms or quantiles; with implicit quantiles, the number of those whose mean chooses actions. More
+    describe returns more finely and cost time."""
     cosines: int = 64
-    """E: cosines in the embedding of an implicit quantile's fraction. More distinguish finer fractions, and cost
-    more."""
+    """E: cosines in the embedding of an implicit quantile's fraction. More distinguish finer fractions and cost
+    time."""
     v_min: float = -10.0
     """Lowest atom of a categorical return. If it is too high, bad returns look alike."""
     v_max: float = 10.0
     """Highest atom. If it is too low, good returns look alike."""
     noisy_sigma: float = 0.5
-    """σ₀: the size of the noise of noisy layers before learning, as a multiple of 1 / √inputs. Higher explores more at
-    first, and disturbs learning more."""
+    """σ₀: the initial size of the noise in noisy layers, as a multiple of 1 / √inputs. Higher explores more at first
+    and disturbs learning more."""
     layer_norm: bool = False
-    """Normalize every layer of the encoder before its activation (Ba et al. 2016, arXiv:1607.06450), that of a
-    convolution over the channels at each place. On keeps values from diverging, which PQN needs, and costs time."""
+    """Normalize every layer of the encoder before its activation (Ba et al. 2016, arXiv:1607.06450); convolutions over
+    the channels at each place. On keeps values from diverging, which PQN needs, and costs time."""
 
     @property
     def normalizes_layers(self) -> bool:
@@ -330,7 +332,7 @@ class QModelConfig(TrunkConfig):
             return QModel(trunk, head, distribution, support, uses_previous=self.previous_action_reward)
 
     def build_distribution(self, action_space: spaces.Discrete, *, masked: bool) -> EpsilonGreedy:
-        """What chooses actions by their values. Override to explore by another rule than ε.
+        """The distribution that chooses actions by their values. Override this to explore by another rule than ε.
 
         Args:
             masked: whether the environment forbids actions.

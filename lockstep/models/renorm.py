@@ -21,14 +21,14 @@ _ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": nn.functional.elu
 class RenormMLPs(nn.Module):
     """C multilayer perceptrons of equal shape, which normalize the input of every layer, in fp32.
 
-    Acting uses running statistics, so each row depends on itself alone. Learning uses those of the batch, corrected
-    towards the running ones. The model that contains this module registers `statistics`, apart from what an optimizer
-    moves.
+    Acting uses running statistics, so each row depends only on itself. Learning uses the statistics of the batch,
+    corrected towards the running ones. The model that contains this module registers `statistics`, separately from
+    parameters that an optimizer changes.
 
     Args:
         count: C.
-        sizes: of the input, the hidden layers and the output.
-        activation: after hidden layers.
+        sizes: the sizes of the input, the hidden layers and the output.
+        activation: the activation after hidden layers.
     """
 
     def __init__(self, count: int, sizes: tuple[int, ...], activation: Literal["tanh", "relu", "elu"]) -> None:
@@ -48,7 +48,7 @@ class RenormMLPs(nn.Module):
     def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
         """[n, I] or [C, n, I] -> fp32 [C, n, O], with running statistics.
 
-        frozen: compute gradients of x, but not of the parameters.
+        frozen: whether gradients flow only to x and not to the parameters.
         """
 
         def of(parameter: Tensor) -> Tensor:
@@ -65,11 +65,11 @@ class RenormMLPs(nn.Module):
         return x
 
     def learn(self, x: Tensor, renormalize: bool | Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The same with the statistics of the batch.
+        """As forward, with the statistics of the batch.
 
         Args:
             x: [n, I].
-            renormalize: whether they are corrected towards the running ones; otherwise it is batch normalization.
+            renormalize: whether they are corrected towards the running ones. Otherwise this is batch normalization.
 
         Returns:
             fp32 [C, n, O], and the batch's means and variances, as in `statistics`.

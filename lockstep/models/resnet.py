@@ -40,11 +40,12 @@ class ResidualBlock(nn.Module):
 
 
 class FixupBlock(nn.Module):
-    """The same with Fixup (Zhang et al. 2019, https://arxiv.org/abs/1901.09321, section 3).
+    """A residual block with Fixup (Zhang et al. 2019, https://arxiv.org/abs/1901.09321, section 3).
 
-    The second convolution begins with zeros, so that the block begins as the identity, and the first with He's numbers
-    divided by the root of the number of blocks. A scalar is added after each activation, and another multiplies the
-    branch. The scalar that the paper adds before each activation is the convolution's bias here, a number per channel.
+    The second convolution begins with zeros, so that the block begins as the identity. The first begins with He's
+    initialization divided by the root of the number of blocks. A scalar is added after each activation, and another
+    multiplies the branch. The scalar that the paper adds before each activation is the convolution's bias here, which
+    has one number per channel.
 
     Args:
         channels: C.
@@ -73,10 +74,10 @@ class ImpalaResNet(nn.Module):
 
     Args:
         shape: [C, H, W] of an image.
-        channels: of each section.
+        channels: the channels of each section.
         dense_size: F.
-        initialization: impala and orthogonal as for other encoders; fixup takes FixupBlock, and He's numbers for all
-            other layers.
+        initialization: impala and orthogonal as for other encoders; fixup uses FixupBlock, and He's initialization for
+            all other layers.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The networks of random network distillation, which learn in addition to the policy's, and their settings.
+"""The networks of random network distillation, which learn in addition to the policy, and their settings.
 
 Shape legend: T time, B environments, D numbers of an observation, F features.
 """
@@ -20,7 +20,7 @@ from lockstep.models.layers import initialize_orthogonal, reproducible_initializ
 from lockstep.models.observations import ObservationLayout, entry, flatten_entry
 
 _CLIP = 5.0
-"""Bound on normalised observations (Burda et al. 2018, section 2.4)."""
+"""Bound on normalized observations (Burda et al. 2018, section 2.4)."""
 _CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Channels, kernel size and stride (Burda et al. 2018, appendix A.4)."""
 _SMALLEST = 36
@@ -29,11 +29,11 @@ _SMALLEST = 36
 
 @dataclass(frozen=True)
 class RNDConfig:
-    """Intrinsic reward by random network distillation. The defaults are those of the paper for hard Atari games."""
+    """Intrinsic rewards by random network distillation. The defaults are those of the paper for hard Atari games."""
 
     coef: float = 0.0
     """Weight of intrinsic advantages relative to those of the task's reward; 0 switches distillation off. Higher
-    explores more and attends less to the task. The paper's 1 and 2 correspond to 0.5 here."""
+    explores more and attends less to the task. The paper's weights 1 and 2 correspond to 0.5."""
     discount: float = 0.99
     """γ of intrinsic returns, which continue across the ends of episodes. Higher looks further ahead for novelty."""
     gae_lambda: float = 0.95
@@ -41,10 +41,10 @@ class RNDConfig:
     value_coef: float = 0.5
     """Weight of the intrinsic value's loss. Higher learns these values sooner."""
     share: float = 0.25
-    """Share of the samples that the predictor learns from. Higher lets novelty fade sooner."""
+    """Share of the samples from which the predictor learns. Higher lets novelty fade sooner."""
     features: int = 512
-    """Outputs of the random network, which the predictor predicts. More distinguish observations better, and cost
-    more."""
+    """Outputs of the random network, which the predictor predicts. More distinguish observations better and cost
+    time."""
 
     needs: ClassVar[tuple[Need, ...]] = (
         Need(("discount", "gae_lambda", "value_coef", "share", "features"), ("algorithm.rnd.coef",), words="above 0"),
@@ -68,12 +68,12 @@ class RNDConfig:
 class Curiosity(nn.Module):
     """A fixed random network, a network that learns to predict it, and a value of intrinsic returns.
 
-    All three see the whole normalised observation, and compute in fp32.
+    All three see the whole normalized observation and compute in fp32.
 
     Args:
-        space: of observations.
+        space: the observation space.
         features: F.
-        seed: of the initial weights.
+        seed: the seed of the initial weights.
     """
 
     def __init__(self, space: gymnasium.Space[Any], features: int, seed: int) -> None:
@@ -95,12 +95,12 @@ class Curiosity(nn.Module):
         return torch.cat([*images, self.layout.vector(obs)], -1)
 
     def normalize_with(self, mean: Tensor, std: Tensor) -> None:
-        """Set the statistics (fp32 [D]) that observations are normalised with."""
+        """Set the statistics (fp32 [D]) that normalize observations."""
         self.mean.copy_(mean)
         self.std.copy_(std)
 
     def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
-        """Observations [T, B, ...] -> the prediction error of each, and its intrinsic value, fp32 [T, B] both.
+        """Observations [T, B, ...] -> their prediction errors and intrinsic values, fp32 [T, B] each.
 
         The error is the mean of squared errors over features.
         """
@@ -111,7 +111,7 @@ class Curiosity(nn.Module):
 
 
 class _Network(nn.Module):
-    """Normalised observations [T, B, D] -> [T, B, out]: convolutions for large images, then dense layers."""
+    """Normalized observations [T, B, D] -> [T, B, out]: convolutions for large images, then dense layers."""
 
     def __init__(self, layout: ObservationLayout, out: int, *, hidden: int = 0, width: int = 0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Choosing each action's entry among those of all actions."""
+"""Selects each action's entry from those of all actions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def of_action(x: Tensor, action: Tensor) -> Tensor:
-    """[..., A], [...] -> [...]; the actions' dimensions may be fewer, and are then expanded."""
+    """[..., A], [...] -> [...]. The actions may have fewer dimensions and are then expanded."""
     if _on_gpu(x):
         return torch.where(is_action(action, x.shape[-1]), x, 0.0).sum(-1)
     index = action.long().expand(x.shape[:-1]).unsqueeze(-1)
@@ -27,9 +27,9 @@ def _on_gpu(x: Tensor) -> bool:
 
 
 def is_action(action: Tensor, actions: int) -> Tensor:
-    """Whole numbers [...] -> bool [..., A]: which action each one is. Unlike one_hot, it does not wait for numbers.
+    """Whole numbers [...] -> one-hot bool [..., A]. Unlike one_hot, it does not wait for a GPU.
 
-    On a GPU, a sum over this mask is deterministic and can be captured. The backward pass of gather adds with atomic
-    operations, and its deterministic version sorts.
+    On a GPU, a sum over this mask is deterministic and can be captured. The backward pass of gather uses atomic
+    additions, and its deterministic version sorts.
     """
     return action.unsqueeze(-1) == torch.arange(actions, device=action.device)

@@ -1,4 +1,4 @@
-"""A transformer as a core: each step attends to the steps of its episode that came shortly before.
+"""A transformer as a core. Each step attends to itself and to recent steps of its episode.
 
 Shape legend: T time, B environments, F input features, H size, N heads, M steps of memory, L layers, K state size.
 """
@@ -15,7 +15,7 @@ from lockstep.models.core import Core
 from lockstep.models.layers import Linear, initialize_orthogonal
 
 _GATE_BIAS = 2.0
-"""Nearly shuts the gates of new layers, which then pass their input on (the paper's value for its gates)."""
+"""Nearly closes the gates of new layers, so that they pass their input on (the paper's value)."""
 _LONGEST_WAVE = 10_000.0
 
 
@@ -24,9 +24,9 @@ class Transformer(Core):
     https://arxiv.org/abs/1910.06764): layers are normalized at their input, and a GRU's gates replace residual sums.
     Positions are relative, by rotation (Su et al. 2021, https://arxiv.org/abs/2104.09864).
 
-    The state holds the keys and values of the last M steps, as they were computed then, and how many of these belong to
-    the present episode. So acting computes one step. When a rollout is learned from, gradients flow to its steps,
-    and not to those before it.
+    The state contains the keys and values of the last M steps, as they were computed then, and the number of these
+    steps that belong to the current episode. So acting computes only one step. In learning, gradients flow to the steps
+    of the rollout, but not to earlier ones.
 
     Args:
         in_features: F.
@@ -67,7 +67,7 @@ class Transformer(Core):
 
 
 class _Layer(nn.Module):
-    """Attention and an MLP, each behind a normalization and before a gate."""
+    """Attention and an MLP, each with a normalization before it and a gate after it."""
 
     def __init__(self, size: int, heads: int):
         super().__init__()
@@ -85,8 +85,8 @@ class _Layer(nn.Module):
             initialize_orthogonal(linear, gain)
 
     def forward(self, h: Tensor, kept: Tensor, visible: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """fp32 inputs [T, B, H], earlier keys and values [M, B, 2 H] and which of them a step sees, bool
-        [B, 1, T, M + T] -> fp32 outputs [T, B, H], and all keys and values [M + T, B, 2 H]. Products are in dtype."""
+        """fp32 inputs [T, B, H], earlier keys and values [M, B, 2 H], and bool [B, 1, T, M + T], whether a step sees
+        each key -> fp32 outputs [T, B, H], and all keys and values [M + T, B, 2 H]. Products are in dtype."""
         size = h.shape[-1]
         query, new = self.query_key_value(self.before_attention(h).to(dtype)).float().split([size, 2 * size], -1)
         keys_values = torch.cat([kept, new])
@@ -136,16 +136,16 @@ def _visible(start: Tensor, count: Tensor, memory: int) -> tuple[Tensor, Tensor]
 
     Args:
         start: bool [T, B].
-        count: fp32 [B], how many of the M steps before the first belong to the episode that goes on.
+        count: fp32 [B], the number of the M steps before the first that belong to the continuing episode.
 
     Returns:
         bool [B, 1, T, M + T], and the count [B] after the last step.
     """
     steps = len(start)
-    episode = start.long().cumsum(0)  # [T, B], 0 for the one that goes on
+    episode = start.long().cumsum(0)  # [T, B], 0 for the continuing one
     place = torch.arange(memory + steps, device=start.device)
     distance = place[memory:].unsqueeze(1) - place  # [T, M + T]
-    earlier = torch.where(place[:memory].unsqueeze(1) >= memory - count, 0, -1)  # [M, B], -1 for no step of it
+    earlier = torch.where(place[:memory].unsqueeze(1) >= memory - count, 0, -1)  # [M, B], -1 for steps outside it
     of_key = torch.cat([earlier, episode])  # [M + T, B]
     same = of_key.t().unsqueeze(1) == episode.t().unsqueeze(2)  # [B, T, M + T]
     visible = same & (distance >= 0) & (distance <= memory)

@@ -1,4 +1,4 @@
-"""The settings of the part that models share, an encoder and a core, and what else models share."""
+"""The settings of encoder and core, which models share, and other common parts of models."""
 
 from __future__ import annotations
 
@@ -65,38 +65,38 @@ class TrunkConfig(ModelConfig):
     whole model."""
 
     encoder: EncoderName = "auto"
-    """Network for images: nature is small and fast; convnet_simple, Sample Factory's, has wider and coarser last
-    features for larger images; der, of data-efficient Rainbow, has two coarse convolutions, for few samples, and costs
-    a fifth of nature; impala is a deep residual network that learns more from each sample and costs about eight times
-    as much; minatar has one convolution, for grids of 10x10 cells. mlp flattens images; symbols is for grids of symbols
+    """Network for images: nature is small and fast. convnet_simple, Sample Factory's, has wider and coarser last
+    features for larger images. der, of data-efficient Rainbow, has two coarse convolutions for few samples, and costs a
+    fifth of nature. impala is a deep residual network that learns more from each sample and costs about eight times as
+    much. minatar has one convolution, for grids of 10x10 cells. mlp flattens images. symbols is for grids of symbols
     from 0 to 10, such as MiniGrid's, and turns each symbol into a separate input. auto takes nature, or impala below
     36x36 pixels. Vectors always pass through an MLP."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Layers of the MLP. More or wider ones fit harder functions, learn less stably, and cost time."""
+    """Layers of the MLP. More or wider layers fit harder functions, learn less stably and cost time."""
     activation: Literal["tanh", "relu", "elu"] = "tanh"
     """Nonlinearity of the MLP. tanh is safer for on-policy control; relu and elu suit wide layers."""
     core_size: int = 256
-    """Hidden units of the core. More remember more, and cost more per step."""
+    """Hidden units of the core. More remember more and cost time at every step."""
     core_memory: int = 32
-    """Earlier steps that each step of a transformer attends to. More remember longer, and cost more per step; fewer
-    learn faster if only recent steps matter."""
+    """Earlier steps to which each step of a transformer attends. More remember longer and cost time at every step;
+    fewer learn faster if only recent steps matter."""
     core_layers: int = 1
     """Layers of a transformer. More reach further back and combine more, but are harder to train."""
     core_heads: int = 4
     """Attention heads of each layer of a transformer. More attend to more steps separately, with fewer numbers for
     each."""
     previous_action_reward: bool = False
-    """Show the model the previous action and reward. It helps if the agent must remember, or sees only a part of the
+    """Show the model the previous action and reward. On helps if the agent must remember or sees only a part of the
     state."""
     initialization: Literal["auto", "orthogonal", "impala", "fixup"] = "auto"
-    """orthogonal for all layers; impala draws convolutions from LeCun's normal distribution, like Cleanba; fixup, for
-    the impala encoder alone, begins every residual block as the identity, which trains deep ones without
-    normalization; auto takes impala for the impala encoder and orthogonal otherwise."""
+    """Initial weights. orthogonal applies to all layers. impala draws convolutions from LeCun's normal distribution,
+    like Cleanba. fixup, for the impala encoder only, begins every residual block as the identity, so that deep networks
+    train without normalization. auto takes impala for the impala encoder and orthogonal otherwise."""
     channels: tuple[int, ...] = (16, 32, 32)
     """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
     dense_size: int = 0
-    """Number of features of an encoded image; 0 takes 128 for minatar, 256 for impala, no dense layer for
-    der, and 512 for the others. More fit more, and cost more."""
+    """Number of features of an encoded image; 0 means 128 for minatar, 256 for impala, no dense layer for der, and 512
+    for the others. More fit harder functions and cost time."""
 
     later: ClassVar[frozenset[str]] = frozenset({"core_memory", "core_layers", "core_heads"})
     needs: ClassVar[tuple[Need, ...]] = (
@@ -110,7 +110,7 @@ class TrunkConfig(ModelConfig):
         return self.previous_action_reward
 
     def policy_space(self, observation_space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        """What the policy observes: all but the number of the task for PopArt."""
+        """The space of the policy's observations: all entries except PopArt's task."""
         return observed_by_policies(super().policy_space(observation_space))
 
     @property
@@ -121,8 +121,8 @@ class TrunkConfig(ModelConfig):
     def build_encoder(
         self, observation_space: gymnasium.Space[Any], *, dtype: torch.dtype, normalize: bool, clip: float
     ) -> nn.Module:
-        """The encoder: a module from observations [T, B, ...] to features [T, B, out_features]. Override to use your
-        own. It is called twice for separate networks."""
+        """The encoder, a module that maps observations [T, B, ...] to features [T, B, out_features]. Override this to
+        use your own. It is called twice for separate networks."""
 
         def image_encoder(shape: tuple[int, int, int]) -> nn.Module:
             name: EncoderName = self.encoder
@@ -181,8 +181,8 @@ class TrunkConfig(ModelConfig):
         return found
 
     def build_core(self, in_features: int) -> Core | None:
-        """The core behind the encoder; None without one. Override to use your own, with any `core` but none, and set
-        its size by core_size."""
+        """The core after the encoder; None without one. Override this to use your own, with any `core` except none, and
+        set its size by core_size."""
         if self.core == "transformer":
             sizes = {"memory": self.core_memory, "layers": self.core_layers, "heads": self.core_heads}
             return Transformer(in_features, self.core_size, **sizes)

@@ -1,4 +1,4 @@
-"""Versions: copies of the state that collectors use."""
+"""Versions: the states with which collectors act."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from lockstep.models.normalize import Normalizers
 
 @dataclass(frozen=True)
 class Version:
-    """The state after some number of iterations, as collectors use it."""
+    """The state after some number of iterations, for collectors."""
 
     number: int
     parameters: Tensor
     """fp32 [N], flat."""
     normalizers: Normalizers
-    """The statistics that normalise observations and rewards of its rollouts."""
+    """The statistics that normalize observations and rewards of its rollouts."""
     options: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     """float64 [K]: the options of environments whose episodes begin in its rollouts, if a curriculum changes them."""
     lasts: bool = True
-    """Whether its parameters stay as they are for as long as the version is used. Otherwise whoever acts with it has to
-    copy them first: they lie in memory that later versions overwrite."""
+    """Whether the parameters do not change while the version is used. Otherwise they must be copied before acting,
+    since later versions overwrite their memory."""
 
 
 class Versions:
-    """The versions that future rollouts still need, for collecting or for their statistics."""
+    """The versions that later rollouts still need, for collecting or for their statistics."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -38,7 +38,7 @@ class Versions:
         return self._held[number]
 
     def publish(self, version: Version) -> None:
-        """Add a version, and drop those that no later rollout needs."""
+        """Add a version, and remove those that no later rollout needs."""
         self._held[version.number] = version
         oldest = self._schedule.collects_with(version.number)
         self._held = {number: held for number, held in self._held.items() if number >= oldest}

@@ -1,4 +1,4 @@
-"""Recipes: functions that return an Experiment, each with the source of its settings.
+"""Recipes: functions that return an Experiment. Each names the source of its settings.
 
 Every field can be overridden, from Python with `experiment.replace` and on the command line with flags. `lockstep
 recipes` shows the first line of each recipe's docstring.

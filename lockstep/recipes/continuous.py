@@ -17,7 +17,7 @@ from lockstep.scheme import Scheme
 
 
 def _replayed_mujoco(model: ActorCriticConfig, algorithm: QPGConfig) -> Experiment:
-    """Four environments, and as many gradient steps as the papers take for the steps of one environment."""
+    """Four environments, with as many gradient steps per collected step as in the papers."""
     return Experiment(
         env=EnvConfig(id="HalfCheetah-v4", num_envs=4),
         model=model,
@@ -29,7 +29,7 @@ def _replayed_mujoco(model: ActorCriticConfig, algorithm: QPGConfig) -> Experime
 
 
 def ddpg_mujoco() -> Experiment:
-    """DDPG on MuJoCo, with the settings of TD3's paper (its "our DDPG": TD3 without its three additions)."""
+    """DDPG on MuJoCo (settings of TD3's paper for "our DDPG", which is TD3 without its three additions)."""
     return _replayed_mujoco(ActorCriticConfig(policy="deterministic", critics=1), DDPGConfig(warmup=25_000))
 
 
@@ -39,12 +39,12 @@ def td3_mujoco() -> Experiment:
 
 
 def sac_mujoco() -> Experiment:
-    """SAC on MuJoCo, its temperature learned (Haarnoja et al. 2018, arXiv:1812.05905, table 1)."""
+    """SAC with a learned temperature on MuJoCo (Haarnoja et al. 2018, arXiv:1812.05905, table 1)."""
     return _replayed_mujoco(ActorCriticConfig(), SACConfig(warmup=10_000))
 
 
 def _hidden(model: ActorCriticConfig, algorithm: QPGConfig) -> Experiment:
-    """Pendulum whose velocity nobody sees."""
+    """Pendulum without its velocity in observations."""
     return Experiment(
         env=EnvConfig(id="lockstep/Hidden-v0", num_envs=4),
         model=replace(model, core="gru", core_size=64, hidden_sizes=(128, 128), previous_action_reward=True),
@@ -128,7 +128,7 @@ def mpo_mujoco() -> Experiment:
 
 
 def mpc_pendulum() -> Experiment:
-    """Planning with learned dynamics on Pendulum, an ensemble and CEM (tuned here; Chua et al. 2018, arXiv:1805.12114).
+    """Planning by CEM with an ensemble of learned dynamics, on Pendulum (tuned here; Chua et al. 2018).
 
     `--model.planner mppi` plans with MPPI.
     """

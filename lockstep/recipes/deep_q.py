@@ -1,4 +1,4 @@
-"""Recipes for algorithms that learn values of actions from replay."""
+"""Recipes for algorithms that learn action values from replay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.scheme import Scheme
 
 
 def dqn_cartpole() -> Experiment:
-    """DQN on CartPole, double, with 3-step returns (tuned here)."""
+    """Double DQN on CartPole, with 3-step returns (tuned here)."""
     return Experiment(
         env=EnvConfig(id="CartPole-v1", num_envs=8),
         model=QModelConfig(encoder="mlp", hidden_sizes=(128, 128), activation="relu"),
@@ -39,9 +39,9 @@ def dqn_cartpole() -> Experiment:
 
 
 def her_bitflip() -> Experiment:
-    """DQN with hindsight on 13 bits to flip, which DQN alone cannot learn (Andrychowicz et al. 2017; chosen here).
+    """DQN with hindsight on flipping 13 bits, which DQN alone cannot learn (Andrychowicz et al. 2017; chosen here).
 
-    `--algorithm.replay.hindsight 0` trains with DQN alone, `--env.options bits=8` uses another length.
+    `--algorithm.replay.hindsight 0` trains with DQN alone. `--env.options bits=8` uses another length.
     """
     return Experiment(
         env=EnvConfig(id="lockstep/BitFlip-v0", num_envs=16, options={"bits": 13}),
@@ -67,7 +67,7 @@ def her_bitflip() -> Experiment:
 def dqn_atari(game: str = "Breakout") -> Experiment:
     """DQN on Atari, classic protocol, Nature CNN (CleanRL's settings: Mnih et al. 2015 with Adam).
 
-    Unlike CleanRL, it uses Huber's loss, bounds gradients by 10, and sets Adam's eps to 1e-5.
+    Unlike CleanRL, it uses the Huber loss, clips the gradient's norm at 10, and sets Adam's eps to 1e-5.
     """
     return Experiment(
         env=EnvConfig(id=game, num_envs=8, protocol="classic"),
@@ -103,8 +103,8 @@ def iqn_atari(game: str = "Breakout") -> Experiment:
 
 
 def _distributional(game: str, model: QModelConfig, learning_rate: float) -> Experiment:
-    """The settings that all agents with distributions of returns share in DQN Zoo
-    (https://github.com/google-deepmind/dqn_zoo): a batch of 32 for every 4 steps, and 1M steps over which ε falls."""
+    """The common settings of DQN Zoo's agents with distributions of returns: a batch of 32 for every 4 steps, and an ε
+    that falls over 1M steps (https://github.com/google-deepmind/dqn_zoo)."""
     return Experiment(
         env=EnvConfig(id=game, num_envs=8, protocol="classic"),
         model=model,
@@ -194,9 +194,9 @@ def r2d2_atari(game: str = "Breakout") -> Experiment:
 
 
 def r2d2_memory() -> Experiment:
-    """R2D2 on a task that no memoryless policy can solve (tuned here); --model.core none shows it.
+    """R2D2 on a task that no policy without memory can solve (tuned here). --model.core none shows this.
 
-    Few steps have a reward, so gradients and Adam's eps are small.
+    Few steps have a reward, so gradients are small, and Adam needs a small eps.
     """
     return Experiment(
         env=EnvConfig(id="lockstep/Memory-v0", num_envs=32),
@@ -224,8 +224,9 @@ def r2d2_memory() -> Experiment:
 def dqn_minatar(game: str = "Breakout") -> Experiment:
     """DQN on MinAtar (the network of Young and Tian 2019, arXiv:1903.03176; Obando-Ceron and Castro 2021's settings).
 
-    The latter (arXiv:2011.14826) replace centered RMSProp with Adam, and learn a batch of 32 for every 4 steps. Here it
-    is a batch of 128 for every 16 steps at twice the rate: it learns from as many samples, several times as fast.
+    The latter (arXiv:2011.14826) replace centered RMSProp with Adam, and learn a batch of 32 for every 4 steps. This
+    recipe learns a batch of 128 for every 16 steps at twice the learning rate. It learns from as many samples and takes
+    a fraction of the time.
     """
     return Experiment(
         env=EnvConfig(id=f"MinAtar/{game}-v1", num_envs=8),

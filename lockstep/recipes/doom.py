@@ -15,11 +15,11 @@ from lockstep.scheme import Scheme
 def appo_vizdoom(scenario: str = "Battle") -> Experiment:
     """APPO on Doom from pixels and measurements, CNN and GRU, one version behind (Petrenko et al. 2020).
 
-    The network is the paper's full one, and the hyperparameters are those of its Table A.5; rewards are scaled by the
-    deviation of returns, as in Sample Factory 2 for Doom. For other scenarios: `--env.id vizdoom/Basic`, ….
+    The network is the paper's full network, and the hyperparameters are those of its Table A.5. Rewards are scaled by
+    the deviation of returns, as in Sample Factory 2 for Doom. For other scenarios: `--env.id vizdoom/Basic`, ….
     """
     return Experiment(
-        # A new seed needs new engines, which take as long to start as some hundred steps.
+        # A new seed needs new engines, and starting them takes as long as some hundred steps.
         env=EnvConfig(id=f"vizdoom/{scenario}", num_envs=64, reseed_every=8192),
         model=StandardModelConfig(
             encoder="convnet_simple", hidden_sizes=(128, 128), activation="elu", core="gru", core_size=512
@@ -34,8 +34,8 @@ def appo_vizdoom(scenario: str = "Battle") -> Experiment:
 def appo_vizdoom_deathmatch() -> Experiment:
     """APPO on Doom's deathmatch, one player against seven bots (Petrenko et al. 2020, arXiv:2006.11751).
 
-    As `appo-vizdoom`, with the paper's changes for matches: actions of two tics, a discount of 0.995, and shaped
-    rewards. These are for training alone: evaluations count frags, as the metric env/frags does in training.
+    Like `appo-vizdoom`, with the paper's changes for matches: actions of two tics, a discount of 0.995, and shaped
+    rewards. Only training has shaped rewards. Evaluations count frags; in training, the metric env/frags does.
     """
     full = appo_vizdoom()
     env = EnvConfig(
@@ -51,9 +51,9 @@ def appo_vizdoom_deathmatch() -> Experiment:
 
 
 def appo_vizdoom_duel() -> Experiment:
-    """APPO on Doom's duel, one policy plays both sides (Petrenko et al. 2020, arXiv:2006.11751).
+    """APPO on Doom's duel, where one policy plays both sides (Petrenko et al. 2020, arXiv:2006.11751).
 
-    As `appo-vizdoom-deathmatch`. Evaluations count 1 for a match won and -1 for one lost, so name an opponent:
+    Like `appo-vizdoom-deathmatch`. Evaluations count 1 for a match won and -1 for one lost, so name an opponent:
     `--eval-opponents random`.
     """
     full = appo_vizdoom_deathmatch()

@@ -37,7 +37,7 @@ def ppo_cartpole() -> Experiment:
 def ppo_atari(game: str = "Breakout") -> Experiment:
     """PPO on Atari, Machado protocol, Nature CNN (settings of the Cleanba paper's synchronous PPO, arXiv:2310.00036).
 
-    The paper's asynchronous arm is `--scheme.lag 1`.
+    `--scheme.lag 1` is the paper's asynchronous PPO.
 
     The paper uses the IMPALA ResNet: `--model.encoder impala`. The Nature CNN is the default because a CPU computes it
     about eight times as fast.
@@ -96,7 +96,7 @@ def impala_atari(game: str = "Breakout") -> Experiment:
 def appo_atari(game: str = "Breakout") -> Experiment:
     """APPO on Atari, Machado protocol, CNN and LSTM, one version behind (Petrenko et al. 2020, arXiv:2006.11751).
 
-    The network is the paper's simplified one, and the hyperparameters are those of its Table A.5.
+    The network is the paper's simplified network, and the hyperparameters are those of its Table A.5.
     """
     return Experiment(
         env=EnvConfig(id=game, num_envs=128, protocol="machado"),
@@ -107,7 +107,7 @@ def appo_atari(game: str = "Breakout") -> Experiment:
 
 
 def appo_of_sample_factory(minibatches: int) -> APPOConfig:
-    """Table A.5 of Petrenko et al. 2020; minibatches should hold 2,048 samples."""
+    """The hyperparameters of Table A.5 of Petrenko et al. 2020. Choose minibatches so that each has 2,048 samples."""
     return APPOConfig(
         rollout=32,
         epochs=1,
@@ -124,7 +124,7 @@ def appo_of_sample_factory(minibatches: int) -> APPOConfig:
 
 
 def ppo_mujoco(task: str = "HalfCheetah-v4") -> Experiment:
-    """PPO on MuJoCo, observations and returns normalized (CleanRL's settings; deviation, value loss: Tianshou's)."""
+    """PPO on MuJoCo, normalized observations and returns (CleanRL's settings; Tianshou's deviation, value loss)."""
     return Experiment(
         env=EnvConfig(id=task, num_envs=8),
         model=StandardModelConfig(encoder="mlp", separate_value_network=True, initial_std=0.6),
@@ -167,8 +167,8 @@ def ppo_procgen(game: str = "StarpilotEasy-v0") -> Experiment:
 def ppo_procgen_memory(game: str = "StarpilotEasy-v0") -> Experiment:
     """PPO on Procgen with a Fixup ResNet and a GRU (settings of the PyTorchRL paper, arXiv:2007.02622, appendix A.3).
 
-    The paper trains for 500M samples of Obstacle Tower, with four learners that have 16 environments each. The learning
-    rate falls at the same shares of this budget; another total_steps needs another algorithm.anneal.
+    The paper trains on 500M samples of Obstacle Tower, with four learners that have 16 environments each. The learning
+    rate falls at the same shares of this recipe's budget; another total_steps needs another algorithm.anneal.
     """
     return Experiment(
         env=EnvConfig(id=game, num_envs=64),
@@ -190,9 +190,9 @@ def ppo_procgen_memory(game: str = "StarpilotEasy-v0") -> Experiment:
 
 
 def ppo_memory() -> Experiment:
-    """PPO with an LSTM on a task that no memoryless policy can solve (tuned here); --model.core none shows it.
+    """PPO with an LSTM on a task that no policy without memory can solve (tuned here). --model.core none shows this.
 
-    Only the last action of an episode matters, so advantages look less far ahead than usual.
+    Only the last action of an episode matters, so gae_lambda and discount are lower than usual.
     """
     return Experiment(
         env=EnvConfig(id="lockstep/Memory-v0", num_envs=128),
@@ -213,10 +213,10 @@ def ppo_memory() -> Experiment:
 
 
 def ppo_rnd_minigrid(task: str = "Empty-16x16-v0") -> Experiment:
-    """PPO with random network distillation on a MiniGrid task of one late reward (tuned here; Burda et al. 2018).
+    """PPO with random network distillation on a MiniGrid task with one late reward (tuned here; Burda et al. 2018).
 
-    Episodes end after 100 steps, and the goal takes at least 27, so chance hardly ever finds it. `--algorithm.rnd.coef
-    0` trains with PPO alone.
+    Episodes end after 100 steps, and the goal takes at least 27, so random actions hardly ever find it.
+    `--algorithm.rnd.coef 0` trains with PPO alone.
     """
     return Experiment(
         env=EnvConfig(id=f"MiniGrid-{task}", num_envs=32, options={"max_episode_steps": 100}),
@@ -251,9 +251,9 @@ def ppo_minatar(game: str = "Breakout") -> Experiment:
 
 
 def ppo_self_play(game: str = "classic/connect_four-v3") -> Experiment:
-    """PPO on a game of PettingZoo's, one policy playing all sides of it (settings chosen here).
+    """PPO on a game of PettingZoo, where one policy plays all sides (settings chosen here).
 
-    One side wins what the other loses, so training scores are 0: `--eval-every 25 --eval-opponents random` tells more.
+    One side wins what the other loses, so training scores are 0. `--eval-every 25 --eval-opponents random` shows more.
 
     Rewards are not discounted and advantages are not normalized. Otherwise a side that loses whatever it does would
     learn to lose late as firmly as it learns to win, and would not explore moves that the other side cannot answer.
@@ -280,11 +280,11 @@ def ppo_self_play(game: str = "classic/connect_four-v3") -> Experiment:
 def mappo_mpe(task: str = "simple_spread_v3") -> Experiment:
     """MAPPO on a particle world of MPE: PPO whose critic observes all agents (Yu et al. 2022, arXiv:2103.01955).
 
-    All agents share one policy. Without `--env.central-state none --model.critic-only`, which lets the critic see only
-    what its agent sees, it is MAPPO; with it, IPPO. A world that lockstep has compiled is that, and another one mpe2's.
+    All agents share one policy. With `--env.central-state none --model.critic-only`, the critic sees only what its
+    agent sees, which is IPPO. The world is lockstep's compiled one if there is one, otherwise mpe2's.
 
-    Learning rate, epochs, network and discount are the paper's. It takes 10 steps on 128 matches of 25 steps, for 20M
-    steps; this takes 40 on 32, which learns more from few samples.
+    Learning rate, epochs, network and discount are the paper's. The paper takes 10 gradient steps on 128 matches of 25
+    steps, for 20M steps in total. This recipe takes 40 on 32 matches, which learns more from few samples.
     """
     known = f"mpe/{task}" in load_adapter("compiled").ids()
     world = f"mpe/{task}" if known else f"pettingzoo/mpe2.{task}:parallel_env"

@@ -29,12 +29,12 @@ class CollectorSet:
     """The processes that collect rollouts."""
 
     number: int = 0
-    """Number of processes that only collect; with 0 every learner collects for itself (PyTorchRL: central
+    """Number of processes that only collect. With 0, every learner collects for itself (PyTorchRL: central
     collection)."""
     lag: int | Literal["async"] = 0
-    """What they wait for: 0 for the newest version, k for the one k versions earlier, async for nothing."""
+    """The version that collectors wait for: 0 is the newest, k is k versions older; with async they do not wait."""
     preempt: float = 1.0
-    """The share of other processes' shards whose rollouts suffice to cut late ones."""
+    """The share of other processes' shards that must finish their rollouts before late ones are cut."""
     device: str = "cpu"
     """The device: cpu, or the number of a GPU."""
 
@@ -53,8 +53,8 @@ class Updates:
     """How gradients update the parameters."""
 
     lag: int | Literal["async"] = 0
-    """0: all learners' gradients are added up, and every learner applies the sum. g: the same, g gradient steps later.
-    async: each learner's gradient is applied to the shared parameters when it is ready."""
+    """0: all learners' gradients are added up, and every learner applies the sum. g: every learner applies it g
+    gradient steps later. async: each learner's gradient is applied to the shared parameters when it is ready."""
 
 
 class Composed(NamedTuple):
@@ -65,8 +65,8 @@ class Composed(NamedTuple):
 
 
 def compose(experiment: Experiment, collectors: CollectorSet, learners: LearnerSet, updates: Updates) -> Composed:
-    """The experiment under another scheme, and the corresponding layout. Settings for other kinds of schemes (max_lag,
-    refresh, max_gradient_lag) are reset to their defaults; the rest of the scheme stays.
+    """The experiment with another scheme, and the corresponding layout. Settings for other kinds of schemes (max_lag,
+    refresh, max_gradient_lag) return to their defaults. The rest of the scheme does not change.
 
     Raises:
         SettingsError: a part has values that are out of range.
@@ -121,9 +121,9 @@ def cleanba(experiment: Experiment, collectors: int = 2, learners: int = 1) -> C
 
 
 def impala(experiment: Experiment, collectors: int = 2, learners: int = 1) -> Composed:
-    """IMPALA (Espeholt et al. 2018): no process waits; the learner takes the rollouts that have arrived.
+    """IMPALA (Espeholt et al. 2018): no process waits. The learner takes the rollouts that have arrived.
 
-    collector 0   | c | c | c | c | c | c |       with the newest version that there is
+    collector 0   | c | c | c | c | c | c |       with the newest version
     collector 1   | c   | c   | c   | c   |
     learner           | g u | g u | g u | g u |
     """

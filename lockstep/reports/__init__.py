@@ -1,1 +1,1 @@
-"""Reads runs and shows them: plots, reports and comparisons of methods."""
+"""Shows finished and unfinished runs: plots, reports and comparisons of methods."""

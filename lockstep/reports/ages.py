@@ -1,5 +1,5 @@
-"""The section of a report about age: of the data that was learned from (PL), of the parameters that gradients were
-computed with (GA), and who waited for whom.
+"""The section of a report about the age of training data (PL), the age of gradients (GA), and which processes waited
+for which.
 
 Metrics hold both for each iteration. Which collector and which learner they belong to follows from the ledger.
 """
@@ -43,7 +43,7 @@ _CHARTS = {
 
 @dataclass
 class Ages:
-    """The ages of what one process supplied."""
+    """The ages of the samples or gradients that one process supplied."""
 
     rollouts: int = 0
     """Of a collector, 0 for a learner."""
@@ -289,4 +289,4 @@ def _limit(waited: dict[str, float]) -> str:
 _WAITS = {"rollouts": "Learners waited for rollouts", "parameters": "Collectors waited for parameters"}
 """Waits that split layouts record."""
 _SLOWER = {"rollouts": "collectors", "parameters": "learners"}
-"""What is waited for in them."""
+"""The role that is slower, by the wait that it causes."""

@@ -51,7 +51,7 @@ class _TaskScores(NamedTuple):
     scores: list[np.ndarray]
     """By method."""
     warning: str | None
-    """Which run keeps the budget low, if one does."""
+    """A warning that names the run that limits the budget, if one does."""
 
 
 def _scored(
@@ -73,7 +73,7 @@ def _scored(
 
 
 def _no_aggregate(metric: str, shared: Sequence[str], scales: Sequence[Sequence[str]]) -> str:
-    """Why the scores of different tasks are not averaged.
+    """A sentence that says why the scores of different tasks are not averaged.
 
     Args:
         shared: the tasks of which every method has runs.
@@ -114,7 +114,7 @@ def _pairs(groups: Sequence[Method], scored: Mapping[str, _TaskScores]) -> str:
 
 
 def _budgets(scored: Mapping[str, _TaskScores], x: str) -> str:
-    """At which budgets methods were compared, and which runs keep them low."""
+    """A note on the budgets at which methods were compared, and on the runs that limit them."""
     at = ", ".join(f"{each.budget:,.0f} on {task}" for task, each in scored.items())
     unit = "seconds" if x == "time" else x
     text = f"In this section, runs of a task are compared at an equal number of {unit}, which all reached: {at}."

@@ -220,7 +220,7 @@ def _notes_of_task(task: str, sets: Sequence[Sequence[Run]], metric: str, x: str
 def _notes_of_set(
     letter: str, runs: Sequence[Run], others: Sequence[Run], metric: str, without: Sequence[Run], given: int
 ) -> Iterator[str]:
-    """What limits one of the two sets.
+    """Caveats of one of the two sets.
 
     Args:
         others: the other set.
@@ -244,7 +244,7 @@ def _notes_of_set(
 
 
 def _machines(runs: Sequence[Run]) -> frozenset[tuple[Any, ...]]:
-    """Where runs ran."""
+    """The layouts and machines of runs."""
     return frozenset(tuple(run.facts.get(name) for name in ("layout", "platform", "cores")) for run in runs)
 
 

@@ -96,7 +96,7 @@ def changing(groups: Sequence[Method], task: str, names: Sequence[str], drawn: P
 
 
 def _is_diagnostic(metric: str) -> bool:
-    """Whether no other section shows it, and it is no end of an interval."""
+    """Whether no other section shows the metric and it is not an end of an interval."""
     if metric.startswith("eval/env/"):
         return not metric.endswith(("_low", "_high"))
     return metric == "gradient_norm" or metric.partition("/")[0] not in (*_ELSEWHERE, metric)

@@ -44,7 +44,7 @@ class Scored:
 
 
 def warnings(groups: Sequence[Method], metric: str, left_out: Sequence[str]) -> str:
-    """What a reader must know before trusting a number."""
+    """Warnings about limits of the numbers on the page."""
     texts = [f"Left out, since they have no {metric}: {some(left_out)}."] if left_out else []
     for group in groups:
         if again := seeds_again(group.runs):

@@ -1,4 +1,4 @@
-"""A web page in one file: it loads nothing from elsewhere, and is light or dark as the reader prefers."""
+"""Writes a web page in one file, which loads nothing from elsewhere and is light or dark as the reader prefers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def warnings(texts: Sequence[str]) -> str:
-    """What a reader must bear in mind."""
+    """A box of warnings; empty without texts."""
     return f'<div class="warnings">{"".join(map(paragraph, texts))}</div>' if texts else ""
 
 

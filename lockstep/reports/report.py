@@ -1,6 +1,7 @@
 """`lockstep report`: shows runs on one page.
 
-findings.py, curves.py and aggregates.py show what was learned, ages.py and provenance.py how.
+findings.py, curves.py and aggregates.py show the results of learning. ages.py and provenance.py show how they came
+about.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Report:
 
     path: Path
     metric: str
-    """What counts as the score."""
+    """The metric that counts as the score."""
     left_out: tuple[str, ...]
     """Runs without a value of the metric."""
     proofs: tuple[tuple[str, Proof], ...]

@@ -37,7 +37,7 @@ _CURRICULUM = "env.curriculum"
 _LINES = 20_000
 """At most about this many lines of a run's metrics are kept. Charts show far fewer."""
 _NAMED = 6
-"""How many of several runs a sentence names."""
+"""The most runs that a sentence names."""
 
 
 def time_unit(longest: float) -> tuple[float, str]:
@@ -122,7 +122,7 @@ class Run:
         return next((float(value) for value in values if value is not None), math.nan)
 
     def diverged(self, metric: str) -> float | None:
-        """Samples after which the metric, or a loss, is not a number any more; None if both still are."""
+        """Samples after which the metric or a loss is no longer a finite number; None if both are to the end."""
         ended = []
         for name in (metric, *self.names("loss/")):
             written = [record for record in self.records if name in record]
@@ -222,7 +222,7 @@ class Method:
     """The settings that they share, by dotted name."""
     runs: list[Run] = field(default_factory=list)
     label: str = ""
-    """What distinguishes the method from others; empty if there is no other."""
+    """The text that distinguishes the method from others; empty if there is no other."""
 
     @property
     def size(self) -> str:

@@ -1,4 +1,4 @@
-"""Suites: sets of tasks that methods are compared on, with the scores that others have published.
+"""Suites: sets of tasks for comparing methods, with scores that others have published.
 
 A new suite is an entry in SUITES and a table in published/, whose first lines name its sources.
 """
@@ -29,7 +29,7 @@ AGGREGATES: dict[str, Callable[[Scores], np.ndarray]] = {
     "mean": statistics.mean,
     "optimality gap": statistics.optimality_gap,
 }
-"""Of normalized scores, in the order of published tables."""
+"""Aggregates of normalized scores, in the order of published tables."""
 _OF_MEANS = ("median", "mean")
 """Aggregates that follow from the mean of each task alone."""
 
@@ -151,7 +151,7 @@ def published(name: str) -> dict[str, dict[str, float]]:
 
 
 def sources(name: str) -> str:
-    """Where a suite's published scores are from."""
+    """The sources of a suite's published scores."""
     text = (files("lockstep.reports") / "published" / f"{name}.csv").read_text(encoding="utf-8")
     return " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
 
@@ -164,13 +164,13 @@ class Row:
     scores: dict[str, Estimate]
     """Mean over runs, by method."""
     normalized: dict[str, float]
-    """The same on the task's scale, if it has one."""
+    """The means on the task's scale, if it has one."""
     published: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What runs have reached on a suite, beside what others have published."""
+    """The scores of runs on a suite, beside published scores."""
 
     suite: str
     rows: tuple[Row, ...]

@@ -1,4 +1,4 @@
-"""Sets of experiments, run as one durable queue: see docs/sweep.md.
+"""Sets of experiments that run as one durable queue: see docs/sweep.md.
 
 Sweep files need `Run` and `grid`; searches also need `Search` or `Population`, with `Between` and
 `OneOf`, and perhaps `SampleFactory`."""

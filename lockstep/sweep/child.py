@@ -26,7 +26,7 @@ from lockstep.system.output import print_line
 INTERRUPTED = 130
 """Exit code of a run that was asked to stop and can continue."""
 ELSEWHERE = 75
-"""Exit code if another process already runs it."""
+"""Exit code if another process already executes the run."""
 FULL = 77
 """Exit code if the disk is full. The run can continue once there is space."""
 LOST = 76

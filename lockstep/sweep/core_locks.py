@@ -1,4 +1,4 @@
-"""Locks on cores, by which the sweeps of one machine avoid each other."""
+"""Locks on cores, which keep the sweeps of one machine from using the same cores."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CoreLocks:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the lock that lets one sweep at a time choose."""
+        """Hold the lock that allows only one sweep at a time to choose cores."""
         deadline = time.monotonic() + _PATIENCE
         while (lock := _socket(self._machine)) is None and time.monotonic() < deadline:
             time.sleep(0.001)

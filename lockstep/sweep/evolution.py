@@ -1,4 +1,4 @@
-"""Sample Factory's rule for populations: who goes on with whose weights, and whose settings mutate."""
+"""Sample Factory's rule for populations: which members take over weights, and which settings mutate."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class SampleFactory:
     mutated: float = 0.7
     """Share of the members, from the worst up, whose settings mutate. Higher searches more widely."""
     rate: float = 0.15
-    """Probability that a setting of such a member changes. Higher searches faster, and forgets good settings sooner."""
+    """Probability that a setting of such a member changes. Higher searches faster and loses good settings sooner."""
     factor: float = 1.2
-    """What a number is multiplied or divided by. Higher takes larger steps."""
+    """The factor by which a number is multiplied or divided. Higher takes larger steps."""
     replaced: float = 0.3
     """Share of the members that take over weights, and of the members that these come from. Higher selects harder."""
     gap: float = 0.0
@@ -49,11 +49,11 @@ class SampleFactory:
     def succession(
         self, ranked: Sequence[int], scores: Sequence[float | None], random: Sequence[np.random.Generator]
     ) -> list[int]:
-        """Which member each member succeeds: itself, or one of the best.
+        """The member from which each member continues: itself, or one of the best.
 
         Args:
             ranked: the members with a score, the best first.
-            scores: of all members.
+            scores: the scores of all members.
             random: a generator for each member.
         """
         count = max(1, int(self.replaced * len(scores)))

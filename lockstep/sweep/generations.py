@@ -1,4 +1,4 @@
-"""The generations of a population: a file for each in the sweep's folder, and which member succeeds which."""
+"""The generations of a population. Each has a file in the sweep's folder that lists its members and predecessors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Member:
 
 
 class Generations(Proposals[Population]):
-    """A population. generations/NUMBER.json says which settings each member has, and whom it succeeds."""
+    """A population. generations/NUMBER.json lists each member's settings and predecessor."""
 
     key, parts = "population", "generations"
 
@@ -185,7 +185,7 @@ class Generations(Proposals[Population]):
         return read_json(self._folder / f"{generation:03}.json")["members"]
 
     def _ended(self, generation: int) -> list[str | None]:
-        """How the runs of a generation ended; None for each that has not."""
+        """How the runs of a generation ended; None for runs that have not ended."""
         outcomes = [self._queue.outcome(kept["run"]) for kept in self._kept(generation)] if generation else []
         return [outcome and outcome.state for outcome in outcomes]
 
@@ -203,7 +203,7 @@ class Generations(Proposals[Population]):
         return dataclasses.replace(start, run=self._place(path))
 
     def _rival(self, name: str) -> str:
-        """The name of a run that has ended, in the form that opponents are named in."""
+        """The name of a run that has ended, in the form of opponents' names."""
         path = self._queue.run(name)
         (found,) = opponents.resolved(envs.resolve(self.search.run.experiment.env), (str(path),))
         return self._place(path) + found.removeprefix(str(path))

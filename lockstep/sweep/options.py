@@ -1,4 +1,4 @@
-"""How a sweep is run."""
+"""The options of a sweep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.sweep.stopping import StopRule
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How a sweep is run. Nothing here changes what a run learns, only whether it is stopped early."""
+    """The options of a sweep. They do not change what a run learns, only whether it is stopped early."""
 
     suite: str | None = None
     """Train recipes on every task of a suite, in place of --env.id: atari100k, atari57 or mujoco."""
@@ -65,7 +65,7 @@ class SweepOptions:
     dry_run: bool = False
     """Print the runs that would start (with --slurm also the jobs), and do nothing."""
     overview: Literal["auto", "live", "plain", "none"] = "auto"
-    """Live table, plain lines, or nothing; auto is live on a terminal and plain elsewhere."""
+    """A live table, plain lines, or nothing. auto is live on a terminal and plain elsewhere."""
     json: bool = False
     """Print one JSON document to standard output; progress goes to standard error."""
 

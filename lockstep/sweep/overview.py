@@ -182,7 +182,7 @@ def panel(picture: Picture, title: str, most: int = 1_000) -> RenderableType:
 def make_overview(
     kind: Literal["auto", "live", "plain", "none"], picture: Callable[[], Picture], title: str
 ) -> Overview:
-    """The overview that the options ask for."""
+    """The overview of the given kind."""
     if kind == "auto":
         kind = "live" if on_terminal() else "plain"
     if kind == "live":

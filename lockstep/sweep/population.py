@@ -26,7 +26,7 @@ from lockstep.sweep.search import OBJECTIVE, Between, OneOf, check_kinds, check_
 from lockstep.sweep.spec import Run, changed, holds, setting
 
 _STEP = 0.1
-"""How far a number moves, as a share of its range."""
+"""The step by which a number moves, as a share of its range."""
 _ANEW = 0.1
 """Probability that a setting is drawn anew instead of moved."""
 _INHERITED = (
@@ -45,12 +45,12 @@ class Population:
     """What a member does in one generation: total_steps is the length of one generation. Its seed decides the first
     settings and the succession; the members' runs have the seeds that follow it."""
     space: Mapping[str, Between | OneOf]
-    """What changes, by a setting's path, such as {"algorithm.learning_rate": Between(1e-5, 1e-3, log=True)}."""
+    """The settings that change, by path, such as {"algorithm.learning_rate": Between(1e-5, 1e-3, log=True)}."""
     members: int = 8
     """Number of members. More find better settings and tell them from luck more reliably; each costs a run per
     generation."""
     generations: int = 10
-    """Number of generations. More change settings more often, and give up worse weights sooner."""
+    """Number of generations. More change settings more often and abandon worse weights sooner."""
     share: float = 0.25
     """Share of the members that are replaced after each generation, and of the members that replace them. A higher
     share selects harder and keeps less variety."""
@@ -155,7 +155,7 @@ class Population:
     def following(
         self, generation: int, scores: Sequence[float | None], values: Sequence[Mapping[str, Any]]
     ) -> tuple[list[int], list[dict[str, Any]]]:
-        """How the members go on: whom each succeeds (see succession), and its settings.
+        """How the members continue: each member's predecessor (see succession) and its settings.
 
         Args:
             generation: the generation that begins.
@@ -172,7 +172,7 @@ class Population:
             return successors, found
         ranked = _ranked(scores)
         worse = self.evolution.worse(ranked, self.members)
-        # A member that was lost may have been so by its settings, so it takes over the others'.
+        # A lost member's settings may be the reason for its loss, so it takes over its predecessor's.
         own = [values[member] if member in ranked else values[of] for member, of in enumerate(successors)]
         return successors, [
             self._mutated(generation, member, own[member]) if member in worse else dict(own[member])
@@ -180,8 +180,8 @@ class Population:
         ]
 
     def succession(self, generation: int, scores: Sequence[float | None]) -> list[int]:
-        """Which member each member succeeds: itself, or one of the best if it is one of the worst or has no score. See
-        following."""
+        """The member from which each member continues: itself, or one of the best if it is one of the worst or has no
+        score. See following."""
         ranked = _ranked(scores)
         if self.evolution is not None:
             random = [self._random(generation, member) for member in range(self.members)]

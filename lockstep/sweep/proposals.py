@@ -31,14 +31,15 @@ class Proposals(ABC, Generic[AskedT]):
     """
 
     key: ClassVar[str]
-    """Its name: that of its file, and its key in the JSON that the command line prints."""
+    """The name of its file, and its key in the JSON that the command line prints."""
     parts: ClassVar[str]
-    """The name of what it adds, one at a time: that of their folder, and of the setting that limits their number."""
+    """The plural name of its parts, trials or generations: the name of their folder and of the setting that limits
+    them."""
 
     def __init__(self, queue: Queue, search: AskedT, directory: str, command: list[str]) -> None:
         """
         Args:
-            directory: where it was started; users' files are relative to it.
+            directory: the folder in which it was started. Users' files are relative to it.
             command: the command that started it.
         """
         search.validate()
@@ -82,7 +83,7 @@ class Proposals(ABC, Generic[AskedT]):
 
     @property
     def needs(self) -> Needs:
-        """What each of its runs occupies."""
+        """The resources of each of its runs."""
         run = self.search.runs[0]
         return needs(Layout.parse(run.layout), run.experiment.torch_threads, run.memory)
 
@@ -109,7 +110,7 @@ class Proposals(ABC, Generic[AskedT]):
 
     @abstractmethod
     def document(self) -> dict[str, Any]:
-        """The whole of it as JSON, for programs."""
+        """The whole search or population as JSON."""
 
     @abstractmethod
     def _requeue(self) -> None:

@@ -64,7 +64,7 @@ class Entry:
 
 
 class Queued(Protocol):
-    """What can be added to a queue: a lockstep.sweep.Run. That module needs torch."""
+    """An object that can be added to a queue: a lockstep.sweep.Run, whose module imports torch."""
 
     @property
     def experiment(self) -> Any: ...

@@ -41,7 +41,7 @@ class Search(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """What the runs that it adds at once occupy."""
+        """The resources of the runs that it adds at once."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class _Running:
     begin: float
     """Samples that the run had when it was started."""
     objection: str = ""
-    """Why it was asked to stop early."""
+    """The reason why it was asked to stop early; empty if it was not."""
     stopping: bool = False
     """Whether it was asked to stop."""
 
@@ -95,7 +95,7 @@ class Runner:
         if search is not None and not search.complete:
             place.check(search.needs)  # otherwise it would wait forever for room
         self._asked = 0
-        """How often the user asked to stop."""
+        """The number of times that the user has asked to stop."""
         self._requests = children.Requests()
         self._stopping: int | None = None
         """How often the user had asked when the runs were last asked to stop."""
@@ -223,7 +223,7 @@ class Runner:
         return self._search is None or self._barred or self._search.complete
 
     def _curve(self, entry: Entry) -> Curve:
-        """A run's progress; its scores along the way matter only to a stopping rule."""
+        """A run's progress. Earlier scores are only kept for a stopping rule."""
         return Curve(self._queue.metrics(entry.name), self._rule.samples if self._rule else 0)
 
     def _collect(self) -> None:

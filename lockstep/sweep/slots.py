@@ -1,4 +1,4 @@
-"""Where runs go: which cores and GPUs of this machine each run gets, so that runs do not disturb each other."""
+"""Assigns cores and GPUs of this machine to runs, so that runs do not disturb each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARED = " (shared with another sweep)"
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run occupies."""
+    """The resources that a run occupies."""
 
     cores: int
     gpus: int = 0
@@ -32,7 +32,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Share:
-    """What a run was given: numbers of cores, and names of GPUs in the form of CUDA_VISIBLE_DEVICES."""
+    """The resources of a run: numbers of cores, and names of GPUs in the form of CUDA_VISIBLE_DEVICES."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Process(Protocol):
 
 
 class Place(Protocol):
-    """A place that runs can go to."""
+    """A place that can execute runs."""
 
     def check(self, wanted: Needs) -> None:
         """Raise SettingsError if this place can never have what a run needs."""
@@ -110,7 +110,7 @@ class Machine:
         """
         Args:
             quota: maximum number of busy cores, for a container that may use fewer than it shows.
-            claims: the locks by which other sweeps see this one's cores; None ignores other sweeps.
+            core_locks: the locks that show other sweeps this one's cores; None ignores other sweeps.
         """
         self._core_locks = core_locks
         self._memory, self._running = memory, 0
@@ -131,7 +131,7 @@ class Machine:
             runs_per_gpu: runs that share a GPU.
             gpus: whether any run needs a GPU; detecting GPUs takes seconds.
             replay: whether any run has a replay memory; detecting the machine's memory takes seconds, too.
-            claims: as for the class.
+            core_locks: as for the class.
         """
         memory = _memory() if replay else math.inf
         allowed = sorted(os.sched_getaffinity(0))
@@ -187,7 +187,7 @@ class Machine:
         return child.start(queue, name, share.cores, environment)
 
     def pending(self, process: Process) -> bool:
-        """False: this machine is always available."""
+        """Always False, since this machine is available."""
         return False
 
     def _cores_of(self, wanted: Needs) -> int:

@@ -192,7 +192,7 @@ def abandoned(queue: Queue) -> dict[str, str]:
 
 
 def _settings(queue: Queue, wanted: Needs, given: Mapping[str, Any], runs: int = 1) -> dict[str, Any]:
-    """What a job requests unless the user sets it: memory only for replay, else the cluster's default."""
+    """The default requirements of a job. Memory is only requested for replay; otherwise the cluster's default holds."""
     asked: dict[str, Any] = {"job_name": queue.folder.name, "cpus_per_task": wanted.cores}
     if wanted.gpus:
         asked["gpus_per_node"] = wanted.gpus

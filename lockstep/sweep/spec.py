@@ -1,4 +1,4 @@
-"""What a sweep runs: an experiment with its layout and options, and grids of them."""
+"""The runs of a sweep, which are experiments with layouts and options, and grids of them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Run:
     """One run of a sweep."""
 
     experiment: Experiment
-    """What is learned. Two runs with equal experiments are one run."""
+    """The experiment. Two runs with equal experiments are one run."""
     layout: str = "auto"
     """As for `lockstep train`; the sweep gives the run as many cores and GPUs as it needs. auto becomes the layout of
-    one core (of two if collectors run freely), so that as many runs as possible go on side by side."""
+    one core (of two if collectors run freely), so that as many runs as possible execute side by side."""
     options: RunOptions = field(default_factory=RunOptions)
     """Options of the run, except its folder, which the sweep chooses."""
     label: str = ""

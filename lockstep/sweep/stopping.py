@@ -13,7 +13,7 @@ from lockstep.config.settings import SettingsError, parse_count
 from lockstep.run.files import read_objects
 
 _ENOUGH = 3
-"""The least number of other runs that must have come as far before their median counts."""
+"""The least number of other runs with as many samples that a median requires."""
 _END = 65_536
 """Bytes that hold the last lines of metrics.jsonl."""
 

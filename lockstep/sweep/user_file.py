@@ -28,7 +28,7 @@ def from_file(reference: str) -> list[Run] | Search | Population | Experiment:
     if wrong is not None or not runs:
         what = f"a {type(wrong).__name__}" if runs else "nothing"
         raise SettingsError(
-            f"{reference} gives {what}. What a sweep runs is a list of lockstep.sweep.Run (or of Experiment), a Search "
+            f"{reference} gives {what}. A sweep takes a list of lockstep.sweep.Run (or of Experiment), a Search "
             "or a Population of lockstep.sweep, or a function without arguments that returns one; lockstep.sweep.grid "
             "makes lists."
         )

@@ -154,7 +154,7 @@ def set_on_objects(agent: str) -> str:
         ({"env.policies": f"{__file__}:raising"}, r"raising raised KeyError.* for the agent 'guide'"),
         ({"env.policies": f"{__file__}:taken"}, r"'keys', a name that PyTorch needs"),
         ({"env.policies": f"{__file__}:set_on_objects"}, r"'training', a name that PyTorch needs"),
-        ({"env.policies": f"{__file__}:SHAPES"}, "is no function"),
+        ({"env.policies": f"{__file__}:SHAPES"}, "must be a function"),
         ({"model.critic_only": ()}, r"Use --model\.critic-only state"),
         ({"env.id": "CartPole-v1"}, r"env\.policies=.*CartPole-v1 has one"),
         ({"env.id": "CartPole-v1", "env.policies": "shared"}, r"env\.central_state=.*CartPole-v1 has one"),

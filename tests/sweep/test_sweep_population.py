@@ -470,7 +470,7 @@ def test_a_population_from_flags() -> None:
     [
         ((*FLAGS, "--population", "4", "--seed", "1..3"), "3 experiments were given"),
         ((*FLAGS, "--population", "4", "--trials", "3"), "use --generations"),
-        ((*FLAGS, "--population", "4", "--stop-early", "3@1k"), "replaces the worst itself"),
+        ((*FLAGS, "--population", "4", "--stop-early", "3@1k"), "replaces its worst members itself"),
         ((*FLAGS, "--population", "4", "--drop", "x"), "only failed runs can be dropped"),
         ((*FLAGS, "--population", "4", "--retry-stopped"), "given up are part of its result"),
         ((*FLAGS, "--population", "4", "--objective", "eval/score"), "add --eval-every N"),

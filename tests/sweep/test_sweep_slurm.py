@@ -166,7 +166,7 @@ def test_a_search_is_one_job_which_ends_with_checkpoints(
     until(lambda: any(Path("set/runs").glob("*/checkpoints/0*")), "a checkpoint")
     (cluster / "jobs").write_text("7\n")
     assert main(["sweep", "set", "--trials", "4", *SUBMIT]) == 2
-    assert "Job 7 already works in" in capsys.readouterr().err
+    assert "Job 7 is already running or waiting" in capsys.readouterr().err
     process.send_signal(signal.SIGTERM if end == "scancel" else warning(cluster))
     process.wait(120)
     assert (cluster / "requeued").exists() == (end != "scancel")
@@ -210,7 +210,7 @@ def test_what_the_job_of_a_search_asks_for(
 def test_early_stops_need_a_sweep_that_watches(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stop = ("--stop-early", "median@1k")
     assert main(["sweep", "set", "ppo-cartpole", *SMALL, *stop, *SUBMIT]) == 2
-    assert "with --slurm only Slurm does" in capsys.readouterr().err
+    assert "with --slurm no sweep does" in capsys.readouterr().err
     assert not Path("set").exists()
     pytest.importorskip("optuna", reason="Optuna is not installed")
     assert main(["sweep", "search", "ppo-cartpole", *SMALL, *SEARCH, *stop, *SUBMIT]) == 0

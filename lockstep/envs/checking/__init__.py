@@ -1,1 +1,1 @@
-"""Checks of environments before they are trained on."""
+"""Checks of environments before training."""

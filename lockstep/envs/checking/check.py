@@ -1,4 +1,4 @@
-"""Plays an environment in several ways and compares the results, to check all that identical bits depend on."""
+"""Plays an environment in several ways and compares the results, to check everything that identical bits require."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ WAYS = {
     "again": "new instances give the same bits",
     "alone": "each environment gives the same bits without the others",
     "elsewhere": "another process gives the same bits",
-    "rebuilt": "rebuilt in another process, as resume does it, they go on with the same bits",
+    "rebuilt": "rebuilt in another process, as resume does it, they continue with the same bits",
 }
 """The checks, in order."""
 _SHARED_ALONE = "another shard in the process changes no bit"
-"""What the check `alone` shows of environments that share a random stream, of which none can be without the others."""
+"""The check `alone` for environments that share a random stream, since none of them can be played alone."""
 _CAUSES = {
-    "finite": "No network learns from these. Fix the environment, or wrap it.",
+    "finite": "Networks cannot learn from such numbers. Fix the environment, or wrap it.",
     "again": "Either a generator is not seeded by reset(seed=...), such as np.random, random, or a "
     "generator that the constructor makes; or something is stored in a class or module, or depends on the clock.",
     "alone": "Environments of one process share something: a generator that each reset seeds for all of them, as "
@@ -40,11 +40,11 @@ _CAUSES = {
     "episode from its seed and actions alone.",
 }
 _TIMES = 4
-"""Each environment begins from a new seed at least this often. Episodes are cut for it where the adapter can."""
+"""Each environment begins from a new seed at least this often. For this, episodes are cut if the adapter can do so."""
 _QUICK_STEPS = 32, 400
-"""Least and most steps of quick_check."""
+"""The least and the most steps of quick_check."""
 _MOST = 1_000_000
-"""Most steps, because all of them are kept in memory."""
+"""The most steps, because all of them are kept in memory."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,19 @@ class EnvCheck:
     adapter: str
     num_envs: int
     steps: int
-    """Of each environment."""
+    """Steps of each environment."""
     facts: dict[str, str]
-    """Descriptions of what random actions met, by name. Episodes are cut more often than in training."""
+    """Facts about the environment under random actions, by name. Episodes are cut more often than in training."""
     held: tuple[str, ...]
-    """The checks of WAYS that hold, in order. Checks after the first failure were not run."""
+    """The checks of WAYS that passed, in order. Checks after the first failure were not run."""
     failed: str | None
-    """The check that failed; None if all hold."""
+    """The check that failed; None if all passed."""
     message: str
     """The verdict, and the usual causes of a failure."""
 
     @property
     def ok(self) -> bool:
-        """Whether everything holds."""
+        """Whether all checks passed."""
         return self.failed is None
 
 
@@ -79,8 +79,8 @@ def check_env(
     Args:
         config: the environments of training. At least 2, or two matches, are played side by side. An id uses its
         default settings.
-        steps: for each environment, 8 to 1M. More steps reach what happens late.
-        seed: of environments and actions.
+        steps: steps of each environment, from 8 to 1M. More steps find differences that occur late.
+        seed: the seed of environments and actions.
         tell: called with each line of the report as soon as it is known.
 
     Raises:
@@ -103,7 +103,7 @@ def check_env(
     config = resolve(replace(config, random_actions=False, decorrelate=0))
     together = whole_matches(config, 1)
     config = replace(config, num_envs=whole_matches(config, max(config.num_envs, 2 * together)))
-    longest = min(config.reseed_every, steps // _TIMES - 1)  # below round numbers, which often are time limits
+    longest = min(config.reseed_every, steps // _TIMES - 1)  # one less than round numbers, which often are time limits
     game = Game(replace(config, reseed_every=longest), seed, range(config.num_envs), together)
     tell(f"environment {config.id}, stepped by {config.adapter}")
     expected = game.play(steps)
@@ -114,8 +114,8 @@ def check_env(
     held: list[str] = []
     failed = None
     message = (
-        f"As far as {steps:,} steps of {config.num_envs} environments show, seeds and actions decide everything: runs "
-        "are the same on every layout, and can be verified and resumed exactly."
+        f"In {steps:,} steps of {config.num_envs} environments, seeds and actions determined everything. So runs are "
+        "the same on every layout, and can be verified and resumed exactly."
     )
     for way, found in _differences(game, expected, steps):
         shown = _SHARED_ALONE if way == "alone" and expected.share_seeds else WAYS[way]
@@ -129,11 +129,13 @@ def check_env(
 
 
 def quick_check(config: EnvConfig, seed: int, seconds: float) -> tuple[str, str] | None:
-    """A short check_env within this process. Return the check of WAYS that failed, with where and why; None if all that
-    need no other process hold. It takes about `seconds` at most, unless making environments takes longer.
+    """A short check_env within this process. Returns the check of WAYS that failed and an explanation; None if all
+    checks pass that need no other process. It takes at most about `seconds`, unless making environments takes longer.
 
     Args:
-        config: resolved. A single environment is not doubled.
+        config: resolved. It may have a single environment.
+        seed: the seed of environments and actions.
+        seconds: the time limit.
 
     Raises:
         TimeoutError: the environments are too slow.
@@ -151,13 +153,14 @@ def quick_check(config: EnvConfig, seed: int, seconds: float) -> tuple[str, str]
     game = Game(replace(config, reseed_every=longest), seed, range(count), together)
     expected = game.play(steps)
     for way, found in _differences(game, expected, steps, elsewhere=False):
-        if found and way != "finite":  # the run itself finds these numbers
+        if found and way != "finite":  # the run itself reports these numbers
             return way, f"{found}. {_CAUSES[way]} {load_adapter(config.adapter).repeat_advice}"
     return None
 
 
 def _differences(game: Game, expected: Played, steps: int, *, elsewhere: bool = True) -> Iterator[tuple[str, str]]:
-    """Each check of WAYS, and the first difference in words or ""; elsewhere: whether to use other processes."""
+    """Each check of WAYS with a description of the first difference, or "". elsewhere: whether to use a child
+    process."""
     actions, trace = expected.actions, expected.trace
     yield "finite", expected.numbers.not_finite
     yield "again", difference(trace, game.play(steps, actions).trace)
@@ -181,6 +184,6 @@ def _differences(game: Game, expected: Played, steps: int, *, elsewhere: bool = 
     found = ""
     for t, again in zip(expected.states, rebuilt, strict=True):
         for part, known in zip(again[1:], trace[1:], strict=True):
-            part[0] = known[t]  # the first row has the observation alone
+            part[0] = known[t]  # the first row of a trace only has the observation
         found = found or difference(Trace(*(part[t:] for part in trace)), again, t)
     yield "rebuilt", found

@@ -50,7 +50,7 @@ def _scaling(space: gymnasium.Space[Any]) -> str:
 
 
 def _notes(config: EnvConfig, played: Played) -> list[str]:
-    """Warnings of probable mistakes, and of what makes learning hard."""
+    """Warnings about probable mistakes, and about properties that make learning hard."""
     space, actions, _ = played.env
     distribution = make_distribution(actions)
     notes = [unused_mask(space, distribution.num_logits)]
@@ -70,7 +70,7 @@ def _notes(config: EnvConfig, played: Played) -> list[str]:
 
 
 def _episodes(trace: Trace, restarts: list[int], longest: int) -> str:
-    """How episodes ended, and how many were cut by this check or by env.reseed_every."""
+    """A description of how episodes ended, and how many were cut by this check or by env.reseed_every."""
     lengths, returns, cut, terminations = [], [], 0, 0
     for j in range(trace.reward.shape[1]):
         begin = 0

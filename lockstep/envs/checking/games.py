@@ -1,4 +1,4 @@
-"""Playing an environment, and what must be equal when it is played again."""
+"""Plays an environment and records everything that must be equal when it is played again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lockstep.system.supervision import WorkerError
 
 
 class Trace(NamedTuple):
-    """Everything that must be equal, by time and environment. The first row is the start."""
+    """The results that must be equal, by time and environment. The first row is the start."""
 
     observation: np.ndarray
     """uint64 [T + 1, B]: hashes of observations."""
@@ -61,22 +61,22 @@ class Played(NamedTuple):
     actions: list[Any]
     """T batches of the action space."""
     states: dict[int, dict[str, np.ndarray]]
-    """States by step: one where a later episode has just begun, one within an episode. Only for random actions."""
+    """States by step: one just after a later episode began, one within an episode. Only for random actions."""
     restarts: list[int]
     """Steps after which all environments were restarted."""
     numbers: Numbers
-    """Only for random actions, because equal repetitions have the same numbers."""
+    """Only filled for random actions, because equal repetitions have the same numbers."""
     seconds: float
-    """Time that the environments took for their steps."""
+    """Seconds that the environments took for their steps."""
     env: tuple[gymnasium.Space[Any], gymnasium.Space[Any], str]
     """Observation space, action space and emulator."""
     share_seeds: bool
-    """As of ShardEnv."""
+    """As for ShardEnv."""
 
 
 @dataclass(frozen=True)
 class Game:
-    """What is played. With the actions, these values must determine all results."""
+    """The environments to play. Together with the actions, these values must determine all results."""
 
     config: EnvConfig
     seed: int
@@ -90,7 +90,7 @@ class Game:
         return [slice(j, j + self.together) for j in range(0, len(self.rows), self.together)]
 
     def only(self, rows: slice) -> Game:
-        """The same game with some of its environments only."""
+        """The same game with only some of its environments."""
         return replace(self, rows=self.rows[rows])
 
     def play(
@@ -100,7 +100,8 @@ class Game:
         state: dict[str, np.ndarray] | None = None,
         beside: bool = False,
     ) -> Played:
-        """Play random or given actions, from the start or from a state; beside: while another shard does the same."""
+        """Play random or given actions, from the start or from a state. beside: another shard plays the same actions
+        meanwhile."""
         original, count = actions is None, len(self.rows)
         trace, sent, states, restarts = Trace.empty(steps, count), [], {}, []
         numbers, seconds = Numbers(), 0.0
@@ -165,11 +166,11 @@ class Numbers:
 
     def __init__(self) -> None:
         self.ranges: dict[str, tuple[float, float]] = {}
-        """Least and largest number of each entry."""
+        """The smallest and the largest number of each entry."""
         self.ends: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        """Least and largest value of each number of an entry."""
+        """The smallest and the largest value at each place of an entry."""
         self.not_finite = ""
-        """The first observation or reward that was not finite, in words; "" if all were."""
+        """A description of the first observation or reward that was not finite; "" if all were finite."""
 
     def see(self, t: int, entries: dict[str, np.ndarray], reward: np.ndarray) -> None:
         for name, x in entries.items():
@@ -189,7 +190,7 @@ class Numbers:
 
 
 def _random_actions(env: ShardEnv, seed: int, rows: range, entries: dict[str, np.ndarray]) -> Iterator[Any]:
-    """Random actions that respect action masks. Those of environment j depend on the seed and j alone."""
+    """Random actions that respect action masks. Those of environment j depend only on the seed and j."""
     distribution = make_distribution(env.action_space)
     ObservationLayout.of(env.observation_space).check_mask(env.action_space, distribution.num_logits)
     draws = [stream(seed, "check-env", j) for j in rows]
@@ -206,7 +207,7 @@ def columns(batch: Any, rows: slice | np.ndarray) -> Any:
 
 
 def difference(expected: Trace, found: Trace, begin: int = 0) -> str:
-    """The first difference of two traces in words; "" if they are equal."""
+    """A description of the first difference of two traces; "" if they are equal."""
     parts = [a != b for a, b in zip(_bits(expected), _bits(found), strict=True)]
     anywhere = np.logical_or.reduce(parts)
     if not anywhere.any():

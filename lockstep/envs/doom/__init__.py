@@ -1,1 +1,1 @@
-"""Doom: what its scenarios and matches share, and matches of several players."""
+"""Doom: the common parts of scenarios and matches, and matches of several players."""

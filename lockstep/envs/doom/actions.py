@@ -1,4 +1,4 @@
-"""How choices of independent action heads become buttons of Doom.
+"""Converts choices of independent action heads to buttons of Doom.
 
 Shape legend: B environments.
 """
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 Heads = tuple[tuple[str, ...], ...]
-"""Buttons by head. Choice 0 of a head presses none of its buttons, choice i the i-th."""
+"""Buttons by head. Choice 0 of a head presses none of its buttons, and choice i presses the i-th."""
 
 TURN = "TURN_LEFT_RIGHT_DELTA"
-"""A button that turns by an angle. Its head has one choice for each angle, and the middle one is 0."""
+"""A button that turns by an angle. Its head has one choice for each angle; the middle angle is 0."""
 _WALK: Heads = (("MOVE_FORWARD", "MOVE_BACKWARD"), ("MOVE_RIGHT", "MOVE_LEFT"), ("ATTACK",), ("SPEED",))
 _WEAPONS = tuple(f"SELECT_WEAPON{n}" for n in range(1, 8))
 
@@ -24,7 +24,7 @@ class Actions:
 
     heads: Heads
     angles: tuple[float, ...] = ()
-    """Degrees per tic by which the last head turns, if it turns."""
+    """Degrees per tic of each choice of the last head, if it turns."""
 
     @property
     def sizes(self) -> list[int]:

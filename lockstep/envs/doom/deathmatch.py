@@ -1,4 +1,4 @@
-"""`vizdoom/Deathmatch`: one player against the game's own bots (extra `vizdoom`)."""
+"""`vizdoom/Deathmatch`: one player against the game's bots (extra `vizdoom`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.envs.doom.shaping import Weights
 
 _FRAGS = tuple(f"PLAYER{n}_FRAGCOUNT" for n in range(1, 17))
 _MOST = 15
-"""Bots at most: Doom has 16 players."""
+"""The most bots, since Doom has at most 16 players."""
 
 
 class Deathmatch(gymnasium.Env[Any, np.ndarray]):
@@ -22,11 +22,11 @@ class Deathmatch(gymnasium.Env[Any, np.ndarray]):
 
     The reward is the change of the player's frags, or with shaping=True the shaped reward. The match is truncated after
     `minutes`. The info of a step has the numbers `frags`, `deaths`, `damage` and `place` (1 for the most frags) so far.
-    Each episode has an engine that starts with its seed, so it follows from the seed and the actions.
+    Each episode has a new engine that starts from the episode's seed, so seed and actions determine the episode.
 
     Args:
-        bots: 0 to 15.
-        options: of lockstep.envs.doom.player.Rules and lockstep.envs.doom.shaping.Weights.
+        bots: the number of bots, 0 to 15.
+        options: fields of lockstep.envs.doom.player.Rules and lockstep.envs.doom.shaping.Weights.
 
     Raises:
         SettingsError: an option is out of range.

@@ -24,11 +24,11 @@ class Duel(ParallelEnv[str, Any, np.ndarray]):
     The reward is 1 for the player with more frags at the end of the match, -1 for the other, and 0 for both at a draw;
     or with shaping=True the shaped reward of every step. The match is over after `minutes`. The info of a step has each
     player's numbers `frags`, `deaths` and `damage` so far, and that of the last step `won`: 1 for a win, 0 for a loss
-    and 0.5 for a draw. Each match has new engines that start with its seed, so it follows from the seed and the
-    actions, which take effect one tic late.
+    and 0.5 for a draw. Each match has new engines that start from its seed, so seed and actions determine the match.
+    Actions take effect one tic late.
 
     Args:
-        options: of lockstep.envs.doom.player.Rules and lockstep.envs.doom.shaping.Weights.
+        options: fields of lockstep.envs.doom.player.Rules and lockstep.envs.doom.shaping.Weights.
 
     Raises:
         SettingsError: an option is out of range.
@@ -46,7 +46,7 @@ class Duel(ParallelEnv[str, Any, np.ndarray]):
         self._engines: list[Engine] = []
         self._draw, _ = seeding.np_random(0)
         self._held: list[float] | None = None
-        """What the first player pressed last. It takes effect one tic late, too."""
+        """The buttons that the first player pressed last. They take effect one tic late, too."""
         self._steps = 0
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:

@@ -18,14 +18,14 @@ import numpy as np
 from lockstep.envs.doom.starting import check_room, engine_and_watch, starter, unlink
 
 WIDTH, HEIGHT = 160, 120
-"""Pixels that an engine draws."""
+"""The size of an engine's pictures, in pixels."""
 PATIENCE = 20
 """Seconds after which an engine that does not answer is killed. Nothing else can interrupt a call that waits for it."""
 _MATCH = (
     "-deathmatch +sv_forcerespawn 1 +sv_noautoaim 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 +sv_nocrouch 1 "
     "+sv_nojump 1 +sv_nofreelook 1 +sv_noexit 1 +timelimit 0 +viz_afk_timeout 1000000"
 )
-"""Rules of a match, as in Sample Factory. The caller counts the time, so that the last picture of a match is seen."""
+"""Rules of a match, as in Sample Factory. The caller ends the match, so that its last picture can be observed."""
 
 
 class EngineError(RuntimeError):
@@ -33,10 +33,10 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """The engine of one player. Everything that it shows follows from the seed and the actions of all players.
+    """The engine of one player. The seed and the actions of all players determine everything that it shows.
 
     Args:
-        name: of the player, for messages.
+        name: the player's name for messages.
         wad: absolute path of the file that contains the map.
         level: the map's name, as in map01.
         seed: 0 … 2³¹ - 1. The host's seed counts for all players.
@@ -54,7 +54,7 @@ class Engine:
         self._folder = Path(self._marks.name)
         self._started, self._failure, self._closed = threading.Event(), "", False
         self._pids: list[int] = []
-        """The engine, and the process that watches it, once they have started."""
+        """The process ids of the engine and of the process that watches it, once they have started."""
         self._game: Any = vizdoom.DoomGame()
         folder = Path(vizdoom.__file__).parent
         self._game.set_vizdoom_path(starter(self._folder, str(folder / "vizdoom"), watch=True))
@@ -76,19 +76,19 @@ class Engine:
         self._nothing = [0.0] * len(buttons)
 
     def host(self, players: int, port: int | None = None, *, respawn: int = 0) -> None:
-        """Begin to start as the host of a match; `ready` waits for that.
+        """Begin to start as the host of a match; `ready` waits until this is done.
 
         Args:
-            players: with an engine, including this one. Bots have none.
-            port: UDP port for the others.
-            respawn: seconds for which a dead player stays dead, at least.
+            players: the number of players with an engine, including this one. Bots have none.
+            port: UDP port for the other players.
+            respawn: least number of seconds for which a dead player stays dead.
         """
         network = "" if port is None else f"-port {port} -netmode 1"
         self._start(f"-host {players} {network} {_MATCH} +viz_respawn_delay {respawn}")
 
     def join(self, port: int) -> None:
-        """Begin to start as a guest of the host with this UDP port; `ready` waits for that."""
-        # A guest would see itself where it expects to be. Now it sees what has happened.
+        """Begin to start as a guest of the host with this UDP port; `ready` waits until this is done."""
+        # Without prediction, a guest sees where it is and not where it expects to be.
         self._start(f"-join 127.0.0.1:{port} +cl_noprediction 1")
 
     def _start(self, arguments: str) -> None:
@@ -109,7 +109,7 @@ class Engine:
         """Wait until the engine and those of all other players have started.
 
         Raises:
-            EngineError: it ended, for example because its port is taken or no host answered.
+            EngineError: the engine ended, for example because its port is taken or no host answered.
         """
         for _ in range(100 * PATIENCE):
             if self._started.wait(0.01):
@@ -132,7 +132,7 @@ class Engine:
 
     @property
     def pid(self) -> int | None:
-        """The engine's process id; None before it has one."""
+        """The engine's process id; None before it has started."""
         return next(iter(self._pids or engine_and_watch(self._folder)), None)
 
     def kill(self) -> None:
@@ -142,7 +142,7 @@ class Engine:
                 os.kill(pid, signal.SIGKILL)
 
     def command(self, text: str) -> None:
-        """Give the engine a command of Doom's console, which it obeys in the next tic."""
+        """Send the engine a command of Doom's console. It takes effect in the next tic."""
         self._game.send_game_command(text)
 
     def act(self, pressed: list[float] | None, tics: int = 1, *, look: bool = True) -> None:
@@ -150,8 +150,8 @@ class Engine:
 
         Args:
             pressed: how far each button is pressed; None presses none.
-            tics: for how many tics.
-            look: whether `picture` and `numbers` must be current afterwards.
+            tics: the number of tics.
+            look: whether `look` must return the new state afterwards.
 
         Raises:
             EngineError: the engine ended, or did not answer.
@@ -168,17 +168,17 @@ class Engine:
         return state.screen_buffer, state.game_variables
 
     def close(self) -> None:
-        """End the engine, in a fraction of a second. Further calls do nothing."""
+        """End the engine. This takes a fraction of a second. Further calls do nothing."""
         if self._closed:
             return
         self._closed = True
         if self._started.is_set():
-            self._clean()  # before the engine ends: the watching process ends with it then
-            with contextlib.suppress(Exception), _watch.over(self):  # one that has crashed cannot be closed
+            self._clean()  # first, so that the watching process ends together with the engine
+            with contextlib.suppress(Exception), _watch.over(self):  # closing fails after a crash
                 self._game.close()
         else:
             self.kill()
-            for _ in range(100):  # the watching process looks for the folder once
+            for _ in range(100):  # wait until the watching process has looked for the folder
                 if not self.pid or self.failed():
                     break
                 time.sleep(0.01)
@@ -207,7 +207,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self._since: dict[Engine, int] = {}
-        """The count at which the present call of an engine began."""
+        """The count at which the current call of each engine began."""
         self._count = 0
         self._process = 0
 
@@ -224,7 +224,7 @@ class _Watch:
 
     def _look(self) -> None:
         while True:
-            # A count of pauses stands still while this process is stopped, unlike a clock.
+            # Unlike a clock, a count of pauses does not advance while this process is stopped.
             time.sleep(1)
             self._count += 1
             for engine, since in list(self._since.items()):

@@ -19,10 +19,10 @@ if importlib.util.find_spec("pettingzoo"):
 
 
 def canonical_id(env_id: str) -> str:
-    """The id by which a library knows an environment: a duel is one of PettingZoo's. Other ids are returned unchanged.
+    """The id with which a library makes an environment. A duel is a PettingZoo environment. Other ids are unchanged.
 
     Raises:
-        SettingsError: it is a match, and the package `vizdoom` is not installed.
+        SettingsError: the id is a match, and the package `vizdoom` is not installed.
     """
     if env_id not in (DEATHMATCH, DUEL, _OF_PETTINGZOO):
         return env_id

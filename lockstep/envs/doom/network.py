@@ -1,13 +1,13 @@
-"""Two engines of one match, connected by UDP on this machine. Seeds and actions decide everything.
+"""Two engines of one match, connected by UDP on this machine. Seeds and actions determine everything.
 
-Engines exchange the actions of each tic. The host's actions reach the guest in the tic that they are for. The guest
+Engines exchange the actions of each tic. The host's actions reach the guest in the tic in which they apply. The guest
 adapts the pace of its actions to what has arrived, so timing would decide whether they take effect after 0, 1 or more
-tics. Three things make this exact:
+tics. Three measures make the delay exact:
 
 1. `-netmode 1` lets the guest get ahead of the host, but not fall behind.
 2. The engines never compute at the same time. In every tic the host goes first. It can, because the guest's actions for
-   this tic have arrived. So the guest has nothing to adapt to.
-3. The delay is measured at the start of a match, and must be one tic.
+   this tic have arrived. So the guest has no reason to adapt its pace.
+3. The delay is measured at the start of a match and must be one tic.
 
 The caller delays the host's actions by one tic, too, so that neither player has an advantage.
 """
@@ -26,9 +26,9 @@ from lockstep.envs.doom.engine import PATIENCE, Engine, EngineError
 
 _ATTEMPTS = 5
 _QUARTER = 90.0
-"""Degrees of a turn that the game can undo without rounding."""
+"""Degrees of a turn that the game can undo without rounding errors."""
 _WARM_UP = 10
-"""Tics until players can turn, at the start of a match."""
+"""Tics at the start of a match until players can turn."""
 
 
 def connected(make: Callable[[int], Engine], buttons: Sequence[str], angle: int, respawn: int) -> list[Engine]:
@@ -36,12 +36,12 @@ def connected(make: Callable[[int], Engine], buttons: Sequence[str], angle: int,
 
     Args:
         make: makes engine 0 or 1.
-        buttons: of both, among them one that turns.
+        buttons: the buttons of both players. One of them must turn.
         angle: index of the variable ANGLE.
-        respawn: seconds for which dead players stay dead, at least.
+        respawn: least number of seconds for which dead players stay dead.
 
     Raises:
-        EngineError: five attempts failed, each with another port.
+        EngineError: five attempts with different ports failed.
     """
     reasons = []
     for _ in range(_ATTEMPTS):
@@ -64,7 +64,8 @@ def tic(pair: Sequence[Engine], pressed: Sequence[list[float] | None], *, look: 
     """Play one tic: the host, then the guest.
 
     Args:
-        pressed: by engine, as in Engine.act.
+        pressed: the argument of Engine.act for each engine.
+        look: as for Engine.act.
     """
     for engine, buttons in zip(pair, pressed, strict=True):
         engine.act(buttons, look=look)
@@ -105,7 +106,7 @@ def _free_port() -> int:
 
 def _owns(pid: int | None, port: int) -> bool:
     """Whether a process has opened the UDP port."""
-    with contextlib.suppress(OSError):  # it has ended, or closes a file right now
+    with contextlib.suppress(OSError):  # the process has ended or is closing a file
         lines = Path(f"/proc/{pid}/net/udp").read_text().splitlines()[1:]
         sockets = {f"socket:[{line.split()[9]}]" for line in lines if line.split()[1].endswith(f":{port:04X}")}
         folder = f"/proc/{pid}/fd"

@@ -1,4 +1,4 @@
-"""What a player of a match sees, may do, and earns, with the options of the environments.
+"""A player's observations, actions and rewards in a match, and the options of these environments.
 
 Shape legend: H, W height and width of the observed picture.
 """
@@ -26,8 +26,8 @@ MEASUREMENTS = (
     *(f"WEAPON{n}" for n in SLOTS),
     *(f"AMMO{n}" for n in SLOTS if n > 1),
 )
-"""Variables in the order of the observation's `measurements`: what the game shows to human players, as raw numbers that
-are not below 0, except for frags."""
+"""Variables in the order of the observation's `measurements`: the numbers that the game shows to human players, raw.
+Only frags can be below 0."""
 _ACTIONS = {"full": FULL, "compact": COMPACT}
 
 
@@ -47,11 +47,11 @@ class Rules:
     actions: str = "full"
     """full: the paper's seven heads. compact: five heads, without weapons and use, and with fewer angles."""
     measurements: bool = True
-    """False observes the picture alone."""
+    """Whether players observe measurements in addition to the picture."""
     img_width: int = 128
     img_height: int = 72
     shaping: bool = False
-    """True rewards by the weights, False by the result alone."""
+    """Whether rewards are shaped by the weights. Otherwise they come from frags or the result alone."""
 
     @staticmethod
     def of(options: Mapping[str, Any], *, map: str, weights: Weights) -> Rules:
@@ -97,7 +97,7 @@ class Rules:
         """Absolute path of the file with the map.
 
         Raises:
-            SettingsError: the file has no such map. The engine would play another one.
+            SettingsError: the file has no such map. (The engine would silently play another one.)
         """
         import vizdoom
 
@@ -118,7 +118,8 @@ class Player:
     """One player: its spaces, its last observation, and its shaped reward.
 
     Args:
-        more: further variables to observe, besides those that measurements and rewards need.
+        rules: the options of the match.
+        more: further variables to observe, in addition to those that measurements and rewards need.
     """
 
     def __init__(self, rules: Rules, more: tuple[str, ...] = ()) -> None:
@@ -127,7 +128,7 @@ class Player:
         self._shaping = Shaping(rules.weights)
         self._scale = _Scale(rules.img_height, rules.img_width)
         self.variables = tuple(dict.fromkeys((*MEASUREMENTS, *NEEDED, *more)))
-        """Names of the variables that `see` takes."""
+        """Names of the variables whose values `see` takes."""
         image = spaces.Box(0, 255, (3, rules.img_height, rules.img_width), np.uint8)
         vector = spaces.Box(-np.inf, np.inf, (len(MEASUREMENTS),), np.float32)
         self.observation_space: spaces.Space[Any] = (
@@ -137,7 +138,7 @@ class Player:
         self.picture = np.zeros((3, HEIGHT, WIDTH), np.uint8)
         """The picture that was drawn last, uint8 [3, HEIGHT, WIDTH]."""
         self.now: dict[str, float] = {}
-        """The variables' last values."""
+        """The last values of the variables."""
 
     def begin(self, picture: np.ndarray, numbers: np.ndarray) -> None:
         """Begin an episode. Arguments are those of `see`."""
@@ -145,7 +146,7 @@ class Player:
         self._shaping.begin(self.now)
 
     def see(self, picture: np.ndarray, numbers: np.ndarray) -> float:
-        """Take what the engine shows after a step; return the step's shaped reward.
+        """Store the engine's picture and variables after a step; return the step's shaped reward.
 
         Args:
             picture: uint8 [3, HEIGHT, WIDTH]
@@ -158,7 +159,7 @@ class Player:
         self.picture, self.now = picture, dict(zip(self.variables, numbers.tolist(), strict=True))
 
     def numbers(self) -> dict[str, float]:
-        """What the player has done in the match so far, for the info of a step."""
+        """The player's frags, deaths and damage in the match so far, for the info of a step."""
         return {"frags": self.now["FRAGCOUNT"], "deaths": self.now["DEATHCOUNT"], "damage": self.now["DAMAGECOUNT"]}
 
     def pressed(self, choices: np.ndarray) -> list[float]:
@@ -166,7 +167,7 @@ class Player:
         return self._actions.buttons(np.asarray(choices)[None])[0].tolist()
 
     def observation(self) -> Any:
-        """What the player observes, in observation_space."""
+        """The player's observation, an element of observation_space."""
         image = self._scale(self.picture)
         if not self._rules.measurements:
             return image
@@ -175,7 +176,7 @@ class Player:
 
 
 class _Scale:
-    """Scales a picture bilinearly, in whole numbers, so that every machine gets the same."""
+    """Scales a picture bilinearly, in integer arithmetic, so that every machine gets the same result."""
 
     def __init__(self, height: int, width: int) -> None:
         self._same = (height, width) == (HEIGHT, WIDTH)
@@ -202,7 +203,7 @@ def _neighbors(size: int, wanted: int) -> tuple[tuple[np.ndarray, np.ndarray], t
 
 
 def maps_in(path: Path) -> list[str]:
-    """Names of the maps in a WAD file; none if it is no WAD file."""
+    """Names of the maps in a WAD file; empty if it is not a WAD file."""
     data = path.read_bytes()
     if len(data) < 12 or data[:4] not in (b"IWAD", b"PWAD"):
         return []

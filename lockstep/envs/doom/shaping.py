@@ -1,7 +1,7 @@
-"""Shaped rewards of Doom's matches and battles: what a player gains and loses from one step to the next.
+"""Shaped rewards of Doom's matches and battles: rewards for changes of game variables from one step to the next.
 
-The paper (Petrenko et al. 2020, arXiv:2006.11751, appendix A.3) names what is rewarded; the numbers are those of Sample
-Factory's published settings.
+The paper (Petrenko et al. 2020, arXiv:2006.11751, appendix A.3) names the rewarded changes. The numbers come from
+Sample Factory's published settings.
 
 Shape legend: V variables of the game, B games.
 """
@@ -22,9 +22,9 @@ SLOTS = range(1, 8)
 """Weapons' slots, as in a press of SELECT_WEAPON1: fist and chainsaw, pistol, shotguns, chaingun, rocket launcher,
 plasma gun, BFG."""
 _WORTH = {1: 1.0, 2: 1.0, 3: 5.0, 4: 5.0, 5: 5.0, 6: 10.0, 7: 10.0}
-"""How much a weapon of each slot, and its ammunition, is worth."""
+"""The relative value of each slot's weapons and of their ammunition."""
 _MOST = {"DAMAGECOUNT": 200.0, "HITCOUNT": 5.0}
-"""The largest gain of one step that counts, so that weapons that hit many at once are not worth too much."""
+"""The largest gain of one step that counts. It limits the value of weapons that hit many players at once."""
 _KEPT = 5
 """Steps for which a weapon must have been selected before it is rewarded."""
 
@@ -36,13 +36,13 @@ class Weights:
     frag: float = 1.0
     """For each frag: a player's death that this player caused."""
     frag_lost: float = 1.5
-    """Penalty for a frag that is taken away, because the player killed itself."""
+    """Penalty for each frag that the player loses by killing itself."""
     death: float = 0.75
     """Penalty for each death."""
     hit: float = 0.01
-    """For each hit of another player, at most 5 a step."""
+    """For each hit of another player, at most 5 per step."""
     damage: float = 0.003
-    """For each point of damage to others, at most 200 a step."""
+    """For each point of damage to others, at most 200 per step."""
     health: float = 0.005
     """For each point of health found."""
     health_lost: float = 0.003
@@ -54,18 +54,18 @@ class Weights:
     weapon: float = 0.02
     """For each new weapon, times 1 (fist, pistol), 5 (shotguns, chaingun, rocket launcher) or 10 (plasma gun, BFG)."""
     weapon_lost: float = 0.01
-    """Penalty for each weapon lost, times the same."""
+    """Penalty for each weapon lost, times the same factor."""
     ammo: float = 0.0002
-    """For each unit of ammunition found, times the same."""
+    """For each unit of ammunition found, times the same factor."""
     ammo_spent: float = 0.0001
-    """Penalty for each unit of ammunition spent, times the same."""
+    """Penalty for each unit of ammunition spent, times the same factor."""
     ready: float = 0.0002
-    """For each step with a loaded weapon that has been selected for five steps, times the same. It discourages frequent
-    changes of weapons."""
+    """For each step with a loaded weapon that has been selected for five steps, times the same factor. It discourages
+    frequent changes of weapons."""
 
 
 SELF_PLAY = Weights(frag_lost=0.001, death=1.0, hit=0.0, damage=0.01, health=0.01, health_lost=0.01)
-"""Sample Factory's weights for self-play: what one player wins by a frag, the other loses by the death."""
+"""Sample Factory's weights for self-play: a frag gains one player what the death costs the other."""
 
 COUNTED = (
     *("FRAGCOUNT", "DEATHCOUNT", "HITCOUNT", "DAMAGECOUNT", "HEALTH", "ARMOR"),
@@ -85,7 +85,7 @@ def weight(name: str, value: Any) -> float:
     """A user's value of the option `name`, which is a weight.
 
     Raises:
-        SettingsError: it is no number, or below 0.
+        SettingsError: the value is not a number, or below 0.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise SettingsError(
@@ -103,7 +103,7 @@ def switch(name: str, value: Any) -> bool:
 
 
 def _rates(w: Weights) -> dict[str, tuple[float, float]]:
-    """By variable: the reward for each unit that it rises, and the penalty for each that it falls."""
+    """By variable: the reward for each unit by which it rises, and the penalty for each unit by which it falls."""
     return {
         "FRAGCOUNT": (w.frag, w.frag_lost),
         "DEATHCOUNT": (-w.death, -w.death),
@@ -117,7 +117,7 @@ def _rates(w: Weights) -> dict[str, tuple[float, float]]:
 
 
 class Shaping:
-    """The shaped reward of one player's episode. Call `begin`, and then `reward` for every step."""
+    """Computes the shaped rewards of one player's episode. Call `begin`, then `reward` after every step."""
 
     def __init__(self, weights: Weights) -> None:
         self._rates = _rates(weights)
@@ -126,13 +126,13 @@ class Shaping:
         self._selected: deque[int] = deque(maxlen=_KEPT)
 
     def begin(self, now: Mapping[str, float]) -> None:
-        """Begin an episode, in which the variables now have these values."""
+        """Begin an episode with these values of the variables."""
         self._before = now
         self._selected.clear()
 
     def reward(self, now: Mapping[str, float]) -> float:
         """The reward of a step after which the variables have these values. It is 0 in the step in which the player
-        returns from the dead, because the player has not caused these changes."""
+        respawns, because the player has not caused these changes."""
         before, self._before = self._before, now
         self._selected.append(max(0, int(now["SELECTED_WEAPON"])))
         if before["DEAD"] and not now["DEAD"]:
@@ -153,7 +153,7 @@ def _alive(name: str, variables: Mapping[str, float]) -> float:
 
 
 def supplies(weights: Weights, before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What B games of a battle found and lost in a step, float64 [B]: health and ammunition.
+    """The rewards of B games of a battle for health and ammunition found and lost in a step, float64 [B].
 
     Args:
         before, now: the variables [B] before and after the step.

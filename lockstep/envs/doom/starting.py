@@ -1,4 +1,4 @@
-"""Starts Doom engines such that they end with this process and leave nothing behind."""
+"""Starts Doom engines that end with this process and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.envs.doom import engine_program
 from lockstep.system.children import allow_files
 
 _WHILE_STARTING = 16
-"""Files that a process opens for a moment while it starts an engine, at most."""
+"""The most files that a process briefly opens while it starts an engine."""
 _GAME_MEMORY = 2_700_000
 """Bytes of shared memory for each engine."""
 
@@ -22,10 +22,10 @@ def starter(marks: Path, engine: str, *, watch: bool = False) -> str:
     """Write a program that starts an engine; return its path.
 
     Args:
-        marks: folder for the program, and for a file of each engine that it starts. The file has the name of the memory
+        marks: folder for the program, and for one file per engine that it starts. The file is named after the memory
             that the engine shares with this process.
         engine: the engine's program.
-        watch: whether another process watches the engine while it starts, and drops what it prints (see
+        watch: whether another process watches the engine while it starts and discards its output (see
             lockstep.envs.doom.engine_program).
     """
     program = marks / "engine"
@@ -45,16 +45,16 @@ def engine_and_watch(marks: Path) -> list[int]:
 
 
 def unlink(marks: Path) -> None:
-    """Unlink the shared memory once this process and all engines have opened it. The system then frees it with the last
-    of them, however they end."""
+    """Unlink the shared memory once this process and all engines have opened it. The system then frees it when the last
+    of them ends, however it ends."""
     for instance in marks.iterdir():
         for kind in ("SM", "MQCtr", "MQDoom"):
             Path("/dev/shm", f"ViZDoom{kind}{instance.name}").unlink(missing_ok=True)
 
 
 def check_room(games: int) -> None:
-    """Raise SettingsError if the system does not allow this process so many more engines: their shared memory and open
-    files."""
+    """Raise SettingsError if the system does not allow this process the shared memory and open files of this many more
+    engines."""
     if (left := allow_files(games + _WHILE_STARTING) - _WHILE_STARTING) < games:
         raise SettingsError(
             f"{games} games of Doom need as many open files in one process, but the system allows {max(0, left)} more "
@@ -72,7 +72,7 @@ def check_room(games: int) -> None:
 
 
 def _home() -> str:
-    """One folder for all engines of a user. It is empty, and stays when they have ended."""
+    """The common folder of all engines of a user. It is empty, and remains after they have ended."""
     home = Path(tempfile.gettempdir(), f"lockstep-vizdoom-{os.getuid()}")
     home.mkdir(mode=0o700, exist_ok=True)
     return str(home)

@@ -1,1 +1,1 @@
-"""Environments with several agents, and the opponents that play some of them."""
+"""Environments with several agents, and opponents that play some of them."""

@@ -1,5 +1,5 @@
-"""The opponents that play the agents of a match that the policy does not play: chance, a user's function, or a trained
-run."""
+"""Opponents, which play the agents of a match that the policy does not play. They are random, a user's function, or a
+trained run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUN_PLAYER = "lockstep.evaluation.opponents:TrainedPlayer"
 
 
 AgentSpaces = Mapping[Any, tuple[spaces.Space[Any], spaces.Space[Any]]]
-"""By agent: what it observes, and how it acts."""
+"""By agent: its observation space and its action space."""
 
 
 class Player(Protocol):
@@ -36,15 +36,15 @@ class Player(Protocol):
         """Begin another match, in which it plays these agents."""
 
     def act(self, seen: Mapping[Any, Any], asked: Sequence[Any], draw: np.random.Generator) -> dict[Any, Any]:
-        """Return the actions of those of its agents that are asked, given what all of them observe."""
+        """Return the actions of the agents that are asked, given the observations of all opponents' agents."""
         ...
 
 
 class Opponents:
-    """The opponents of one match. Every episode draws one of them for each side, which plays all agents of that side.
+    """The opponents of one match. For each side, every episode draws one opponent, which plays all agents of that side.
 
     Args:
-        names: by side: EnvConfig.players, resolved.
+        names: opponents by side: EnvConfig.players, resolved.
         agents: the spaces of all agents, as the environment declares them.
 
     Raises:
@@ -56,7 +56,7 @@ class Opponents:
         self._playing: list[tuple[Sequence[Any], Player]] = []
 
     def begin(self, sides: Mapping[str, Sequence[Any]], draw: np.random.Generator) -> None:
-        """Begin another match, whose random numbers all come from `draw`, with these agents on each side."""
+        """Begin another match with these agents on each side. All random numbers of opponents come from `draw`."""
         self._draw, self._playing = draw, []
         for side, agents in sides.items():
             players = self._players[side]
@@ -65,7 +65,7 @@ class Opponents:
             self._playing.append((agents, player))
 
     def act(self, seen: Mapping[Any, Any], asked: Sequence[Any]) -> dict[Any, Any]:
-        """Return actions of the opponents that are asked, given what all opponents observe."""
+        """Return the actions of the opponents' agents that are asked, given the observations of all of them."""
         actions = {}
         for agents, player in self._playing:
             if own := [agent for agent in asked if agent in agents]:
@@ -109,8 +109,8 @@ class _Functions:
         return action
 
 
-class _Chance:
-    """The opponent that plays at random."""
+class _RandomPlayer:
+    """Draws actions at random."""
 
     def __init__(self, action_space: spaces.Space[Any]) -> None:
         self._distribution = make_distribution(action_space)
@@ -125,7 +125,7 @@ class _Chance:
 
 def _player(name: str, agents: AgentSpaces) -> Player:
     if name == RANDOM:
-        return _Functions(name, {agent: _Chance(acted) for agent, (_, acted) in agents.items()}, agents)
+        return _Functions(name, {agent: _RandomPlayer(acted) for agent, (_, acted) in agents.items()}, agents)
     if is_callable(name):
         function: Callable[..., Any] = load_object(name)
         return _Functions(name, {agent: function for agent in agents}, agents)

@@ -1,4 +1,4 @@
-"""Environments with several agents (PettingZoo): each agent of a match is one environment of the shard.
+"""Environments with several agents (PettingZoo). Each agent of a match is one environment of the shard.
 
 Shape legend: N agents of a match, B environments of a shard, B / N matches.
 """
@@ -28,13 +28,13 @@ from lockstep.models.action_spaces import choices_of
 from lockstep.models.observations import ACTION_MASK
 
 TURN = "turn"
-"""The entry of an observation that tells whether it is the agent's turn."""
+"""The entry of an observation that says whether it is the agent's turn."""
 _agents: dict[str, list[Any]] = {}
 """Results of names_of, by id and options."""
 
 
 def names_of(config: EnvConfig) -> list[Any]:
-    """The agents of a match, as the environment names them; none if it is not PettingZoo's."""
+    """The environment's names of the agents of a match; empty if it is not a PettingZoo environment."""
     if not config.id.startswith(PREFIX):
         return []
     key = f"{config.id} {sorted(config.options.items())}"
@@ -47,8 +47,8 @@ def names_of(config: EnvConfig) -> list[Any]:
 
 
 def agents_of(config: EnvConfig) -> int:
-    """Environments of the shard that a match takes: one for each agent that policies of the run play; 0 if it is not
-    PettingZoo's."""
+    """The number of the shard's environments in a match, one for each agent that policies of the run play; 0 if it is
+    not a PettingZoo environment."""
     names = names_of(config)
     if config.opponents and not config.several_policies:
         return min(1, len(names))
@@ -56,7 +56,7 @@ def agents_of(config: EnvConfig) -> int:
 
 
 def spaces_of(config: EnvConfig) -> AgentSpaces:
-    """What each agent of a match observes, and how it acts."""
+    """The observation and action space of each agent of a match."""
     env = construct(config)
     try:
         return _spaces_of(env, config)
@@ -66,25 +66,25 @@ def spaces_of(config: EnvConfig) -> AgentSpaces:
 
 
 class Match:
-    """A PettingZoo environment in which all agents act at every step, and stay until the match is over.
+    """A PettingZoo environment in which all agents act at every step and remain until the match is over.
 
     If agents take turns (AECEnv), the policy acts for all of them, but only the action of the agent to move counts. The
-    action masks of the others allow the first action alone, so that nothing is learned from it; the entry `turn` tells
-    who moves. A terminated agent sees zeros and a truncated one its last observation; both earn nothing, and their
+    action masks of the others only allow the first action, so nothing is learned from it. The entry `turn` says which
+    agent moves. A terminated agent sees zeros, and a truncated one its last observation. Both earn nothing, and their
     actions are ignored.
 
-    With opponents, the policy plays one agent, or several policies play those of no opponent. If agents take turns, a
-    step lasts until it is a policy's turn again. The match is over when all agents of policies are out.
+    With opponents, one policy plays one agent, or several policies play the agents that no opponent plays. If agents
+    take turns, a step lasts until it is a policy's turn again. The match is over when all agents of policies are out.
 
-    If agents move at once, each has an info of every step until it is out. If they take turns, it has that of the
-    environment's last(): when it is its turn again after its own action, and when it is out.
+    If agents move at once, each has an info in every step until it is out. If they take turns, an agent has the info of
+    the environment's last(): when it is its turn again after its own action, and when it is out.
 
     Args:
         env: a ParallelEnv, or an AECEnv whose actions are discrete.
         config: its settings.
 
     Raises:
-        SettingsError: its agents have different spaces, or take turns with actions that cannot be masked.
+        SettingsError: the agents have different spaces, or take turns with actions that cannot be masked.
     """
 
     def __init__(self, env: Any, config: EnvConfig) -> None:
@@ -95,14 +95,14 @@ class Match:
         self._has_entries = isinstance(env.observation_space(self._names[0]), spaces.Dict)
         """Whether the environment's observations have entries."""
         self._blank = {name: _blank(*agents[name]) for name in self._names}
-        """By agent: what it observes when it has terminated."""
+        """By agent: its observation after it has terminated."""
         self._sides = sides_of(config, self._names)
         """By side: the agents that opponents play in all matches."""
         self._own, self._others = learners_of(config, self._names), [x for side in self._sides.values() for x in side]
         """Agents that policies play, and agents that opponents play."""
         self.observation_space, self.action_space = agents[self._own[0]]
         self.views: Views | None = None
-        """What the run sees instead of the agents' own observations, if that is more."""
+        """Converts the agents' observations to what the run sees, if this is more."""
         if config.several_policies or config.central_state != "none":
             observed = {name: seen for name, (seen, _) in agents.items()}
             self.views = Views(env, self._own, observed, {name: agents[name][1] for name in self._own}, config)
@@ -111,16 +111,16 @@ class Match:
         self.over = True
         """Whether the next step must begin another match."""
         self._told: dict[Any, Any] = {}
-        """Last observations, if the environment does not repeat them: of all agents if they move at once, else of
+        """The last observations that the environment does not repeat: of all agents if they move at once, otherwise of
         agents that are out."""
         self._reward: dict[Any, float] = {}
         self._out: dict[Any, bool] = {}
-        """Agents that are out, and whether they terminated."""
+        """By agent that is out: whether it terminated."""
         self._reads_infos = bool(config.metrics)
         self._infos: dict[Any, Any] = {}
-        """Infos of the last step, of those of the policy's agents that have one."""
+        """Infos of the last step, by those of the policy's agents that have one."""
         self._acted: set[Any] = set()
-        """Of agents that take turns: those that have acted."""
+        """The agents that have acted, if they take turns."""
         self._fresh = True
         """Whether the policy has not acted yet."""
 
@@ -128,8 +128,9 @@ class Match:
         """Begin another match.
 
         Args:
+            seed: the seed of the match.
             draw: generates all random numbers of opponents.
-            own: the number of the agent that the only policy plays, if opponents play the others.
+            own: the number of the agent that a single policy plays, if opponents play the others.
         """
         if self._opponents is not None and not self._sides:
             self._own = [self._names[own]]
@@ -181,7 +182,7 @@ class Match:
         return [self._infos.get(name) for name in self._own]
 
     def terminated(self) -> np.ndarray:
-        """bool: which of the policy's agents have terminated."""
+        """bool, one per agent of the policy: whether it has terminated."""
         return np.array([self._out.get(name, False) for name in self._own])
 
     def _answer(self) -> None:
@@ -207,7 +208,7 @@ class Match:
         self.over |= not env.agents
 
     def _infos_of_turns(self) -> Any:
-        """What the environment holds for last(). lockstep does not need it, so environments may lack it."""
+        """The infos that the environment stores for last(); None if it has none, since lockstep does not need them."""
         return getattr(self.env, "infos", None)
 
     def _inform(self, name: Any, infos: Any) -> None:
@@ -244,7 +245,7 @@ class Match:
         }
 
     def _shown(self, obs: Any, acting: bool) -> Any:
-        """An agent's observation if agents take turns. Its mask allows a choice only to the agent to move."""
+        """An agent's observation if agents take turns. Only the mask of the agent to move allows a choice."""
         shown = dict(obs) if self._has_entries else {"observation": obs}
         pause = self._blank[self._names[0]][ACTION_MASK]
         if not acting:
@@ -262,7 +263,7 @@ def _takes_turns(env: Any) -> bool:
 
 
 def _spaces_of(env: Any, config: EnvConfig) -> AgentSpaces:
-    """What each agent of a match observes, and how it acts. Raises SettingsError like Match."""
+    """The observation and action space of each agent of a match. Raises SettingsError like Match."""
     observed = {name: env.observation_space(name) for name in env.possible_agents}
     acted = {name: env.action_space(name) for name in env.possible_agents}
     turns = _takes_turns(env)
@@ -286,8 +287,8 @@ def _of_turns(seen: spaces.Space[Any], acted: spaces.Space[Any], name: str) -> s
         )
     if ACTION_MASK not in entries:
         entries = {**entries, ACTION_MASK: spaces.MultiBinary(sum(choices_of(acted)))}
-    # A board may look the same to the agent to move and, with colors exchanged, to the one that waits. Without the
-    # entry `turn` both positions would have the same value.
+    # A board may look the same to the agent to move and, with colors exchanged, to the waiting one. Without the entry
+    # `turn`, both would have the same value.
     return spaces.Dict({**entries, TURN: spaces.MultiBinary(1)})
 
 
@@ -315,7 +316,7 @@ def _blank(seen: spaces.Space[Any], acted: spaces.Space[Any]) -> Any:
 
 
 def _flag(kind: str, flags: dict[Any, Any], name: Any) -> bool:
-    """Whether an environment reports an end for an agent. Agents without a report play on."""
+    """Whether an environment reports an end for an agent. Agents without a report continue to play."""
     value = flags.get(name, False)
     return bool(value) if isinstance(value, BOOLS) else flag(f"{kind}[{name!r}]", value)
 
@@ -333,23 +334,23 @@ def _zeros(space: spaces.Space[Any]) -> Any:
 
 class MatchShard(GymShard):
     """Matches in a Python loop. If policies play L agents of a match, environment j of the shard is agent j % L of
-    match j // L, whose seed is that of its first agent's environment; the episodes of its agents begin and end
-    together. With opponents of a single policy, environment j is one agent of match j, and another one in every
+    match j // L. The seed of a match is that of its first agent's environment, and the episodes of its agents begin and
+    end together. If a single policy has opponents, environment j is one agent of match j, a different one in every
     episode.
 
-    Metrics are those of each environment's own agent. With several policies, each policy has its score and its part of
-    the metrics, too: see lockstep.envs.multiagent.policies.metrics_by_policy."""
+    Metrics are those of each environment's agent. With several policies, each policy also has its score and its part of
+    the metrics: see lockstep.envs.multiagent.policies.metrics_by_policy."""
 
     def __init__(self, config: EnvConfig, *, seeds: Seeds, num_envs: int, render: bool = False) -> None:
         own = metrics_by_policy(config, names_of(config))
         asked = tuple(text for text in config.metrics if text not in own)
         super().__init__(dataclasses.replace(config, metrics=asked), seeds=seeds, num_envs=num_envs, render=render)
         self._columns = [(*own, *asked).index(text) for text in config.metrics]
-        """Where each metric is among those of policies and those of all agents."""
+        """The column of each metric among those of policies, followed by those of all agents."""
         self._players: np.ndarray | None = None
         """int64 [B]: the number of the policy that plays each agent, if metrics of policies are reported."""
         self._score = np.zeros(num_envs)
-        """float64 [B]: the reward so far of the present episodes."""
+        """float64 [B]: the sum of rewards of the current episodes so far."""
         views = self._matches[0].views
         if views is not None:
             assert isinstance(self.observation_space, spaces.Dict)

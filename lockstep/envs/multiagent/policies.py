@@ -1,4 +1,4 @@
-"""Which policy plays which agent of a match, and what policies and critics see of it.
+"""Which policy plays which agent of a match, and what policies and critics observe.
 
 Shape legend: N agents of a match, B environments of a shard.
 """
@@ -20,13 +20,13 @@ from lockstep.envs.settings import SEPARATE, SHARED, EnvConfig
 from lockstep.models.policies import POLICY, Part, PoliciesSpace
 
 STATE = "state"
-"""The entry of an observation that holds what critics see of the whole match."""
+"""The entry of an observation that shows critics the whole match."""
 OBSERVATION = "observation"
-"""The entry that holds an agent's own observation, if that has no entries."""
+"""The entry for an agent's own observation, if that has no entries."""
 SCORE = "score"
-"""What names of metrics with the scores of policies begin with."""
+"""The prefix of metrics with the scores of policies."""
 Spaces = Mapping[Any, spaces.Space[Any]]
-"""By agent."""
+"""Spaces by agent."""
 
 
 def policies_of(config: EnvConfig, agents: list[Any]) -> dict[Any, str]:
@@ -39,12 +39,12 @@ def policies_of(config: EnvConfig, agents: list[Any]) -> dict[Any, str]:
         return dict.fromkeys(agents, SHARED)
     if config.policies != SEPARATE and ":" not in config.policies:
         raise SettingsError(
-            f"env.policies={config.policies!r} must be {SHARED}, {SEPARATE}, or a function of yours, as in "
+            f"env.policies={config.policies!r} must be {SHARED}, {SEPARATE}, or a function, as in "
             "--env.policies file.py:policy_of."
         )
     name_of = str if config.policies == SEPARATE else load_object(config.policies)
     if not callable(name_of):
-        raise SettingsError(f"env.policies={config.policies} is no function, but {name_of!r}.")
+        raise SettingsError(f"env.policies={config.policies} is {name_of!r}, but must be a function.")
     found = {}
     for agent in agents:
         try:
@@ -58,7 +58,7 @@ def policies_of(config: EnvConfig, agents: list[Any]) -> dict[Any, str]:
         if isinstance(name, str) and hasattr(nn.ModuleDict(), name):
             raise SettingsError(
                 f"env.policies={config.policies} gives the agent {agent!r} the policy {name!r}, a name that PyTorch "
-                "needs for itself. Use another one."
+                "needs. Use another name."
             )
         if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name)):
             raise SettingsError(
@@ -69,7 +69,7 @@ def policies_of(config: EnvConfig, agents: list[Any]) -> dict[Any, str]:
 
 
 def sides_of(config: EnvConfig, agents: list[Any]) -> dict[str, list[Any]]:
-    """The agents of each policy that opponents play instead (EnvConfig.players); none if there is one policy.
+    """The agents that opponents play instead, by their policy (EnvConfig.players); empty if there is one policy.
 
     Raises:
         SettingsError: there is no such policy, or opponents would play all agents.
@@ -100,14 +100,15 @@ def learners_of(config: EnvConfig, agents: list[Any]) -> list[Any]:
 
 
 def metrics_by_policy(config: EnvConfig, agents: list[Any]) -> Names:
-    """The metrics that each policy has, by the policy's number: its score, and its part of each number that env.metrics
-    asks for, as in score_red, score_blue, won_red, won_blue. None if there is one policy.
+    """The metrics of policies, ordered by the policies' numbers: each policy's score, and its part of each number that
+    env.metrics names, as in score_red, score_blue, won_red, won_blue. Empty if there is one policy.
 
     Args:
         config: its metrics may contain these names.
+        agents: the agents of a match.
 
     Raises:
-        SettingsError: two would have the same name.
+        SettingsError: two metrics would have the same name.
     """
     if not config.several_policies:
         return ()
@@ -127,23 +128,25 @@ def metrics_by_policy(config: EnvConfig, agents: list[Any]) -> Names:
 
 
 def by_policy(players: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Numbers of agents by the policies that play them, float64 [..., B, policies]; NaN for agents of other policies.
+    """Numbers of agents, split by the policy that plays them: float64 [..., B, policies], NaN for other policies.
 
     Args:
         players: int64 [B]: the number of the policy that plays each agent.
-        numbers: float64 [..., B], such as the reward so far of each agent's episode.
+        numbers: float64 [..., B], such as the sum of rewards of each agent's episode so far.
     """
     own = np.arange(players.max() + 1) == players[:, None]
     return np.where(own, numbers[..., None], np.nan)
 
 
 class Views:
-    """A match as all policies see it: in a common form, with the entries `policy` and `state`.
+    """Converts the observations of a match to a form that all policies share, with the entries `policy` and `state`.
 
     Args:
-        agents: those that the policies play.
-        seen: what each agent observes, opponents included.
-        acted: how each of `agents` acts.
+        env: the environment, for its state().
+        agents: the agents that the policies play.
+        seen: the observation space of each agent, including opponents.
+        acted: the action space of each of `agents`.
+        config: the environment's settings.
 
     Raises:
         SettingsError: the agents' spaces have no common form, or there is no state.
@@ -179,13 +182,13 @@ class Views:
         self.observation_space = spaces.Dict(entries)
         self.action_space = self._common_action(acted)
         self._choices = []
-        """Of each of `agents`, if the numbers differ."""
+        """The number of actions of each of `agents`, if the numbers differ."""
         if any(space != self.action_space for space in acted.values()):
             self._choices = [space.n for space in map(acted.get, agents) if isinstance(space, spaces.Discrete)]
         self._start = getattr(self.action_space, "start", 0)
 
     def converted(self, space: spaces.Dict) -> spaces.Dict:
-        """The observation space in the form of models, with the spaces of each policy if there are several."""
+        """The observation space for models, which contains the spaces of each policy if there are several."""
         if not self._config.several_policies:
             return space
         parts = {}
@@ -197,7 +200,8 @@ class Views:
         return PoliciesSpace(space.spaces, parts)
 
     def of(self, observations: Mapping[Any, Any], agents: list[Any]) -> list[Any]:
-        """What the policies of these agents see, given the observations of all N agents, in order."""
+        """The observations of these agents as their policies see them, given the observations of all N agents, in
+        order."""
         state = self._state(list(observations.values()))
         found = []
         for agent in agents:
@@ -211,7 +215,8 @@ class Views:
         return found
 
     def actions(self, actions: list[Any]) -> list[Any]:
-        """The agents' actions. One that an agent does not have, which only random play chooses, is its last one."""
+        """The agents' actions in their own spaces. An action that an agent lacks becomes its last action; only random
+        play chooses such actions."""
         if not self._choices:
             return actions
         last = [self._start + count - 1 for count in self._choices]

@@ -9,17 +9,17 @@ _FORM = re.compile(r"(.+?)(?:@(\d+|latest|best))?(?:#([0-9a-f]{16}))?")
 
 
 class TrainedRun(NamedTuple):
-    """What RUN, RUN@CHECKPOINT or RUN@ITERATION#DIGEST names."""
+    """A trained run that is named as RUN, RUN@CHECKPOINT or RUN@ITERATION#DIGEST."""
 
     folder: str
     checkpoint: str | None = None
-    """latest, best or an iteration; None if the name has none."""
+    """latest, best or an iteration; None if the name does not say."""
     digest: str | None = None
-    """The first 16 digits of its weights' digest, which only resolved names have."""
+    """The first 16 digits of the weights' digest. Only resolved names have it."""
 
     @staticmethod
     def parse(name: str) -> TrainedRun:
-        """The parts of a name without the side that the opponent plays."""
+        """Read a name, which must not contain the side that the opponent plays."""
         found = _FORM.fullmatch(name)
         return TrainedRun(name) if found is None else TrainedRun(*found.groups())
 

@@ -17,11 +17,11 @@ class Exchange(ArrayTuple):
     """Shared numpy arrays through which the collector and the processes exchange a step of B environments."""
 
     obs: Any
-    """As the buffers of ShardEnv."""
+    """The observations that ShardEnv writes."""
     action: dict[str, Any]
     """[B, ...], by component."""
     reward: Any
-    """float32 [B]; the next three bool [B]: see StepResult."""
+    """float32 [B]; the next three are bool [B]: see StepResult."""
     terminated: Any
     truncated: Any
     first: Any
@@ -39,7 +39,7 @@ def exchange_of(
     num_envs: int,
     metrics: int,
 ) -> tuple[Exchange, int]:
-    """The arrays of one shard, which begin at byte `begin`, and the byte after them; metrics: how many."""
+    """The arrays of one shard, which begin at byte `begin`, and the byte after them. metrics: M."""
 
     def allocate(arena: Arena) -> tuple[Exchange, int]:
         arena.zeros((begin,), torch.uint8)

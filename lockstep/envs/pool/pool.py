@@ -1,4 +1,4 @@
-"""The processes of a pool, as their collector sees them."""
+"""The collector's side of a pool of processes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from lockstep.system.machine import cores
 from lockstep.system.supervision import StallDetector
 
 _SPIN = 50e-6
-"""Seconds of polling for an answer before the wait blocks, if there are spare cores; waking up takes about as long.
-Without spare cores polling takes a core from the processes that step (measured: steps took up to five times as
+"""Seconds of polling for an answer before the wait blocks, if there are spare cores. Waking up takes about as long.
+Without spare cores, polling would take a core from the processes that step (measured: steps took up to five times as
 long)."""
 _LOOK = 0.1
 """Seconds after which a blocked wait checks that all processes are alive."""
@@ -38,15 +38,15 @@ class SteppingPool:
     A process serves requests in the order in which they were sent. All processes end with this one, however it ends.
 
     Args:
-        processes: how many.
-        jitter: tests set it to show that timing does not affect results: each step begins with a pause of random
-            length up to this many seconds.
-        stall_timeout: seconds to wait for an answer while no progress is seen.
+        processes: the number of processes.
+        jitter: each step begins with a random pause of up to this many seconds. Tests use it to show that timing does
+            not affect results.
+        stall_timeout: seconds to wait for an answer without any progress.
     """
 
     def __init__(self, processes: int, jitter: float = 0.0, stall_timeout: float = float("inf")) -> None:
         self.failed = False
-        """Whether a process has died, so that the pool can serve no more requests."""
+        """Whether the pool cannot serve any more requests, because a process has died or the pool was closed."""
         self.memory = SharedMemory()
         self.used = 0
         """Bytes of `memory` that shards occupy."""
@@ -67,8 +67,9 @@ class SteppingPool:
         children.watch([stepper.process for stepper in self._steppers], _WHAT, lambda: getattr(pool(), "failed", True))
 
     def enroll(self, num_envs: int, together: int = 1) -> tuple[int, list[tuple[Stepper, slice]]]:
-        """Number a new shard, and divide its environments into contiguous blocks, one for each process that steps some.
-        Processes with the fewest environments get the larger blocks. A block holds whole groups of `together`."""
+        """Assign a number to a new shard, and divide its environments into contiguous blocks, one for each process that
+        steps some. Processes with the fewest environments get the larger blocks. A block contains whole groups of
+        `together` environments."""
         self._shards += 1
         base, extra = divmod(num_envs // together, len(self._steppers))
         blocks: list[tuple[Stepper, slice]] = []
@@ -82,7 +83,7 @@ class SteppingPool:
         return self._shards, blocks
 
     def request(self, stepper: Stepper, shard: int, name: str, *arguments: Any) -> None:
-        """Send a request; each shard has at most one open request."""
+        """Send a request. Each shard has at most one open request."""
         stepper.started |= name == "step"
         try:
             stepper.pipe.send((shard, name, *arguments))
@@ -96,9 +97,9 @@ class SteppingPool:
             waiting: called about every 0.1 seconds meanwhile; returns whether there was progress.
 
         Raises:
-            RuntimeError: an environment raised an error, which ends the use of the shard (the text holds the
-                traceback), or a process died, which ends the use of the pool (the text holds the signal).
-            SettingsError: an environment raised it.
+            RuntimeError: an environment raised an error, after which the shard is unusable (the text contains the
+                traceback), or a process died, after which the pool is unusable (the text contains the signal).
+            SettingsError: an environment raised this error.
         """
         while shard not in stepper.answers:
             self._wait(stepper, waiting)
@@ -154,10 +155,10 @@ class Stepper:
         self.poll = select.poll()
         self.poll.register(pipe.fileno(), select.POLLIN)
         self.answers: dict[int, tuple[str, Any]] = {}
-        """(kind, value) by shard: answers that arrived during a wait for another shard."""
+        """(kind, value) by shard: answers that arrived while another shard's was awaited."""
         self.num_envs = 0
         self.started = False
-        """Whether steps were requested. Until then environments are being made, which may take longer."""
+        """Whether steps have been requested. Before that, environments are being made, which may take longer."""
 
 
 def _end(steppers: list[Stepper]) -> None:

@@ -1,4 +1,4 @@
-"""A process of a pool: it steps its blocks of the shards' environments."""
+"""A process of a pool, which steps its blocks of the shards' environments."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Block:
 
 def serve(pipe: Connection, memory: SharedMemory, jitter: float, threads: int) -> None:
     """Serve requests in a process of the pool until the other end of the pipe closes."""
-    configure_torch(threads)  # as in inline runs, so that environments find the same settings
+    configure_torch(threads)  # the same settings as in inline runs
     pause = np.random.default_rng()
     slices: dict[int, _Block] = {}
     while True:
@@ -88,4 +88,4 @@ def serve(pipe: Connection, memory: SharedMemory, jitter: float, threads: int) -
         block.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # shutting down the interpreter would be the slowest part
+    os._exit(0)  # because shutting down the interpreter takes longest

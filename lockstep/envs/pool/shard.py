@@ -17,7 +17,7 @@ from lockstep.system.output import print_line
 
 
 class PooledShard(ShardEnv):
-    """A shard stepped by the processes of a pool. Its bits and its states equal those of a GymShard."""
+    """A shard whose environments are stepped by the processes of a pool. Its bits and its states equal a GymShard's."""
 
     def __init__(
         self, config: EnvConfig, *, seed: int, purpose: str, first_index: int, num_envs: int, pool: SteppingPool
@@ -34,7 +34,7 @@ class PooledShard(ShardEnv):
             pool.memory, begin, self.observation_space, self.action_space, num_envs, len(config.metrics)
         )
         self._log = ActionLog()
-        # The processes keep these, too, but their logs reach back to different steps.
+        # The processes have these, too, but their logs begin at different steps.
         self._episode = np.zeros(num_envs, np.int64)
         self._steps = np.zeros(num_envs, np.int64)
         self._ended = np.zeros(num_envs, np.bool_)
@@ -114,7 +114,7 @@ class PooledShard(ShardEnv):
 
     def close(self) -> None:
         if self._asked or self._pool.failed:
-            return  # processes that are busy or broken end with the pool
+            return  # busy or broken processes end with the pool
         try:
             self._ask("close")
             self._answers()
