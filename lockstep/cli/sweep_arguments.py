@@ -83,7 +83,7 @@ def read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | N
         if len(recipes) < len(named) > 1:
             other = next(name for name in names if name not in recipes)
             raise SettingsError(
-                f"{other} is a list of runs, a search or a population instead of a recipe, so nothing else can be "
+                f"{other} is a list of runs, a search or a population, not a recipe, so nothing else can be "
                 "named beside it."
             )
         found = recipes or named[names[0]]

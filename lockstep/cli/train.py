@@ -152,8 +152,8 @@ def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[
         say(f"    lockstep {verb} ppo-cartpole --help")
         return None, []
     raise SettingsError(
-        f"{verb} needs a recipe as its first argument, one of {', '.join(RECIPES)}, FILE.py:FUNCTION for your own, or "
-        "the folder of a run, whose settings it takes. "
+        f"{verb} needs a recipe as its first argument, FILE.py:FUNCTION for your own, or the folder of a run, whose "
+        "settings it takes. lockstep recipes lists all recipes. "
         f"For example: lockstep {verb} ppo-cartpole{' --total-steps 100k' if verb == 'train' else ''}"
     )
 

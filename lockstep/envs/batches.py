@@ -6,7 +6,6 @@ Shape legend: B environments, n of them in `rows`.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,18 +18,18 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs.convert import as_array
 from lockstep.models.action_spaces import action_parts, composite
 from lockstep.models.observations import ACTION_MASK
-from lockstep.system.output import print_line
+from lockstep.system.output import add_note
 
 
 @contextlib.contextmanager
 def locating(what: str) -> Iterator[None]:
-    """If a batched environment raises an error other than SettingsError, print what it was doing."""
+    """If a batched environment raises an error other than SettingsError, add what it was doing."""
     try:
         yield
     except SettingsError:
         raise
-    except Exception:
-        print_line(f"A batched environment raised an error {what}:", sys.stderr)
+    except Exception as error:
+        add_note(error, f"The batched environment raised this error {what}.")
         raise
 
 

@@ -40,6 +40,10 @@ def as_array(x: Any) -> np.ndarray:
     return x.numpy(force=True) if isinstance(x, torch.Tensor) else np.asarray(x)
 
 
+_warned: set[tuple[str, str]] = set()
+"""Observations and spaces for which the warning about bounds was printed in this process."""
+
+
 class _Unfit(SettingsError):
     """One observation of a batch does not fit its space."""
 
@@ -59,8 +63,6 @@ class _Entry:
         """The type of the last batch that was checked."""
         whole = isinstance(space, spaces.MultiBinary) or (isinstance(space, spaces.Box) and space.dtype.kind in "biu")
         self._kinds = "biu" if whole else "biuf"
-        self._told = False
-        """Whether the warning about its bounds was printed."""
 
     def require_kind(self, batch: np.ndarray, values: Any) -> None:
         """Raise SettingsError if a batch does not have the kind of numbers that the space declares."""
@@ -97,7 +99,7 @@ class _Entry:
         return array
 
     def compare(self, batch: np.ndarray, where: Callable[[int], str]) -> None:
-        """Warn once if numbers of a batch are outside the bounds of the space.
+        """Warn if numbers of a batch are outside the bounds of the space, once in each process.
 
         Raises:
             SettingsError: a number is far outside.
@@ -122,8 +124,8 @@ class _Entry:
         )
         if beyond[(row, *at)] > _FAR:
             raise _Unfit(f"{text} Fix the environment, or wrap it, so that its observations lie inside.", row)
-        if not self._told:
-            self._told = True
+        if (key := (self.name, repr(self.space))) not in _warned:
+            _warned.add(key)
             print_warning(f"{text} It was {where(row)}. Such observations are taken as they are.")
 
 

@@ -26,7 +26,7 @@ from lockstep.envs.info import EpisodeNumbers
 from lockstep.envs.level_cache import LevelCache
 from lockstep.envs.pictures import as_picture
 from lockstep.envs.settings import EnvConfig
-from lockstep.system.output import print_line, reserve_streams
+from lockstep.system.output import add_note, reserve_streams
 
 
 def emulated(env: Any) -> tuple[int, str]:
@@ -177,8 +177,8 @@ class GymShard(ShardEnv):
         except SettingsError as error:
             where = self._where(j, 0 if step is None else int(self._steps[j]) + 1)
             raise type(error)(f"{error} It was {where}.") from error
-        except Exception:
-            self._tell_where(j, first=step is None)
+        except Exception as error:
+            add_note(error, self._doing(j, first=step is None))
             raise
 
     def send(self, action: np.ndarray | tuple[np.ndarray, ...]) -> None:
@@ -204,19 +204,13 @@ class GymShard(ShardEnv):
         self._numbers.add()
         return step._replace(metrics=self._numbers.values(self._ended, shortened))
 
-    def _tell_where(self, j: int, *, first: bool) -> None:
-        """Print what an environment was doing when it raised an error."""
+    def _doing(self, j: int, *, first: bool) -> str:
+        """What environment j was doing when it raised an error."""
         actions = [single_action(self.action_space, self._action, row) for row in range(j, j + self._agents)]
-        doing = (
-            "when it was reset"
-            if first
-            else f"in step {self._steps[j] + 1} of an episode, upon {', '.join(map(str, actions))}"
-        )
-        print_line(
-            f"An environment raised an error {doing} (environment {self._seeds.first_index + j}; the episode's seed is "
-            f"{self._seed(j)}):",
-            sys.stderr,
-        )
+        when = f"in step {self._steps[j] + 1} of an episode, upon action {', '.join(map(str, actions))}"
+        when = "when it was reset" if first else when
+        environment = f"Environment {self._seeds.first_index + j}"
+        return f"{environment} raised this error {when}. The episode's seed is {self._seed(j)}."
 
     def _where(self, j: int, step: int | None = None) -> str:
         """A description of environment j and of a step of its episode, by default the last step."""

@@ -40,6 +40,14 @@ def print_warning(text: str) -> None:
     print_line(f"warning: {text}", sys.stderr)
 
 
+def add_note(error: BaseException, text: str) -> None:
+    """Let a traceback of an error end with this text. In Python 3.10, errors have no notes, so it is printed now."""
+    if sys.version_info >= (3, 11):
+        error.add_note(text)
+    else:
+        print_line(text, sys.stderr)
+
+
 def silence(stream: IO[str]) -> None:
     """Discard all further writes to a stream, so that Python raises no error when it shuts down."""
     with contextlib.suppress(OSError, ValueError):
