@@ -281,7 +281,7 @@ def test_recipes_of_several_files_and_names(tmp_path: Path, capsys: pytest.Captu
     assert main([*command, "ppo-cartpole,,dqn-cartpole", "--dry-run"]) == 2
     assert says(error(capsys), "recipe", "comma")
     assert main([*command, "ppo-cartpole", f"{file}:runs", "--dry-run"]) == 2
-    assert says(error(capsys), "file.py:runs", "after ppo-cartpole", "commas")
+    assert says(error(capsys), "file.py:runs", "ppo-cartpole", "commas")
 
 
 @pytest.mark.parametrize(
