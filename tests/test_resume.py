@@ -217,7 +217,7 @@ def test_a_memory_that_was_not_kept_is_filled_again_before_learning_goes_on(reci
     assert learned == [*range(warm + 1, 8), *range(8 + warm, 17)]
 
     train(experiment, layout, options(Path("late"), checkpoint_every=1), stop_after=17 - warm)
-    with pytest.raises(SettingsError, match=f"{warm} iterations left.*need {warm}"):
+    with pytest.raises(SettingsError, match=f"{warm} iterations left.*needs? {warm}"):
         resume("late", layout, options(Path("late")), checkpoint=str(16 - warm))
     assert not list(Path("late").rglob("*.superseded")), "refused before anything was changed"
 
@@ -244,7 +244,7 @@ def test_lost_checkpoints_do_not_begin_a_run_again() -> None:
     del written["torch_threads"]  # as of a version that did not have it yet
     settings.write_text(json.dumps(written))
     settings.write_text(json.dumps({**written, "seed": 9}))
-    with pytest.raises(SettingsError, match=r"another experiment .* seed differs"):
+    with pytest.raises(SettingsError, match=r"settings that differ.*: seed differs"):
         resume("early", checkpoint="latest")
     settings.write_text(json.dumps(written))
     assert outcome(resume("early", checkpoint="latest")) == expected
@@ -268,7 +268,7 @@ def test_what_the_ledger_does_not_record_is_not_resumed_from() -> None:
     settings = Path("run/experiment.json")
     settings.write_text(settings.read_text().replace('"discount": 0.98', '"discount": 0.9'))
     assert settings.read_bytes() != files[settings]
-    with pytest.raises(SettingsError, match=r"another experiment.*: algorithm.discount"):
+    with pytest.raises(SettingsError, match=r"settings that differ.*: algorithm.discount differs"):
         resume("run", checkpoint="1")
     settings.write_bytes(files[settings])
     assert files == {path: path.read_bytes() for path in Path("run").rglob("*.json*") if "mine" not in str(path)}
@@ -289,7 +289,6 @@ def test_a_resumption_on_another_platform_is_told_and_kept(
     assert differs.startswith("torch: ") and differs.endswith(" != 9.9")
     warning = verify("run", Layout(), 1).warning
     assert warning is not None and f"resumed on after 1 iterations: {differs}" in warning
-    assert "resumed with" in warning
 
 
 def test_a_file_of_users_that_was_edited_is_told_and_kept(

@@ -124,9 +124,9 @@ def test_episodes_are_assigned_beforehand_and_scores_are_raw(scripted: Experimen
 def test_progress_counts_the_episodes_that_have_ended(scripted: Experiment) -> None:
     ended: list[int] = []
     got = evaluate_policy(build(scripted), scripted, EvaluationSettings(episodes=3, num_envs=1), progress=ended.append)
-    # The count is from before each step. The step after an episode's end resets the environment.
+    # The step after an episode's end resets the environment.
     first, second, third = got.lengths
-    assert ended == [0] * first + [1] * (1 + second) + [2] * (1 + third)
+    assert ended == [0] * (first - 1) + [1] * (1 + second) + [2] * (1 + third) + [3]
 
 
 def test_progress_is_shown_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:

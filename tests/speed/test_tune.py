@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentences import says
 
 from lockstep import Experiment, Layout, SettingsError, recipes, train
 from lockstep.algorithms import OnPolicyConfig
@@ -259,4 +260,4 @@ def test_mistakes_are_explained(budget: str, capsys: pytest.CaptureFixture[str])
     assert main(["tune", "ppo-cartpole", "--budget", budget]) == 2
     assert "--budget" in capsys.readouterr().err
     assert main(["tune", "ppo-cartpole", "--env.num-envs", "3"]) == 2
-    assert "does not divide" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "scheme.shards=4", "--env.num-envs")
