@@ -179,8 +179,8 @@ class OffPolicyConfig(AlgorithmConfig):
         if collecting >= setup.iterations:
             raise SettingsError(
                 f"total_steps={setup.total_steps} leaves no time for learning: algorithm.warmup={self.warmup}, with "
-                f"items of {self.item_steps} steps, takes the first {collecting} iterations, and the run has "
-                f"{setup.iterations}. Lower --algorithm.warmup, or raise --total-steps."
+                f"items of {self.item_steps} step{'s' * (self.item_steps > 1)}, takes the first {collecting} "
+                f"iterations, and the run has {setup.iterations}. Lower --algorithm.warmup, or raise --total-steps."
             )
         if setup.lag == "async" and setup.max_lag == 0:
             raise SettingsError(
