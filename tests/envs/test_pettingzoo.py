@@ -467,7 +467,7 @@ def test_a_match_makes_one_environment_whomever_it_is_played_against(
 
 
 def test_an_observation_of_nothing_is_in_its_space() -> None:
-    from lockstep.envs.multiagent.pettingzoo import _zeros
+    from lockstep.envs.multiagent.match_spaces import _zeros
 
     space = spaces.Dict(
         {
