@@ -1,7 +1,7 @@
 """The shards of an acting batch, and which of their environments one call steps.
 
-If the adapter allows it, the environments of all shards are one ShardEnv, so that a step is one call of the library. An
-environment behaves the same there as in a ShardEnv of its own shard.
+If the adapter allows it, one ShardEnv steps the environments of all shards, so that a step is one call of the library.
+This does not change what an environment returns.
 """
 
 from __future__ import annotations

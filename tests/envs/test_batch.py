@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from playing import assert_same, buffers, play, random_actions, reset
+from sentences import explained
 from tiny import cut
 
 from lockstep import check_env, envs, recipes
@@ -398,8 +399,7 @@ def test_an_error_of_the_users_says_where(capfd: pytest.CaptureFixture[str]) -> 
     reset(env)
     with pytest.raises(KeyError, match="ours") as raised:
         play(env, random_actions(env, 1))
-    told = "".join(getattr(raised.value, "__notes__", [])) + capfd.readouterr().err  # notes exist from Python 3.11 on
-    assert "in a step of the environments 3 to 7." in told
+    assert "in a step of the environments 3 to 7." in explained(raised.value, capfd.readouterr().err)
 
 
 class HalfState(Torch):

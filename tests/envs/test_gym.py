@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from playing import assert_same, buffers, play, random_actions, reset
+from sentences import explained
 
 from lockstep import envs
 from lockstep.config.settings import SettingsError
@@ -283,6 +284,5 @@ def test_an_error_says_what_the_environment_was_doing(tmp_path: Path, capsys: py
     reset(env)
     with pytest.raises(RuntimeError, match="the wheel is off") as raised:
         play(env, [np.array([1, 0])])
-    # Errors have notes from Python 3.11 on.
-    told = "".join(getattr(raised.value, "__notes__", [])) + capsys.readouterr().err
+    told = explained(raised.value, capsys.readouterr().err)
     assert re.search(r"Environment \d+ .*step 1 .*action 1\. .*seed .*\d+", told)
