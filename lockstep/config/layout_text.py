@@ -149,6 +149,8 @@ def _guess(text: str, name: str, processes: str) -> str:
         return f"Did you mean processes:{name}? "
     if name in ("gpu", "cuda"):
         return "GPUs have numbers, as in inline,device=0 or a0-l0. "
+    if name == AUTO:
+        return f"{AUTO} chooses the number of processes itself, so write it alone. "
     if not name and text.strip():
         return f"Did you mean inline,{text.strip()}? "
     close = difflib.get_close_matches(name, [AUTO, "cpu", *LAUNCHERS], 1)

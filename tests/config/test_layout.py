@@ -71,6 +71,7 @@ def test_roles_on_ray() -> None:
         ("proceses:2", "Unknown layout .* Did you mean processes:2\\?"),
         ("4", "Did you mean processes:4\\?"),
         ("gpu:a1-l1", "inline,device=0"),
+        ("auto:2", "auto chooses the number"),
         ("device=0", "Did you mean inline,device=0\\?"),
         ("processes:2 env_threads=2", "processes:2,env_threads=2"),
         ("processes:2,,pin=1", "empty option"),
