@@ -15,6 +15,7 @@ from lockstep.algorithms.popart import with_popart
 from lockstep.algorithms.rnd import with_curiosity
 from lockstep.algorithms.several import with_policies
 from lockstep.config.settings import SettingsError
+from lockstep.core.rng import derive_seed
 from lockstep.envs.curriculum import first_options, pack
 from lockstep.experiment import Experiment
 from lockstep.models.arithmetic import arithmetic
@@ -24,6 +25,7 @@ from lockstep.models.parameters import FlatParameters
 from lockstep.models.policies import first_normalizers, parts_of
 from lockstep.models.trunk import PRECISIONS
 from lockstep.models.versions import Version
+from lockstep.system.generators import seeded
 
 NO_KERNELS = (
     "no kernels compute this algorithm with this model, so torch's operations are replaced one by one, and the run "
@@ -56,12 +58,13 @@ class Agent:
         portable = experiment.precision == "portable"
         self.kernels = experiment.kernels(*spaces)
         """The kernels that replace torch's operations in portable arithmetic; None if there are none."""
-        with arithmetic(self.model):
-            companion = self.algorithm.companion(self.observation_space, experiment.seed)
-        if companion:
-            self.model.companion = companion
-        if variables := self.algorithm.variables(self.model):
-            self.model.variables = nn.ParameterDict(variables)
+        with seeded(derive_seed(experiment.seed, "global companion")):
+            with arithmetic(self.model):
+                companion = self.algorithm.companion(self.observation_space, experiment.seed)
+            if companion:
+                self.model.companion = companion
+            if variables := self.algorithm.variables(self.model):
+                self.model.variables = nn.ParameterDict(variables)
         self.model.to(self.device)
         tail = 1 + len(self.algorithm.metric_names) + (experiment.scheme.shards if self.algorithm.weighted else 0)
         dtype = PRECISIONS[experiment.precision]
@@ -89,6 +92,13 @@ class Agent:
                 f"model.core={model.core} asks for a memory, but {type(self.model).__name__} has none: its state_size "
                 "is 0. Use --model.core none, or build the core into the model."
             )
+        for name, module in self.model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise SettingsError(
+                    f"The model's {name} is a {type(module).__name__}, which computes a row from all rows of a batch: "
+                    "actions would depend on the layout, and neither collectors nor checkpoints get its running "
+                    "statistics. Use torch.nn.LayerNorm or GroupNorm, or --normalize.observations."
+                )
         for part in parts_of(self.observation_space, self.action_space):
             model.check(*part)
         self.algorithm.check(self.observation_space)

@@ -25,6 +25,7 @@ from lockstep.models.base import ModelConfig, PolicyModel, Precision
 from lockstep.models.normalize import NormalizeConfig
 from lockstep.models.policies import Policies, PoliciesSpace
 from lockstep.scheme import Scheme
+from lockstep.system.generators import seeded
 
 if TYPE_CHECKING:
     from lockstep.algorithms.kernel_table import Kernels
@@ -244,14 +245,15 @@ class Experiment:
         def build(
             observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], seed: int
         ) -> PolicyModel:
-            return self.model.build(
-                observation_space,
-                action_space,
-                precision="fp32" if precision == "portable" else precision,
-                normalize_observations=self.normalize.observations,
-                observation_clip=self.normalize.clip,
-                seed=seed,
-            )
+            with seeded(derive_seed(seed, "global model")):  # some users' models draw from global generators
+                return self.model.build(
+                    observation_space,
+                    action_space,
+                    precision="fp32" if precision == "portable" else precision,
+                    normalize_observations=self.normalize.observations,
+                    observation_clip=self.normalize.clip,
+                    seed=seed,
+                )
 
         with portable_operations() if portable else contextlib.nullcontext():
             if isinstance(observation_space, PoliciesSpace):

@@ -5,6 +5,7 @@ Shape legend: T time, B environments; a minibatch is always time-major [T, B] (s
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from lockstep.algorithms.annealing import Annealing
 from lockstep.config.needs import Need, OfWeights
 from lockstep.config.settings import SettingsError, Texts
+from lockstep.core.arrays import ArrayTuple
 from lockstep.models.base import ModelConfig, PolicyModel
 from lockstep.models.normalize import NormalizeConfig
 
@@ -346,6 +348,29 @@ class Algorithm(ABC, Generic[ConfigT]):
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics to report, from an iteration's means. Several of them, such as moments, may become one."""
         return metrics
+
+
+@contextlib.contextmanager
+def unchanged(who: str, given: ArrayTuple) -> Iterator[None]:
+    """Check that a user's method does not change its argument in place: the argument may be a view of a rollout that
+    other code reads, too.
+
+    Args:
+        who: the method.
+        given: its batch or rollout.
+
+    Raises:
+        SettingsError: it changed one of the tensors.
+    """
+    leaves = [(name, x, x._version) for name, x in given.named_leaves() if not x.is_inference()]
+    yield
+    if changed := [name for name, x, version in leaves if x._version != version]:
+        kind = type(given).__name__.lower()
+        raise SettingsError(
+            f"{who} changed {' and '.join(f'{kind}.{name}' for name in changed)} in place. These numbers are read "
+            f"again, so it must make new ones: x = {kind}.{changed[0]} * 2 in place of {kind}.{changed[0]}.mul_(2) or "
+            f"*=. {kind}.replace(…) returns a copy with a change."
+        )
 
 
 def check_loss(algorithm: Algorithm[Any], loss: Any) -> None:

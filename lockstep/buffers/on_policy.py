@@ -5,6 +5,7 @@ Shape legend: T time, B environments of a shard, n items of a shard's slice of a
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.agent import Agent
+from lockstep.algorithms.base import unchanged
 from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig
 from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.buffers.slabs import sent, to_device
@@ -54,6 +56,8 @@ class FreshBatches:
         self._slots, self._tree, self._device = slots, tree, agent.device
         self._sequences = agent.experiment.model.recurrent or config.sequences
         self._several = agent.experiment.env.several_policies
+        self._known_to_fit = False
+        """Whether the first call of targets has been checked. Later ones need no check."""
         self._whole: dict[int, Batch] = {}
         self._normalizers: dict[int, Normalizers] = {}
         self._slices: dict[int, list[Tensor | None]] = {}
@@ -139,7 +143,12 @@ class FreshBatches:
         players = map_structure(lambda leaf: leaf[:steps], rollout.obs) if self._several else None
         reward = normalizers.scale_rewards(rollout.reward, players)
         inputs = slice(None) if self._algorithm.bootstrap_inputs else slice(0, steps)
-        targets = self._algorithm.targets(rollout, reward, hyper) if self._algorithm.needs_targets else None
+        targets = None
+        if self._algorithm.needs_targets:
+            name = f"{type(self._algorithm).__name__}.targets"
+            with contextlib.nullcontext() if self._known_to_fit else unchanged(name, rollout):
+                targets = self._algorithm.targets(rollout, reward, hyper)
+            self._known_to_fit = True
 
         def given(leaf: Tensor | None) -> Tensor | None:
             return None if leaf is None else leaf[inputs]

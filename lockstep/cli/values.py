@@ -79,9 +79,9 @@ def _switches(row: Row) -> str:
 
 
 def _wanted(row: Row) -> str:
-    *others, last = (_WANTED.get(each, each) for each in row.value.split("|"))
-    if others:
-        return f"{', '.join(others)} or {last}"
+    *others, last = (_WANTED.get(each, each) for each in row.value.split("|") if each)
+    if "|" in row.value:
+        return " or ".join(filter(None, (", ".join(others), last)))
     words = row.value.split()
     one = _WANTED.get(words[0], words[0])
     if words[1:] == ["..."]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.config.launchers import OPTIONAL, PROCESSES, SPREAD, Launcher, advice_without, launcher_named
-from lockstep.config.layout_text import AUTO, HELP, fields_of, text_of
+from lockstep.config.layout_text import AUTO, HELP, fields_of, processes_of, text_of
 from lockstep.config.resources import Resources, of_role, validate_resources
 from lockstep.config.settings import SettingsError, check_values
 
@@ -320,7 +320,7 @@ class Layout:
             or (self.split and not launcher.starts_processes)
             or (self.workers > 1 and launcher.one_process)
         ):
-            raise SettingsError(f"Layout {self} does not state its processes correctly. {HELP}")
+            raise SettingsError(f"Layout {self}: {processes_of(self.launcher_name)}")
         for option in OPTIONAL:
             supported = option in launcher.options and (option != "nice" or self.split)
             if getattr(self, option) != getattr(Layout, option) and not supported:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -49,6 +50,8 @@ def fields_of(text: str) -> dict[str, Any]:
     """
     parts = text.strip().split(",")
     options = [part for part in parts if "=" in part]
+    if "" in parts[1:]:
+        raise SettingsError(f"Layout {text!r} has an empty option: leave out the comma.")
     head = ",".join(part for part in parts if "=" not in part)
     if found := _SEVERAL.search(text):
         several = "+".join([found["first"], *found["more"].strip(",").split(",")])
@@ -62,10 +65,11 @@ def fields_of(text: str) -> dict[str, Any]:
                 resources += (resource_of(name, value),)
             else:
                 settings[name] = OPTIONS[name](value)
-        except (KeyError, ValueError):
-            allowed = ", ".join(f"{name}={_EXAMPLES[kind]}" for name, kind in OPTIONS.items())
-            allowed += "; and on Ray, collector.gpus=N, learner.cpus=N and the like"
-            raise SettingsError(f"Layout {text!r} has the option {option!r}. Allowed are {allowed}.") from None
+        except KeyError:
+            raise _unknown_option(text, option) from None
+        except ValueError:
+            kind = "whole number" if OPTIONS.get(name) is int else "number"
+            raise SettingsError(f"Layout {text!r}: {option} must be a {kind}.") from None
     return _head(head, text) | settings | {"resources": resources}
 
 
@@ -106,12 +110,12 @@ def _head(head: str, text: str) -> dict[str, Any]:
     split = _SPLIT.fullmatch(processes if counted else head)
     if split is None:
         if known or name == "cpu":
-            raise SettingsError(f"Layout {text!r} does not state its processes correctly. {HELP}")
-        raise SettingsError(f"Unknown layout {text!r}. {HELP}")
+            raise SettingsError(f"Layout {text!r}: {processes_of(name)}")
+        raise SettingsError(f"Unknown layout {text!r}. {_guess(text, name, processes)}{HELP}")
     collectors, learners = (_devices(split[role], counted, text) for role in ("collectors", "learners"))
     copies = int(split["copies"] or 1)
     if copies < 1:
-        raise SettingsError(f"Layout {text!r} asks for -d{copies}: at least one copy is needed. {HELP}")
+        raise SettingsError(f"Layout {text!r} asks for -d{copies}: at least one copy is needed.")
     gpus = [int(device) for device in collectors + learners if device != "cpu"]
     step = max(gpus) + 1 if gpus else 0
     name = name if counted and name != "cpu" else PROCESSES
@@ -124,18 +128,61 @@ def _head(head: str, text: str) -> dict[str, Any]:
     }
 
 
+def processes_of(name: str) -> str:
+    """How a layout states the processes of a launcher, or those after cpu:, as advice."""
+    if name == "cpu":
+        return (
+            "give numbers of collectors and learners, 1 or more each, as in cpu:a2-l1. In processes:2, both processes "
+            "do both."
+        )
+    if launcher_named(name).starts_processes:
+        split = "" if name == PROCESSES else f" or {name}:a2-l1"
+        return f"give a number of processes, 1 or more, as in {name}:2{split}. inline is one process."
+    if launcher_named(name).started_externally:
+        return f"{name} takes no number of processes, since the command that starts them decides it."
+    return f"{name} takes no number of processes. For several on this machine, use processes:2 or cpu:a2-l1."
+
+
+def _guess(text: str, name: str, processes: str) -> str:
+    """What an unknown layout may mean, as a sentence."""
+    if name.isdecimal() and not processes:
+        return f"Did you mean processes:{name}? "
+    if name in ("gpu", "cuda"):
+        return "GPUs have numbers, as in inline,device=0 or a0-l0. "
+    if name == AUTO:
+        return f"{AUTO} chooses the number of processes itself, so write it alone. "
+    if not name and text.strip():
+        return f"Did you mean inline,{text.strip()}? "
+    close = difflib.get_close_matches(name, [AUTO, "cpu", *LAUNCHERS], 1)
+    return f"Did you mean {':'.join(filter(None, (close[0], processes)))}? " if close else ""
+
+
+def _unknown_option(text: str, option: str) -> SettingsError:
+    """The error about an option of a layout that does not exist."""
+    name = option.partition("=")[0]
+    if found := re.fullmatch(r"(\S+)\s+(\S+)", option):
+        return SettingsError(f"Layout {text!r}: separate options by commas, as in {found[1]},{found[2]}.")
+    allowed = ", ".join(f"{name}={_EXAMPLES[kind]}" for name, kind in OPTIONS.items())
+    allowed += "; and on Ray, collector.gpus=N, learner.cpus=N and the like"
+    close = difflib.get_close_matches(name, OPTIONS, 1)
+    guess = f"Did you mean {close[0]}? " if close else ""
+    return SettingsError(f"Layout {text!r} has an unknown option {option!r}. {guess}Allowed are {allowed}.")
+
+
 def _devices(listed: str, counted: bool, text: str) -> tuple[str, ...]:
     """The devices of a role. After `cpu:` or a launcher's name, `2` is a number of processes; otherwise `0,1,cpu` lists
     devices."""
     if counted:
         if not listed.isdecimal() or not int(listed):
             raise SettingsError(
-                f"Layout {text!r}: numbers of processes follow cpu: and a launcher's name, as in cpu:a2-l2. {HELP}"
+                f"Layout {text!r}: numbers of processes, 1 or more, follow cpu: and a launcher's name, as in cpu:a2-l2."
             )
         return ("cpu",) * int(listed)
     devices = tuple(listed.split(","))
     if not all(device == "cpu" or device.isdecimal() for device in devices):
-        raise SettingsError(f"Layout {text!r}: devices are numbers of GPUs, or cpu, separated by commas. {HELP}")
+        raise SettingsError(
+            f"Layout {text!r}: devices are numbers of GPUs, or cpu, separated by commas, as in a0-l1,2."
+        )
     return devices
 
 

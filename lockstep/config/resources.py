@@ -24,11 +24,12 @@ def resource_of(option: str, amount: str) -> tuple[str, float]:
     """An option of a layout as a name and an amount.
 
     Raises:
-        ValueError: the role is unknown, or the amount is not a number.
+        KeyError: the role is unknown.
+        ValueError: the amount is not a number.
     """
     role, _, what = option.partition(".")
     if role not in ROLES or not what:
-        raise ValueError(option)
+        raise KeyError(option)
     return option, float(amount)
 
 

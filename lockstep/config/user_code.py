@@ -109,6 +109,11 @@ class _FreshLoader(SourceFileLoader):
         return self.source_to_code(self.get_data(path), path)
 
 
+def is_users(part: Any) -> bool:
+    """Whether an object is of a user's class, and not of one of lockstep's."""
+    return not type(part).__module__.startswith("lockstep.")
+
+
 def load_file(path: str | Path) -> ModuleType:
     """Import a user's Python file under a name derived from its path, once per process. It may import files in its
     folder."""

@@ -5,6 +5,7 @@ Shape legend: T time, B environments of a shard, n items of a shard's slice of a
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent, below
-from lockstep.algorithms.base import check_loss
+from lockstep.algorithms.base import check_loss, unchanged
 from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.sources import batches_for
@@ -24,6 +25,7 @@ from lockstep.learners.gradient_graphs import GradientGraphs, HyperTensors, grap
 from lockstep.learners.optimizer import inverse, optimizer_for
 from lockstep.learners.steps import Applied, Computed, LearningReport, Steps
 from lockstep.learners.update_graphs import UpdateGraphs
+from lockstep.learners.users_draws import users_draws
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.normalize import Normalizers
 from lockstep.system.graphs import Branches, Capture
@@ -74,10 +76,13 @@ class Learner:
         """Whether losses write buffers of the networks, which all slots share."""
         self._normalizers: Normalizers | None = None
         """The statistics that the model normalizes with now."""
+        self._draws = users_draws(agent)
+        self._iteration = 0
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         """Take all gradient steps of an iteration. rollouts: the new ones, by batch slot of this learner."""
-        with arithmetic(self._agent.model):
+        lent = contextlib.nullcontext() if self._draws is None else self._draws.lent()
+        with arithmetic(self._agent.model), lent:
             return self._learn(iteration, rollouts)
 
     def _learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
@@ -103,6 +108,7 @@ class Learner:
         for step in range(count):
             number = before + step + 1
             self._push(step, {**hyper, "update": number}, steps.digests)
+            self._seed_draws(step)
             total = self.reduction.finish().to(self._agent.device)
             steps.applied[step] = Applied(None, len(self._in_flight))
             steps.updates += 1
@@ -140,7 +146,17 @@ class Learner:
         for graphs in (self._gradient_graphs, self._update_graphs):
             if graphs is not None:
                 graphs.begin()
-        return self.batches.begin(iteration, rollouts, hyper)
+        self._iteration = iteration
+        if self._draws is None or self._known_to_fit:
+            return self.batches.begin(iteration, rollouts, hyper)
+        with self._draws.checked_beginning():
+            return self.batches.begin(iteration, rollouts, hyper)
+
+    def _seed_draws(self, step: int, *slot: int) -> None:
+        """Seed what users' code draws from global generators in a gradient step: in the loss of a slot's slice or,
+        without a slot, after all losses."""
+        if self._draws is not None:
+            self._draws.seed(self._iteration, step, *slot)
 
     def _push(self, step: int, hyper: dict[str, float], digests: dict[int, str]) -> None:
         """Give the gradients of all slots to the reduction, those of the first step with their digests."""
@@ -179,6 +195,7 @@ class Learner:
 
     def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
         """The gradient of one slot's slice, without a graph."""
+        self._seed_draws(step, slot)
         batch, normalizers = self.batches.slice(slot, step)
         self._normalize(normalizers)
         on_gpu = self._agent.device.type != "cpu"
@@ -206,7 +223,10 @@ class Learner:
         models = [self._agent.model, *([] if self._agent.target is None else [self._agent.target])]
         buffers = [buffer for model in models for buffer in model.buffers()]
         before = [buffer._version for buffer in buffers]
-        loss = self._algorithm.loss(networks, batch, hyper)
+        graphs = self._capture is not None
+        checked = contextlib.nullcontext() if self._draws is None else self._draws.checked_loss(graphs=graphs)
+        with checked, unchanged(f"{type(self._algorithm).__name__}.loss", batch):
+            loss = self._algorithm.loss(networks, batch, hyper)
         check_loss(self._algorithm, loss)
         self._writes_buffers = before != [buffer._version for buffer in buffers]
         self._known_to_fit = True

@@ -18,6 +18,12 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import map_structure
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import ModelOutput, PolicyModel
+from lockstep.system.generators import no_draws
+
+_FORWARD_DREW = (
+    "Models act in evaluation mode, in which torch.nn.Dropout does nothing: draw only while self.training is true. A "
+    "model that explores by noise takes it from set_noise."
+)
 
 
 class Inputs(NamedTuple):
@@ -51,11 +57,13 @@ class Inference:
     """
 
     def __init__(self, model: PolicyModel, *, fixed: bool = False) -> None:
-        self._model, self._fixed = model, fixed
+        self._model, self._fixed = model.eval(), fixed
         self._recorded: Program | None = None
         self._layout: list[Any] | None = None
         """Shapes and strides of the inputs with which the calls were recorded."""
         self._stale = False
+        self._draws_nothing = False
+        """Whether a call has shown that the model itself draws no random numbers."""
 
     def arithmetic(self) -> contextlib.AbstractContextManager[Any]:
         """The context for acting: for evaluating the model and sampling from its distribution."""
@@ -73,9 +81,18 @@ class Inference:
         if self._stale or self._layout != [(x.shape, x.stride()) for x in leaves]:
             self.prepared(inputs)
         if self._recorded is None:
-            return _checked(self._model, inputs, self._model(*inputs))
+            return self._called(inputs)
         policy, value, state = self._recorded.run(*leaves)
         return ModelOutput(policy, value), state
+
+    def _called(self, inputs: Inputs) -> tuple[ModelOutput, Tensor]:
+        """Call the model itself."""
+        if self._draws_nothing:
+            return _checked(self._model, inputs, self._model(*inputs))
+        with no_draws(f"{type(self._model).__name__}.forward", inputs.start.device, _FORWARD_DREW):
+            answer = self._model(*inputs)
+        self._draws_nothing = True
+        return _checked(self._model, inputs, answer)
 
     def prepared(self, inputs: Inputs) -> Program | None:
         """The recorded calls for inputs of these shapes, with current weights; None if the model itself is called.
@@ -118,7 +135,7 @@ class Inference:
             # Only outside inference mode do tensors count in-place changes.
             with torch.inference_mode(False), torch.no_grad():
                 copies = inputs.map(torch.clone)
-                with recorder:
+                with no_draws(f"{type(self._model).__name__}.forward", inputs.start.device, _FORWARD_DREW), recorder:
                     answer = self._model(*copies)
             output, state = _checked(self._model, inputs, answer)
             return Program(recorder.calls, copies.leaves(), [output.policy, output.value, state])

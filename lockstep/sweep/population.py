@@ -79,11 +79,13 @@ class Population:
     def validate(self) -> None:
         """Raise SettingsError for mistakes that can be found before anything runs."""
         check_kinds("A population", self.runs, self.space)
-        if self.members < 2 or self.generations < 1 or not self.space:
+        if self.members < 2:
+            raise SettingsError(f"A population needs two members or more, not --population {self.members}.")
+        if self.generations < 1:
+            raise SettingsError(f"A population needs a generation or more, not --generations {self.generations}.")
+        if not self.space:
             raise SettingsError(
-                f"A population needs two members (--population {self.members}), a generation (--generations "
-                f"{self.generations}) and a setting that changes ({len(self.space)} given), as in --search "
-                "algorithm.learning_rate=log:1e-5..1e-3."
+                "A population needs a setting that changes, as in --search algorithm.learning_rate=log:1e-5..1e-3."
             )
         if not 0 < self.share <= 0.5:
             raise SettingsError(f"A population's share={self.share} must be above 0 and at most 0.5.")

@@ -329,8 +329,10 @@ class Runner:
             for running in self._running:
                 running.stop()
             if self._running:
-                why = f"{self._trouble}: " if self._trouble else ""
-                text = f"{why}checkpoint and stop after each run's iteration; a further Ctrl-C stops at once"
+                text = "checkpoint and stop after each run's iteration; a further Ctrl-C stops at once"
+                if self._trouble:
+                    why = str(self._trouble).rstrip(".")
+                    text = f"{why}. All runs write a checkpoint and stop; Ctrl-C stops them at once"
                 self._overview.message(text)
         elif self._asked > self._stopping:
             for running in self._running:

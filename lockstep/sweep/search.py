@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import re
 import statistics
@@ -15,10 +16,12 @@ from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError, parse_count
 from lockstep.envs.info import labels
 from lockstep.experiment import Experiment
+from lockstep.reports.runs import SCORES
 from lockstep.run.files import read_objects
 from lockstep.sweep.spec import Run, changed, plain, replaced, setting
 
 OBJECTIVE, TRIALS = "score/mean", 20
+_ALL_SCORES = (*SCORES, "score/length", "eval/score_low", "eval/score_high", "eval/length")
 HOW_TO_SEARCH = "Write LOW..HIGH, log:LOW..HIGH, or values separated by commas."
 _DIGITS = 4
 """Significant digits of the numbers that are tried. More would make no visible difference."""
@@ -197,6 +200,10 @@ def check_kinds(what: str, runs: Sequence[Run], space: Mapping[str, Between | On
 
 def check_objective(objective: str, runs: Sequence[Run]) -> None:
     """Raise SettingsError if the runs will never measure the objective."""
+    if re.match("score/|eval/(?!env/)", objective) and objective not in _ALL_SCORES:
+        close = difflib.get_close_matches(objective, _ALL_SCORES, 1)
+        guess = f"Did you mean {close[0]}? " if close else ""
+        raise SettingsError(f"There is no metric {objective} (--objective). {guess}docs/metrics.md lists them.")
     if objective.startswith("eval/") and not all(run.options.eval_every for run in runs):
         raise SettingsError(
             f"--objective {objective} needs evaluations during training, which these runs do not have: add "

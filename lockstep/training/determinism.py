@@ -1,4 +1,4 @@
-"""Explains errors of operations that have no deterministic kernel on a GPU."""
+"""Explains torch's errors of operations that have no deterministic kernel on a GPU, or that change tensors in place."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 from lockstep.config.settings import SettingsError
 
 _WITHOUT = re.compile(r"(\S+) does not have a deterministic implementation")
+_IN_PLACE = re.compile(r"modified by an inplace operation: (.*?expected version \d+)")
 _TORCH = str(Path(torch.__file__).parent)
 
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Turn torch's errors about operations without deterministic kernels into advice.
+    """Turn torch's errors into advice: about operations without deterministic kernels, and about changes in place.
 
     Raises:
         SettingsError: torch raised such an error.
@@ -38,6 +39,12 @@ def explained() -> Iterator[None]:
             raise SettingsError(
                 "CUBLAS_WORKSPACE_CONFIG has a value with which cuBLAS is not deterministic. Unset it, or set it to "
                 ":4096:8, or use --allow-nondeterministic, which gives up identical bits on GPUs."
+            ) from error
+        if found := _IN_PLACE.search(text):
+            raise SettingsError(
+                "A loss or a model's forward changed a tensor in place that the backward pass needs (torch: "
+                f"{found[1]}). Make a new tensor: y = x * 2 in place of x.mul_(2), x *= 2 or x[i] = 2, and nn.ReLU() "
+                "in place of nn.ReLU(inplace=True)."
             ) from error
         raise
 

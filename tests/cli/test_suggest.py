@@ -115,3 +115,5 @@ def test_python_knows_them_too() -> None:
 def test_values_of_a_flag_with_several_kinds_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "ppo-cartpole", "--scheme.lag", "asynch", "--dry-run"]) == 2
     assert "--scheme.lag takes a whole number or async, but got asynch." in capsys.readouterr().err
+    assert main(["sweep", "runs", "ppo-cartpole", "--evolution", "pbt", "--dry-run"]) == 2
+    assert "--evolution takes sample-factory, but got pbt." in capsys.readouterr().err

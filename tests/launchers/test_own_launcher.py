@@ -59,9 +59,9 @@ def test_it_has_a_text(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("mine.py:HERE:2", "does not state"),
-        ("mine.py:HERE:a1-l1", "does not state"),
-        ("mine.py:FAR", "does not state"),
+        ("mine.py:HERE:2", "mine.py:HERE takes no number"),
+        ("mine.py:HERE:a1-l1", "mine.py:HERE takes no number"),
+        ("mine.py:FAR", "as in mine.py:FAR:2 or mine.py:FAR:a2-l1"),
         ("mine.py:FAR:a0-l1", "numbers of processes"),
         ("mine.py:FAR:2,device=0", "leave device= out"),
         ("mine.py:HERE,pin=1", "processes that lockstep starts"),

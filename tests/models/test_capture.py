@@ -216,13 +216,13 @@ def test_other_shapes_are_recorded_anew() -> None:
 
 
 class Wrong(PolicyModel):
-    """A user's model with a mistake in what forward returns; a model with dropout is not recorded."""
+    """A user's model with a mistake in what forward returns; one that reads numbers is not recorded."""
 
     state_size = 0
 
-    def __init__(self, mistake: str, dropout: bool) -> None:
+    def __init__(self, mistake: str, reads: bool) -> None:
         super().__init__()
-        self.mistake, self.dropout, self.layer = mistake, dropout, torch.nn.Linear(4, 3)
+        self.mistake, self.reads, self.layer = mistake, reads, torch.nn.Linear(4, 3)
         self.distribution = make_distribution(spaces.Discrete(2))
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
@@ -233,7 +233,7 @@ class Wrong(PolicyModel):
 
     def forward(self, obs: Tensor, start: Tensor, state: Tensor, *previous: Tensor | None) -> Any:  # type: ignore[override]
         policy, value = self.layer(obs).split([2, 1], -1)
-        output = ModelOutput(torch.dropout(policy, 0.5, True) if self.dropout else policy, value.squeeze(-1))
+        output = ModelOutput(policy * float(obs.sum()) if self.reads else policy, value.squeeze(-1))
         policy = output.policy
         return {
             "width": (ModelOutput(torch.cat([policy, policy], -1), output.value), state),
@@ -244,7 +244,7 @@ class Wrong(PolicyModel):
         }[self.mistake]
 
 
-@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
@@ -255,7 +255,7 @@ class Wrong(PolicyModel):
         ("alone", r"a ModelOutput. It must return \(ModelOutput\(...\), state\)"),
     ],
 )
-def test_a_forward_with_wrong_results_is_refused_by_name(mistake: str, words: str, dropout: bool) -> None:
+def test_a_forward_with_wrong_results_is_refused_by_name(mistake: str, words: str, reads: bool) -> None:
     start, state = torch.zeros(1, 3, dtype=torch.bool), torch.zeros(3, 0)
     with pytest.raises(SettingsError, match=f"Wrong.forward returned .*{words}"), torch.inference_mode():
-        Inference(Wrong(mistake, dropout))(torch.zeros(1, 3, 4), start, state, None, None)
+        Inference(Wrong(mistake, reads))(torch.zeros(1, 3, 4), start, state, None, None)

@@ -426,8 +426,8 @@ def test_another_population_in_the_same_folder() -> None:
     ("changed", "complaint"),
     [
         ({"space": {}}, "a setting that changes"),
-        ({"members": 1}, "needs two members"),
-        ({"generations": 0}, "a generation"),
+        ({"members": 1}, "--population 1"),
+        ({"generations": 0}, "--generations 0"),
         ({"share": 0.6}, "share=0.6 must be above 0"),
         ({"space": {"model.hidden_sizes": OneOf(((8,), (16,)))}}, "cannot vary model.hidden_sizes"),
         ({"space": {"algorithm.optimizer.name": OneOf(("adam", "rmsprop"))}}, "cannot vary algorithm.optimizer.name"),
