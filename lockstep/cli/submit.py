@@ -20,7 +20,8 @@ from lockstep.config.settings import Options, SettingsError
 from lockstep.config.user_code import look_for_files_in
 from lockstep.experiment import Experiment
 from lockstep.launchers.slurm import executor, refusals, script, submitit
-from lockstep.run.folder import RunFolder, is_run, require_empty
+from lockstep.run.finding import is_run, require_empty
+from lockstep.run.folder import RunFolder
 
 
 @dataclass(frozen=True)

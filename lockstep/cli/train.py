@@ -29,7 +29,8 @@ from lockstep.config.settings import SettingsError, check_values
 from lockstep.config.synonyms import synonyms
 from lockstep.config.user_code import files_named, load_value
 from lockstep.experiment import Experiment, WarmStart
-from lockstep.run.folder import RunFolder, require_empty
+from lockstep.run.finding import require_empty
+from lockstep.run.folder import RunFolder
 from lockstep.run.rows import diverged
 from lockstep.system.output import print_line, print_warning, reader_gone
 

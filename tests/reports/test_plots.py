@@ -101,7 +101,7 @@ def test_a_single_point_among_many_lines_is_seen(tmp_path: Path) -> None:
         ({"out": "c.jpeg2"}, ["c.jpeg2", ".png, .svg"]),
         ({"metric": "score/meen"}, ["score/meen", "Similar names: score/mean"]),
         ({"runs": []}, ["No run was given"]),
-        ({"runs": ["nowhere"]}, ["nowhere is not a run folder"]),
+        ({"runs": ["nowhere"]}, ["nowhere does not exist"]),
     ],
 )
 def test_mistakes_are_explained(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
