@@ -126,7 +126,10 @@ class GrowingDriver(RayDriver):
     def _room(self) -> int:
         """How many more collectors the nodes have room for."""
         needed = self._places[-1].items()
-        nodes = self._ray._private.state.available_resources_per_node().values()  # there is no public function
+        # A collector must fit on one node, and Ray (2.60) has public functions only for the total of a node
+        # (ray.nodes) and for what is free in the whole cluster (ray.available_resources). Without this function, runs
+        # whose collectors join (ray:a4+) would end here with an AttributeError. Others do not call it.
+        nodes = self._ray._private.state.available_resources_per_node().values()
         return sum(min(int(free.get(name, 0) / amount) for name, amount in needed) for free in nodes)
 
     def _balance(self) -> None:
