@@ -46,7 +46,7 @@ class DoctorArguments:
     seconds: float = 1.0
     """Seconds of each measurement; 0 skips them."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 def doctor(arguments: list[str]) -> int:

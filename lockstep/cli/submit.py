@@ -34,9 +34,9 @@ class SubmitArguments:
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "torchrun"
-    """torchrun: every task is a process that collects and learns. With a0-l1,2,3-d2, each of two tasks starts a group
-    of collectors and learners. Any other layout, such as processes:8, runs in a single task. Options follow, as in
-    torchrun,env_threads=2."""
+    """The layout. With torchrun, every task is a process that collects and learns. With a0-l1,2,3-d2, each of two tasks
+    starts a group of collectors and learners. Any other layout, such as processes:8, runs in a single task. Options
+    follow, as in torchrun,env_threads=2."""
     preset: str | None = None
     """As for train."""
     nodes: int = 1
@@ -49,7 +49,7 @@ class SubmitArguments:
     dry_run: bool = False
     """Print the batch script without submitting it."""
     json: bool = False
-    """Print one JSON document to standard output; progress goes to standard error."""
+    """Print one JSON document. Progress goes to standard error."""
 
 
 @dataclass

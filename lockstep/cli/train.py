@@ -54,7 +54,7 @@ class TrainArguments:
     dry_run: bool = False
     """Print the settings and the values derived from them without training."""
     json: bool = False
-    """Print one JSON document to standard output; progress goes to standard error."""
+    """Print one JSON document. Progress goes to standard error."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class ResumeArguments:
     """The run's folder."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")]
     layout: str | None = None
-    """As for train; it may differ from before. Default: the layout that the run was started with; auto chooses
-    again."""
+    """The layout, as for train. It may differ from before. Default: the layout that the run was started with, where
+    auto chooses again."""
     checkpoint: str | None = None
     """The checkpoint to continue from: latest, best, or an iteration. Newer ones are set aside. Default: latest."""
     json: bool = False
-    """Print one JSON document to standard output; progress goes to standard error."""
+    """Print one JSON document. Progress goes to standard error."""
 
 
 def train(arguments: list[str]) -> int:
