@@ -207,7 +207,7 @@ def test_mistakes_are_explained(trained: Callable[[str], Path], tmp_path: Path) 
         export(run, tmp_path / "policy.pt2", format="onnx")
     with pytest.raises(SettingsError, match="--observations 0"):
         export(run, observations=0)
-    with pytest.raises(SettingsError, match="does not exist"):
+    with pytest.raises(SettingsError, match=r"/none .*train"):
         export(tmp_path / "none")
 
 
@@ -269,7 +269,7 @@ class Reversed(EpsilonGreedy):
 def test_distributions_of_users_are_exported_if_their_actions_are_lockstep_s() -> None:
     (action,) = EnvironmentAction(Boltzmann(spaces.Discrete(4, start=2)))(torch.tensor([0, 3]))
     assert action.tolist() == [2, 5], "exploration is no part of a file"
-    with pytest.raises(SettingsError, match="Actions of Reversed cannot be exported"):
+    with pytest.raises(SettingsError, match=r"Reversed .*to_env"):
         EnvironmentAction(Reversed(spaces.Discrete(4)))
 
 
