@@ -43,8 +43,6 @@ class BenchArguments:
 def bench(arguments: list[str]) -> int:
     """Run `lockstep bench`."""
     recipe, flags = recipe_and_flags("bench", arguments)
-    if recipe is None:
-        return 0
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags)
     given = parse(BenchArguments, f"bench {recipe}", flags, BenchArguments(experiment, layout=layout_of_preset))
     if given.rounds < 1 or not given.seconds > 0:
@@ -98,8 +96,6 @@ def tune(arguments: list[str]) -> int:
     from lockstep.cli.main import BEGAN
 
     recipe, flags = recipe_and_flags("tune", arguments)
-    if recipe is None:
-        return 0
     experiment, _ = with_preset(load_recipe(recipe), flags)
     given = parse(TuneArguments, f"tune {recipe}", flags, TuneArguments(experiment))
     if not given.budget > 0:

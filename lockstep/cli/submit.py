@@ -92,8 +92,6 @@ class RunJob:
 def submit(arguments: list[str]) -> int:
     """Run `lockstep submit`."""
     recipe, flags = recipe_and_flags("submit", arguments)
-    if recipe is None:
-        return 0
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags, "torchrun")
     given = parse(SubmitArguments, f"submit {recipe}", flags, SubmitArguments(experiment, layout=layout_of_preset))
     with progress_to_stderr(given.json):

@@ -32,7 +32,7 @@ from lockstep.experiment import Experiment, WarmStart
 from lockstep.run.finding import require_empty
 from lockstep.run.folder import RunFolder
 from lockstep.run.rows import diverged
-from lockstep.system.output import print_line, print_warning, reader_gone
+from lockstep.system.output import Explained, print_line, print_warning, reader_gone
 
 if TYPE_CHECKING:
     from lockstep.training.job import Result
@@ -76,8 +76,6 @@ class ResumeArguments:
 def train(arguments: list[str]) -> int:
     """Run `lockstep train`."""
     recipe, flags = recipe_and_flags("train", arguments)
-    if recipe is None:
-        return 0
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags)
     given = parse(TrainArguments, f"train {recipe}", flags, TrainArguments(experiment, layout=layout_of_preset))
     given = dataclasses.replace(given, experiment=_begun_anew(given.experiment, experiment))
@@ -130,12 +128,12 @@ def _refuse_settings(arguments: list[str]) -> None:
             )
 
 
-def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[str]]:
-    """The recipe with which the arguments of train, bench, tune or submit begin, and the other arguments. The recipe is
-    None if help was requested and printed.
+def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
+    """The recipe with which the arguments of train, bench, tune or submit begin, and the other arguments.
 
     Raises:
-        SettingsError: the recipe does not exist.
+        Explained: help was printed.
+        SettingsError: no recipe is given.
     """
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
@@ -151,7 +149,7 @@ def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[
         say("\nor FILE.py:FUNCTION for your own recipe, or a run's folder for its settings.\n")
         say(f"lockstep {verb} RECIPE --help shows the most important flags, for example")
         say(f"    lockstep {verb} ppo-cartpole --help")
-        return None, []
+        raise Explained(0)
     raise SettingsError(
         f"{verb} needs a recipe as its first argument, FILE.py:FUNCTION for your own, or the folder of a run, whose "
         "settings it takes. lockstep recipes lists all recipes. "
