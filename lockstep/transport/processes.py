@@ -98,7 +98,7 @@ class SharedMemoryRollouts:
         self._times: dict[int, Counter[str]] = {}
         self.waited = 0.0
         self.frames_per_step = 0
-        self.keeps = True
+        self.keeps_versions = True
 
     def start(self, saved: Checkpoint | None) -> int:
         if self._admission is not None:
