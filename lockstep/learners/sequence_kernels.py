@@ -5,8 +5,6 @@ Shape legend: as lockstep.kernels.sequence_learning.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from lockstep.agent import Agent
@@ -23,12 +21,10 @@ from lockstep.models.q import QModel
 class SequenceLearner(ReplayLearner):
     """Learns the values of sequences' actions."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, R2D2Config)
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+        super().__init__(agent, slots, tree)
         self._settings = Settings(config.double, config.burn_in, config.rescaling, config.priority_max)
         self._model, self._network = model, q_network(model, agent.flat)
         self._core = core_of_q(model, agent.flat)
