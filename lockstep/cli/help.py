@@ -50,7 +50,6 @@ _FIRST = {
     "normalize.observations": "standardize observations",
     "checkpoint_every": "iterations between checkpoints",
     "eval_every": "iterations between evaluations",
-    "dry_run": "print all settings, train nothing",
 }
 """The most important settings of recipes, with short descriptions."""
 
