@@ -19,8 +19,9 @@ from lockstep.core.rollout import Rollout
 from lockstep.experiment import Experiment
 
 
-class CombinedReplay(Replay):
-    """One shard's steps. What is not said here (inserting, gathering minibatches, checkpoints) is as in Replay."""
+class CombinedReplay(Replay, reads_on_gpu=True):
+    """One shard's steps. What is not said here (inserting, gathering minibatches, checkpoints) is as in Replay. A GPU
+    may have its observations, since `draw` reads none."""
 
     def draw(
         self, items: int, generator: np.random.Generator, newest: int | None = None

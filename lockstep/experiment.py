@@ -81,9 +81,10 @@ class Experiment:
     seed: int = 1
     """The single seed from which all random streams and all seeds of environments are derived."""
     precision: Precision = "bf16"
-    """Arithmetic of the model. bf16 applies to encoder and core; weights, losses, heads and optimizer are always fp32.
-    bf16 is faster with images; fp32 is more exact, and as fast with vectors. portable is fp32 with identical bits on
-    every CPU: faster for PPO, A2C, IMPALA, APPO, DQN, SAC, TD3, DDPG and MPO on small networks, else mostly slower."""
+    """Arithmetic of the model: bf16, fp32 or portable. bf16 applies to encoder and core; weights, losses, heads and
+    optimizer are always fp32. It is faster with images; fp32 is more exact, and as fast with vectors. portable is fp32
+    with identical bits on every CPU: faster for PPO, A2C, IMPALA, APPO, DQN, SAC, TD3, DDPG and MPO on small networks,
+    else mostly slower."""
     torch_threads: int = 1
     """Torch threads of each process. The bits depend on this number, so use more processes to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)

@@ -17,7 +17,7 @@ from typing import Any
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
-from lockstep.run.folder import version
+from lockstep.run.platform import version
 from lockstep.speed.bench import load_of_others
 from lockstep.speed.trial import Trial
 from lockstep.system.machine import cores

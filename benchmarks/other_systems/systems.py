@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.settings import SettingsError
-from lockstep.run.folder import version
+from lockstep.run.platform import version
 
 Task = dict[str, Any]
 

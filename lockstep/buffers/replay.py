@@ -47,6 +47,14 @@ class Replay:
 
     single_steps: ClassVar[bool] = True
     """Whether batch returns Transitions."""
+    reads_on_gpu: ClassVar[bool] = True
+    """Whether a GPU may read items. A subclass says so for itself: class Mine(Replay, reads_on_gpu=True). Otherwise its
+    memory stays on the CPU, which gives the same bits, since its methods may read observations that only the GPU would
+    have."""
+
+    def __init_subclass__(cls, *, reads_on_gpu: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.reads_on_gpu = reads_on_gpu
 
     def __init__(self, experiment: Experiment, rollout: Rollout) -> None:
         config = off_policy(experiment.algorithm)

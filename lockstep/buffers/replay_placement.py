@@ -15,7 +15,7 @@ from lockstep.algorithms.offpolicy import off_policy
 from lockstep.buffers.data_sources import data_bytes
 from lockstep.buffers.replay import Replay
 from lockstep.buffers.rollout_buffers import allocate
-from lockstep.buffers.storage import reads_on_gpu, storage_for
+from lockstep.buffers.storage import storage_for
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.distributed.shared_memory import Arena
@@ -69,8 +69,8 @@ def on_gpu(experiment: Experiment, shards: int, rollout: Rollout, device: torch.
         reason = "because of replay=cpu"
     elif off_policy(experiment.algorithm).replay.hindsight:
         reason = "since the rewards of other goals (algorithm.replay.hindsight) are computed there"
-    elif not reads_on_gpu(memory):
-        reason = f"since {type(memory).__name__} inserts or reads items in its own way"
+    elif not memory.reads_on_gpu:
+        reason = f"since {type(memory).__name__} does not say that a GPU may read it (reads_on_gpu)"
     else:
         needed = shards * memory.nbytes
         free = torch.cuda.mem_get_info(device)[0] if placing.free is None else placing.free

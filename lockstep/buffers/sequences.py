@@ -17,7 +17,7 @@ from lockstep.core.transitions import Drawn, Sequences
 from lockstep.experiment import Experiment
 
 
-class SequenceReplay(Replay):
+class SequenceReplay(Replay, reads_on_gpu=True):
     """One shard's steps, drawn as sequences of L + M + N observations. Each sequence begins at the start of a rollout,
     where the core's state is known. Sequences longer than R overlap.
 

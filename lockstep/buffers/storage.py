@@ -25,12 +25,6 @@ class BringsStorage(Protocol):
         ...
 
 
-def reads_on_gpu(memory: Replay) -> bool:
-    """Whether a GPU can hold a storage: whether it inserts and reads with the methods of Replay or SequenceReplay."""
-    kind = SequenceReplay if isinstance(memory, SequenceReplay) else Replay
-    return all(getattr(type(memory), name) is getattr(kind, name) for name in ("insert", "to_read", "batch", "items"))
-
-
 def storage_for(algorithm: OffPolicy[Any], experiment: Experiment, rollout: Rollout) -> Replay:
     """The storage of one shard. The arguments are those of BringsStorage.memory."""
     if isinstance(algorithm, BringsStorage):

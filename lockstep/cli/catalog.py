@@ -18,7 +18,7 @@ class EnvsArguments:
     pattern: tyro.conf.Positional[str] = ""
     """Show only ids that contain this text (case does not matter)."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class RecipesArguments:
     """List recipes: complete experiments that train takes by name."""
 
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SchemesArguments:
     preset: tyro.conf.Positional[str] = ""
     """Draw only this preset."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 def envs(arguments: list[str]) -> int:

@@ -29,7 +29,7 @@ class VerifyArguments:
     seed: int | None = None
     """Repeat with another seed, to see where the results differ."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class ReplayArguments:
     """Repeat a run with every recorded timing decision, and compare every digest with its ledger."""
 
     recorded: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """The folder of the run to repeat."""
+    """The run's folder."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "auto"
-    """Layout of the repetition, as for train; it may differ from the run's. A run with free-running collectors allows
+    """Layout of the repetition, as for train. It may differ from the run's. A run with free-running collectors allows
     inline, or a split layout such as cpu:a2-l1. auto computes on GPUs where the run did."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class DiffArguments:
     run_b: tyro.conf.Positional[str]
     """The folder of the other."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class CheckEnvArguments:
     seed: int = 1
     """Seed of environments and actions."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 def verify(arguments: list[str]) -> int:

@@ -20,7 +20,7 @@ from lockstep.config.extras import EXTRAS, install_command
 from lockstep.config.settings import SettingsError
 from lockstep.envs.level_cache import FOLDER, folder, kept, limit
 from lockstep.envs.settings import EnvConfig
-from lockstep.run.folder import version
+from lockstep.run.platform import version
 from lockstep.system.machine import cores, cpu, emulates_bf16
 
 _CORE = (
@@ -46,7 +46,7 @@ class DoctorArguments:
     seconds: float = 1.0
     """Seconds of each measurement; 0 skips them."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 def doctor(arguments: list[str]) -> int:

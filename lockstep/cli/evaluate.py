@@ -1,4 +1,4 @@
-"""`lockstep eval RUN`, `lockstep record RUN OUT.mp4` and `lockstep plot RUN …`."""
+"""`lockstep eval RUN`, `lockstep record RUN` and `lockstep plot RUN …`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EvalArguments(EvaluationSettings):
     plot: str | None = None
     """With --checkpoint all: the image to write (.png, .svg or .pdf). It also shows the training score."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RecordArguments:
 
     run: tyro.conf.Positional[str]
     """The run's folder."""
-    out: tyro.conf.Positional[str] = ""
+    out: str | None = None
     """The .mp4 file to write. Default: video.mp4 in the run's folder."""
     episodes: int = 1
     """Episodes to show."""
@@ -52,7 +52,7 @@ class RecordArguments:
     fps: int | None = None
     """Frames per second. Default: real time for Atari, otherwise 30."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class PlotArguments:
     metric: str = "score/mean"
     """A metric in metrics.jsonl; docs/metrics.md defines them."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 def evaluate(arguments: list[str]) -> int:

@@ -50,7 +50,6 @@ _FIRST = {
     "normalize.observations": "standardize observations",
     "checkpoint_every": "iterations between checkpoints",
     "eval_every": "iterations between evaluations",
-    "dry_run": "print all settings, train nothing",
 }
 """The most important settings of recipes, with short descriptions."""
 
@@ -146,7 +145,7 @@ def text(verb: str, arguments: list[str], settings: Any) -> str:
         known = {row.path: row for row in flags}
         first = [(_example(known[path]), short) for path, short in _FIRST.items() if path in known]
         parts.append("The most important flags, with this recipe's values:\n" + columns(first, width))
-    parts.append(columns([(_flag(row), _sentence(row.text)) for row in own], width))
+    parts.append(columns([(_flag(row), _short(row)) for row in own], width))
     listed = ", ".join(f"{group} ({len(each)})" for group, each in groups.items() if group)
     by_group = f"{command} --help GROUP explains one group of settings: {listed}. " if listed else ""
     parts.append(_filled(f"{by_group}{command} --help-all explains all {len(flags)} flags.", width))
@@ -217,13 +216,16 @@ def _about(topic: str, flags: list[Row], command: str) -> list[Row]:
 
 def _table(shown: list[Row], width: int) -> str:
     """A table of flags with their full texts."""
-    return columns([(row.left, " ".join([*row.text.split(), *_default(row)])) for row in shown], width)
+    return columns([(row.left, " ".join(_sentences(row))) for row in shown], width)
 
 
-def _default(row: Row) -> list[str]:
-    if row.positional or row.given in ("", "off") or "efault:" in row.text:
-        return []
-    return [f"(default: {row.given})"]
+def _sentences(row: Row) -> list[str]:
+    """The sentences of a flag's text, and last its default. A sentence "Default: …" says one that depends on others."""
+    sentences = re.split(r"(?<=[^.]\.) ", " ".join(row.text.split()))
+    told = [each for each in sentences if each.startswith("Default: ")]
+    known = [f"Default: {row.given}."] if row.given not in ("", "off") and not row.positional else []
+    default = [f"({each[0].lower()}{each[1:-1]})" for each in told or known]
+    return [*(each for each in sentences if each not in told), *default]
 
 
 def columns(pairs: list[tuple[str, str]], width: int) -> str:
@@ -245,10 +247,10 @@ def _filled(paragraph: str, width: int) -> str:
     return textwrap.fill(" ".join(paragraph.split()), width, break_long_words=False, break_on_hyphens=False)
 
 
-def _sentence(paragraph: str) -> str:
-    """The first sentence. If it is long, only the part before a semicolon or colon, if there is one."""
-    first = re.split(r"(?<=\.) (?=[A-Z])", " ".join(paragraph.split()), maxsplit=1)[0]
-    return re.sub(r"^([^;:]{24,60})[;:] .*", r"\1", first) if len(first) > 60 else first
+def _short(row: Row) -> str:
+    """The first sentence of a flag's text, and its default."""
+    first, *others = _sentences(row)
+    return " ".join([first, *(each for each in others if each.startswith("(default: "))])
 
 
 # -------------------------------------------------------------------------------------------------- the fields
@@ -260,7 +262,7 @@ def _value(hint: Any) -> str:
     if origin is Annotated:
         return next((each.metavar for each in args[1:] if getattr(each, "metavar", None)), _value(args[0]))
     if origin is Literal:
-        return "|".join(map(str, args))
+        return "|".join(str(each) for each in args if each != "")
     if origin in (Union, UnionType):
         return "|".join(_value(each) for each in args if each is not type(None))
     if origin is tuple:

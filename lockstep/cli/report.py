@@ -29,7 +29,7 @@ class ReportArguments:
     verify: int = 0
     """Iterations of each run to repeat and compare with its ledger. More prove more but take longer."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class CompareArguments:
     out: str | None = None
     """An .html file to write, with the curves of both sets and all parts of a report."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 def report(arguments: list[str]) -> int:

@@ -30,7 +30,7 @@ class ExportArguments:
     """Draw actions from the policy, like eval without --greedy. The file then takes random numbers as an additional
     input. By default it takes the most likely action."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class PushArguments:
     private: bool = False
     """Make a new repository private."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PullArguments:
     trust: bool = False
     """Accept a run whose settings name code from outside lockstep. This code would run on this machine."""
     json: bool = False
-    """Print JSON."""
+    """Print one JSON document."""
 
 
 def export(arguments: list[str]) -> int:

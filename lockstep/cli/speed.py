@@ -28,23 +28,21 @@ class BenchArguments:
     preset: str | None = None
     """As for train."""
     rounds: int = 3
-    """How often to measure every part, in turn. Medians and ranges are over rounds; more make them more reliable."""
+    """How often to measure every part, in turn. Medians and ranges are over rounds. More make them more reliable."""
     seconds: float = 3.0
     """Seconds to measure each part in each round. Training takes twice as long, and at least three iterations."""
     tasks: bool = False
-    """With several tasks (--env.id mixed/ID+ID): measure what a step of each task costs, and print the numbers of
+    """Measure what a step of each of several tasks costs (--env.id mixed/ID+ID). The command then prints the numbers of
     environments that give all tasks the same computing time."""
     random_actions: bool = False
     """The same as --env.random-actions: environments receive random actions instead of the policy's."""
     json: bool = False
-    """Print one JSON document to standard output; progress goes to standard error."""
+    """Print one JSON document. Progress goes to standard error."""
 
 
 def bench(arguments: list[str]) -> int:
     """Run `lockstep bench`."""
     recipe, flags = recipe_and_flags("bench", arguments)
-    if recipe is None:
-        return 0
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags)
     given = parse(BenchArguments, f"bench {recipe}", flags, BenchArguments(experiment, layout=layout_of_preset))
     if given.rounds < 1 or not given.seconds > 0:
@@ -90,7 +88,7 @@ class TuneArguments:
     budget: float = 120.0
     """Maximum number of seconds for the whole command. More time tries more layouts and compares them better."""
     json: bool = False
-    """Print one JSON document to standard output; progress goes to standard error."""
+    """Print one JSON document. Progress goes to standard error."""
 
 
 def tune(arguments: list[str]) -> int:
@@ -98,8 +96,6 @@ def tune(arguments: list[str]) -> int:
     from lockstep.cli.main import BEGAN
 
     recipe, flags = recipe_and_flags("tune", arguments)
-    if recipe is None:
-        return 0
     experiment, _ = with_preset(load_recipe(recipe), flags)
     given = parse(TuneArguments, f"tune {recipe}", flags, TuneArguments(experiment))
     if not given.budget > 0:

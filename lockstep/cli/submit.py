@@ -20,7 +20,8 @@ from lockstep.config.settings import Options, SettingsError
 from lockstep.config.user_code import look_for_files_in
 from lockstep.experiment import Experiment
 from lockstep.launchers.slurm import executor, refusals, script, submitit
-from lockstep.run.folder import RunFolder, is_run, require_empty
+from lockstep.run.finding import is_run, require_empty
+from lockstep.run.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class SubmitArguments:
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(default_factory=RunOptions)
     layout: str = "torchrun"
-    """torchrun: every task is a process that collects and learns. With a0-l1,2,3-d2, each of two tasks starts a group
-    of collectors and learners. Any other layout, such as processes:8, runs in a single task. Options follow, as in
-    torchrun,env_threads=2."""
+    """The layout. With torchrun, every task is a process that collects and learns. With a0-l1,2,3-d2, each of two tasks
+    starts a group of collectors and learners. Any other layout, such as processes:8, runs in a single task. Options
+    follow, as in torchrun,env_threads=2."""
     preset: str | None = None
     """As for train."""
     nodes: int = 1
@@ -48,7 +49,7 @@ class SubmitArguments:
     dry_run: bool = False
     """Print the batch script without submitting it."""
     json: bool = False
-    """Print one JSON document to standard output; progress goes to standard error."""
+    """Print one JSON document. Progress goes to standard error."""
 
 
 @dataclass
@@ -91,8 +92,6 @@ class RunJob:
 def submit(arguments: list[str]) -> int:
     """Run `lockstep submit`."""
     recipe, flags = recipe_and_flags("submit", arguments)
-    if recipe is None:
-        return 0
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags, "torchrun")
     given = parse(SubmitArguments, f"submit {recipe}", flags, SubmitArguments(experiment, layout=layout_of_preset))
     with progress_to_stderr(given.json):

@@ -29,9 +29,10 @@ from lockstep.config.settings import SettingsError, check_values
 from lockstep.config.synonyms import synonyms
 from lockstep.config.user_code import files_named, load_value
 from lockstep.experiment import Experiment, WarmStart
-from lockstep.run.folder import RunFolder, require_empty
+from lockstep.run.finding import require_empty
+from lockstep.run.folder import RunFolder
 from lockstep.run.rows import diverged
-from lockstep.system.output import print_line, print_warning, reader_gone
+from lockstep.system.output import Explained, print_line, print_warning, reader_gone
 
 if TYPE_CHECKING:
     from lockstep.training.job import Result
@@ -53,7 +54,7 @@ class TrainArguments:
     dry_run: bool = False
     """Print the settings and the values derived from them without training."""
     json: bool = False
-    """Print one JSON document to standard output; progress goes to standard error."""
+    """Print one JSON document. Progress goes to standard error."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +65,17 @@ class ResumeArguments:
     """The run's folder."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")]
     layout: str | None = None
-    """As for train; it may differ from before. Default: the layout that the run was started with; auto chooses
-    again."""
+    """The layout, as for train. It may differ from before. Default: the layout that the run was started with, where
+    auto chooses again."""
     checkpoint: str | None = None
     """The checkpoint to continue from: latest, best, or an iteration. Newer ones are set aside. Default: latest."""
     json: bool = False
-    """Print one JSON document to standard output; progress goes to standard error."""
+    """Print one JSON document. Progress goes to standard error."""
 
 
 def train(arguments: list[str]) -> int:
     """Run `lockstep train`."""
     recipe, flags = recipe_and_flags("train", arguments)
-    if recipe is None:
-        return 0
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags)
     given = parse(TrainArguments, f"train {recipe}", flags, TrainArguments(experiment, layout=layout_of_preset))
     given = dataclasses.replace(given, experiment=_begun_anew(given.experiment, experiment))
@@ -129,12 +128,12 @@ def _refuse_settings(arguments: list[str]) -> None:
             )
 
 
-def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[str]]:
-    """The recipe with which the arguments of train, bench, tune or submit begin, and the other arguments. The recipe is
-    None if help was requested and printed.
+def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
+    """The recipe with which the arguments of train, bench, tune or submit begin, and the other arguments.
 
     Raises:
-        SettingsError: the recipe does not exist.
+        Explained: help was printed.
+        SettingsError: no recipe is given.
     """
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
@@ -150,7 +149,7 @@ def recipe_and_flags(verb: str, arguments: list[str]) -> tuple[str | None, list[
         say("\nor FILE.py:FUNCTION for your own recipe, or a run's folder for its settings.\n")
         say(f"lockstep {verb} RECIPE --help shows the most important flags, for example")
         say(f"    lockstep {verb} ppo-cartpole --help")
-        return None, []
+        raise Explained(0)
     raise SettingsError(
         f"{verb} needs a recipe as its first argument, FILE.py:FUNCTION for your own, or the folder of a run, whose "
         "settings it takes. lockstep recipes lists all recipes. "

@@ -18,8 +18,8 @@ class Channels:
 
     role: Literal["collector", "learner"]
     index: int
-    """The number of this process among those of its role on this machine. Learner 0 serves all learners of the machine:
-    it sends versions and requests to the collectors."""
+    """The number of this process among those of its role on this machine. The first learner sends
+    versions and requests to the collectors, for all learners of the machine."""
     collects: list[range]
     """The shards of each collector."""
     learns: list[range]
@@ -29,7 +29,7 @@ class Channels:
     rollouts: list[SharedMemory]
     """The buffers of each collector."""
     versions: SharedMemory
-    """The newest versions, written by learner 0."""
+    """The newest versions, written by the first learner."""
     admission: SharedMemory
     """The Admission of free-running processes; with preemption, the counts of SharedPreemption."""
 

@@ -14,28 +14,20 @@ from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.atari import LIFE_LOSS, atari_name, atari_protocol, check_numbers, fire_after_life
+from lockstep.envs.atari import (
+    LIFE_LOSS,
+    LONGEST,
+    PROTOCOLS,
+    atari_name,
+    atari_protocol,
+    check_numbers,
+    fire_after_life,
+)
 from lockstep.envs.base import Adapter, Observation, ShardEnv, StepResult
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import ActionLog, Seeds
 from lockstep.envs.settings import EnvConfig
 
-PROTOCOLS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "machado": {
-        "repeat_action_probability": 0.25,
-        "full_action_space": True,
-        "noop_max": 1,  # draws from 0 … noop_max - 1 no-ops: none
-        "max_num_frames_per_episode": 108_000,
-    },
-    "classic": {
-        "repeat_action_probability": 0.0,
-        "full_action_space": False,
-        "noop_max": 30,
-        "max_num_frames_per_episode": 108_000,
-    },
-}
-PROTOCOLS["baselines"] = PROTOCOLS["classic"]
 _OURS = {
     "game": "--env.id",
     "num_envs": "--env.num-envs",
@@ -48,10 +40,6 @@ _OURS = {
     "continuous": "nothing: only discrete actions are supported",
     "continuous_action_threshold": "nothing: only discrete actions are supported",
 }
-
-
-_LONGEST = 108_000
-"""The library's default of the most frames of an episode."""
 
 
 def games() -> dict[str, str]:
@@ -117,7 +105,8 @@ class AleShard(ShardEnv):
         self, config: EnvConfig, *, seeds: Seeds, num_envs: int, threads: int = 1, render: bool = False
     ) -> None:
         check_options(config.options)
-        settings: dict[str, Any] = {"game": games()[config.id], **PROTOCOLS[config.protocol], **config.options}
+        limit: dict[str, Any] = {"max_num_frames_per_episode": LONGEST}
+        settings = {"game": games()[config.id], **limit, **PROTOCOLS[config.protocol], **config.options}
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         fixed: dict[str, Any] = {"reward_clipping": False, "episodic_life": False, "num_threads": threads}
         self._envs = [AtariVectorEnv(num_envs=num_envs, **settings, **fixed)]
@@ -133,7 +122,7 @@ class AleShard(ShardEnv):
         self.emulator = atari_protocol(
             settings.get("repeat_action_probability", 0.0),
             self.frames_per_step,
-            settings.get("max_num_frames_per_episode", _LONGEST),
+            settings["max_num_frames_per_episode"],
         )
         self._seeds = seeds
         self._first_length = seeds.first_lengths(num_envs, config.decorrelate)

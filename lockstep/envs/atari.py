@@ -13,6 +13,23 @@ import numpy as np
 
 from lockstep.config.settings import SettingsError
 
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "machado": {
+        "repeat_action_probability": 0.25,
+        "full_action_space": True,
+        "noop_max": 1,  # draws from 0 … noop_max - 1 no-ops: none
+    },
+    "classic": {
+        "repeat_action_probability": 0.0,
+        "full_action_space": False,
+        "noop_max": 30,
+    },
+}
+"""The options of each protocol, which the libraries call by the same names."""
+PROTOCOLS["baselines"] = PROTOCOLS["classic"]
+LONGEST = 108_000
+"""The most frames of an episode under the protocols; in ALE's environment also without one."""
 LIFE_LOSS = ("classic", "baselines")
 """Atari protocols under which a lost life ends the episode for the agent."""
 

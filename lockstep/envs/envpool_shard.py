@@ -13,7 +13,7 @@ import numpy as np
 from envpool.registration import registry as _registry
 
 from lockstep.config.settings import SettingsError
-from lockstep.envs.atari import LIFE_LOSS, atari_protocol, check_numbers, fire_after_life
+from lockstep.envs.atari import LIFE_LOSS, LONGEST, PROTOCOLS, atari_protocol, check_numbers, fire_after_life
 from lockstep.envs.base import Observation, StepResult
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.episodes import Seeds
@@ -25,22 +25,6 @@ from lockstep.envs.settings import EnvConfig
 
 ATARI, PROCGEN = "envpool.atari", "envpool.procgen"
 
-PROTOCOLS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "machado": {
-        "repeat_action_probability": 0.25,
-        "full_action_space": True,
-        "noop_max": 1,  # draws from 0 … noop_max - 1 no-ops: none
-    },
-    "classic": {
-        "repeat_action_probability": 0.0,
-        "full_action_space": False,
-        "noop_max": 30,
-    },
-}
-PROTOCOLS["baselines"] = PROTOCOLS["classic"]
-_LONGEST = 108_000
-"""The most frames of an episode under the protocols."""
 _OURS = {
     "num_envs": "--env.num-envs",
     "batch_size": "--env.num-envs",
@@ -60,7 +44,7 @@ def settings_of(config: EnvConfig) -> dict[str, Any]:
     """The options that an experiment gives EnvPool: those of its protocol, overridden by its own."""
     settings: dict[str, Any] = {**PROTOCOLS[config.protocol], **config.options}
     if config.protocol != "none":
-        settings.setdefault("max_episode_steps", max(1, _LONGEST // settings.get("frame_skip", 4)))
+        settings.setdefault("max_episode_steps", max(1, LONGEST // settings.get("frame_skip", 4)))
     return settings
 
 

@@ -30,7 +30,7 @@ from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
 from lockstep.evaluation.policy import Player, Policy, acting_of, load_policy
 from lockstep.export.step import FEEDBACK, ExportedPolicy, normal_quantile
-from lockstep.models.base import ActionDistribution
+from lockstep.models.base import ActionDistribution, Described
 from lockstep.models.policies import PoliciesSpace
 from lockstep.run.files import writing
 from lockstep.run.folder import RunFolder
@@ -386,7 +386,7 @@ def _describe(
         "outputs": table(outputs),
         "actions": acting,
         "feedback": {out: into for out, into in FEEDBACK.items() if out in outputs},
-        "policy": " ".join((type(distribution).__doc__ or "").split("\n\n")[0].split()),
+        "policy": distribution.description if isinstance(distribution, Described) else type(distribution).__name__,
         "reward_clip": env.reward_clip,
         "precision": {"file": "fp32", "training": experiment.precision},
         "check": asdict(check),

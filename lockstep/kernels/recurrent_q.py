@@ -25,6 +25,32 @@ from lockstep.kernels.q_networks import (
 from lockstep.kernels.recurrent import KEPT, core_back, core_forward, core_panels, with_extra, without_extra
 
 
+class RecurrentQNetwork(NamedTuple):
+    """A Q-network with a core, and the parameters with which it computes."""
+
+    network: QNetwork
+    """Where the parts of encoder and streams lie."""
+    core: np.ndarray
+    """The core's table, int64 [2, 14]."""
+    used: np.ndarray
+    """The parameters of encoder and streams: what lockstep.kernels.q_networks.disturb returned."""
+    parameters: np.ndarray
+    """Those of the core: float32 [P]."""
+    panels: np.ndarray
+    """What panels_of_core returned."""
+
+
+class Steps(NamedTuple):
+    """What a network takes at T steps, besides the state before them."""
+
+    x: np.ndarray
+    """Observations as the encoder's layers see them: float32 [N, D]."""
+    extra: np.ndarray
+    """Further inputs of the core: float32 [N, E]."""
+    start: np.ndarray
+    """Where the state is zeroed before the step: bool [N]."""
+
+
 class Unrolled(NamedTuple):
     """The results of a network for some steps."""
 
@@ -47,64 +73,34 @@ def panels_of_core(core: np.ndarray, parameters: np.ndarray) -> np.ndarray:
 
 
 @compiled
-def unroll(
-    network: QNetwork,
-    core: np.ndarray,
-    used: np.ndarray,
-    parameters: np.ndarray,
-    panels: np.ndarray,
-    x: np.ndarray,
-    extra: np.ndarray,
-    start: np.ndarray,
-    state: np.ndarray,
-) -> Unrolled:
+def unroll(recurrent: RecurrentQNetwork, steps: Steps, state: np.ndarray) -> Unrolled:
     """Run encoder and core over T steps.
 
     Args:
-        network, core: where the parts of the model lie.
-        used: what lockstep.kernels.q_networks.disturb returned.
-        parameters: float32 [P].
-        panels: what panels_of_core returned.
-        x: observations as the encoder's layers see them, float32 [N, D].
-        extra: further inputs of the core, float32 [N, E].
-        start: bool [N]: where the state is zeroed before the step.
         state: float32 [n, K], before the first step. It is replaced by that after the last step.
     """
-    samples, wide, size = len(x), core[0, OUTPUTS], core[1, OUTPUTS]
-    of_encoder = evaluate(network.encoder, used, x)
-    inputs = with_extra(activations(of_encoder, network.encoder, samples, len(network.encoder) - 1), extra)
-    gates = evaluate(core[:1], parameters, inputs).reshape((samples, wide))
+    encoder, core = recurrent.network.encoder, recurrent.core
+    samples, wide, size = len(steps.x), core[0, OUTPUTS], core[1, OUTPUTS]
+    of_encoder = evaluate(encoder, recurrent.used, steps.x)
+    inputs = with_extra(activations(of_encoder, encoder, samples, len(encoder) - 1), steps.extra)
+    gates = evaluate(core[:1], recurrent.parameters, inputs).reshape((samples, wide))
     h, kept = np.empty((samples, size), np.float32), np.empty((KEPT, samples, size), np.float32)
-    core_forward(core[1], parameters, panels, len(state), start, state, gates, h, kept)
+    core_forward(core[1], recurrent.parameters, recurrent.panels, len(state), steps.start, state, gates, h, kept)
     return Unrolled(of_encoder, inputs, gates, kept, h)
 
 
 @compiled
-def act(
-    network: QNetwork,
-    core: np.ndarray,
-    used: np.ndarray,
-    parameters: np.ndarray,
-    panels: np.ndarray,
-    x: np.ndarray,
-    extra: np.ndarray,
-    start: np.ndarray,
-    state: np.ndarray,
-) -> np.ndarray:
+def act(recurrent: RecurrentQNetwork, steps: Steps, state: np.ndarray) -> np.ndarray:
     """The expected returns of all actions, [N, A]. Arguments are those of unroll."""
-    unrolled = unroll(network, core, used, parameters, panels, x, extra, start, state)
-    return expected(network, describe_features(network, used, unrolled.h)[0])
+    h = unroll(recurrent, steps, state).h
+    return expected(recurrent.network, describe_features(recurrent.network, recurrent.used, h)[0])
 
 
 @compiled
 def differentiate(
-    network: QNetwork,
-    core: np.ndarray,
-    used: np.ndarray,
-    parameters: np.ndarray,
+    recurrent: RecurrentQNetwork,
     noise: np.ndarray,
-    x: np.ndarray,
-    start: np.ndarray,
+    steps: Steps,
     columns: int,
     unrolled: Unrolled,
     computed: tuple[np.ndarray, np.ndarray, np.ndarray],
@@ -116,21 +112,22 @@ def differentiate(
 
     Args:
         noise: see lockstep.kernels.q_networks.disturb.
+        steps, unrolled: what unroll took and returned.
         columns: n.
-        unrolled: what unroll returned. Other arguments are also those of unroll.
         computed: what lockstep.kernels.q_networks.describe_features returned of the core's outputs.
         action: int64 [N].
         by_numbers: the gradient by the chosen actions' values, float32 [N, 1].
         gradient: float32 [1, P or more].
     """
+    network, core, used, parameters, _ = recurrent
     of_encoder, inputs, gates, kept, h = unrolled
     by_h = differentiate_streams(network, used, h, computed, action, by_numbers, gradient, False)
-    by_projected = np.empty_like(gates)
-    steps = len(x) // columns
-    core_back(core[1], parameters, steps, columns, start, gates, kept, by_h, by_projected, gradient, False)
+    by_projected, samples = np.empty_like(gates), len(steps.x)
+    of_core = columns, steps.start, gates, kept, by_h, by_projected
+    core_back(core[1], parameters, samples // columns, *of_core, gradient, False)
     by_inputs, flat = np.empty_like(inputs), gates.reshape(gates.size)
     projected = by_projected.reshape(by_projected.size)
     backward(parameters, core[:1], inputs, flat, projected, gradient, True, False, by_inputs)
-    by_features = np.empty((len(x), network.encoder[len(network.encoder) - 1, OUTPUTS]), np.float32)
+    by_features = np.empty((samples, network.encoder[len(network.encoder) - 1, OUTPUTS]), np.float32)
     without_extra(by_inputs, by_features)
-    differentiate_encoder(network, used, noise, x, of_encoder, by_features, gradient, False)
+    differentiate_encoder(network, used, noise, steps.x, of_encoder, by_features, gradient, False)

@@ -15,10 +15,23 @@ import numpy as np
 from lockstep.kernels.cache import compiled
 from lockstep.kernels.q_learning import DQN_SUMS, best, huber
 from lockstep.kernels.q_networks import QNetwork, describe_features, disturb, expected, scale_noise
-from lockstep.kernels.recurrent_q import differentiate, panels_of_core, unroll
+from lockstep.kernels.recurrent_q import RecurrentQNetwork, Steps, differentiate, panels_of_core, unroll
 from lockstep.kernels.sums import add_up, row_sums
 
 _ZERO, _ONE = map(np.float32, (0, 1))
+
+
+class Settings(NamedTuple):
+    """Settings of lockstep.algorithms.r2d2."""
+
+    double: bool
+    """Whether the model chooses the action that the target network values."""
+    burn_in: int
+    """L."""
+    rescaling: float
+    """ε of the values' rescaling."""
+    priority_max: float
+    """η of priorities."""
 
 
 class Sequences(NamedTuple):
@@ -117,15 +130,18 @@ def _learn(
 
 
 @compiled
+def _between(items: Sequences, s: int, begin: int, end: int) -> Steps:
+    """Some steps of a slice."""
+    return Steps(items.obs[s, begin:end], items.extra[s, begin:end], items.start[s, begin:end])
+
+
+@compiled
 def sequence_gradients(
     network: QNetwork,
     core: np.ndarray,
     parameters: np.ndarray,
     target: np.ndarray,
-    double: bool,
-    burn_in: int,
-    epsilon: float,
-    share: float,
+    settings: Settings,
     items: Sequences,
     joined: bool,
     used: np.ndarray,
@@ -136,39 +152,35 @@ def sequence_gradients(
 
     Args:
         network, core: where the model's parts lie.
-        burn_in: L.
-        epsilon, share: ε of the rescaling, and η of priorities.
         items: the minibatch.
         used: float32 [2, P], overwritten.
         priority: float32 [S * n], written.
-        parameters, target, double, joined, out: as for lockstep.kernels.q_learning.dqn_gradients.
+        parameters, target, joined, out: as for lockstep.kernels.q_learning.dqn_gradients.
     """
     slices, size, (sequences, _) = len(out), len(parameters), items.state.shape[1:]
-    begin, end, drawn = burn_in * sequences, burn_in * sequences + items.action.shape[1], len(items.noise) // slices
+    begin, learned, total = settings.burn_in * sequences, items.action.shape[1], items.start.shape[1]
+    end, drawn, epsilon = begin + learned, len(items.noise) // slices, settings.rescaling
     panels, target_panels = panels_of_core(core, parameters), panels_of_core(core, target)
     noise = np.empty(drawn, np.float32)
     online_noise, target_noise = noise[: drawn // 2], noise[drawn // 2 :]
-    learned = end - begin
     value, wanted = np.empty(learned, np.float32), np.empty(learned, np.float32)
     by_value = np.empty((learned, 1), np.float32)
     for s in range(slices):
-        x, extra, start, action = items.obs[s], items.extra[s], items.start[s], items.action[s]
         scale_noise(items.noise[s * drawn : (s + 1) * drawn], noise)
         online = disturb(network, parameters, online_noise, used[0])
         following = disturb(network, target, target_noise, used[1])
-        state = items.state[s].copy()
-        inputs = x, extra, start, state
-        h_t = unroll(network, core, following, target, target_panels, *inputs).h
+        model = RecurrentQNetwork(network, core, online, parameters, panels)
+        frozen = RecurrentQNetwork(network, core, following, target, target_panels)
+        h_t = unroll(frozen, _between(items, s, 0, total), items.state[s].copy()).h
         q_t = describe_features(network, following, h_t[begin:])[0]
-        state = items.state[s].copy()
-        of_model = network, core, online, parameters, panels
-        if burn_in:
-            unroll(*of_model, x[:begin], extra[:begin], start[:begin], state)
-        unrolled = unroll(*of_model, x[begin:end], extra[begin:end], start[begin:end], state)
+        state, action, steps = items.state[s].copy(), items.action[s], _between(items, s, begin, end)
+        if begin:
+            unroll(model, _between(items, s, 0, begin), state)
+        unrolled = unroll(model, steps, state)
         computed = describe_features(network, online, unrolled.h)
         selector = expected(network, q_t)
-        if double:
-            after = unroll(*of_model, x[end:], extra[end:], start[end:], state)
+        if settings.double:
+            after = unroll(model, _between(items, s, end, total), state)
             selector[:learned] = expected(network, computed[0])
             selector[learned:] = expected(network, describe_features(network, online, after.h)[0])
         for i in range(learned):
@@ -177,10 +189,9 @@ def sequence_gradients(
             wanted[i] = rescale(items.reward[s, i] + items.discount[s, i] * found, epsilon)
             value[i] = computed[0][i, action[i], 0]
         first, last = s * sequences, (s + 1) * sequences
-        weight, to_priority = items.weight[first:last], priority[first:last]
-        _learn(value, wanted, items.valid[s], weight, share, by_value[:, 0], out[s, size + 1 :], to_priority)
+        weight, to_priority, sums = items.weight[first:last], priority[first:last], out[s, size + 1 :]
+        _learn(value, wanted, items.valid[s], weight, settings.priority_max, by_value[:, 0], sums, to_priority)
         out[s, size] = np.float32(items.valid[s].sum())
-        of_learned = x[begin:end], start[begin:end], sequences, unrolled, computed, action, by_value
-        differentiate(network, core, online, parameters, online_noise, *of_learned, out[s : s + 1])
+        differentiate(model, online_noise, steps, sequences, unrolled, computed, action, by_value, out[s : s + 1])
     if joined:
         add_up(out, 0, size + 1 + DQN_SUMS)

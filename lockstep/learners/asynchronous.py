@@ -14,7 +14,7 @@ gradient with the earliest deadline may always be applied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -43,12 +43,11 @@ class AsyncLearner(Learner):
         slots: range,
         tree: TreeSum,
         *,
-        heartbeat: Callable[[], None] = lambda: None,
         capture: Capture | None = None,
         recorded: Sequence[Sequence[tuple[int, int]]] = (),
         store: Store | None = None,
     ) -> None:
-        super().__init__(agent, slots, tree, heartbeat=heartbeat, capture=capture)
+        super().__init__(agent, slots, tree, capture=capture)
         self._recorded = recorded
         self._parameters: Parameters
         if tree.group.size == 1:
@@ -76,7 +75,7 @@ class AsyncLearner(Learner):
             (gradient,) = self._gradients((slot,), step, {**hyper, "update": number})
             if step == 0:
                 digests[slot] = fast_digest(gradient)
-            self._heartbeat()
+            self.heartbeat()
             gradient, added = self._split(gradient)
             added = added.cpu()
             computed = Computed(gradient, iteration, number, algorithm.groups(number, hyper))

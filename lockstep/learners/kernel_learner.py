@@ -22,10 +22,8 @@ class KernelLearner(Learner):
     """A learner that writes the gradients of all its slots into one array, where a kernel adds them up. Learner does
     everything else."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        super().__init__(agent, slots, tree)
         self._parameters = agent.flat.vector.detach().numpy()
         self._out = np.zeros((len(slots), self._parameters.size + agent.flat.tail), np.float32)
         plain = type(self.reduction) is TreeSum
@@ -47,7 +45,7 @@ class KernelLearner(Learner):
             return
         out = self._computed(step, hyper, joined=True)
         self.reduction.push_sum(self._slots.start, torch.from_numpy(out[0]), len(out))
-        self._heartbeat()
+        self.heartbeat()
 
     def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
         for slot, gradient in zip(self._slots, self._computed(step, hyper, joined=False), strict=True):

@@ -42,17 +42,11 @@ class Learner:
         capture: makes CUDA graphs of losses and their backward passes, if they have fixed shapes.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        slots: range,
-        tree: TreeSum,
-        *,
-        heartbeat: Callable[[], None] = lambda: None,
-        capture: Capture | None = None,
-    ) -> None:
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum, *, capture: Capture | None = None) -> None:
         self._agent, self._algorithm, self._flat = agent, agent.algorithm, agent.flat
-        self._slots, self._tree, self._heartbeat = slots, tree, heartbeat
+        self._slots, self._tree = slots, tree
+        self.heartbeat: Callable[[], None] = lambda: None
+        """Called at every gradient, to tell the supervisor that this process makes progress."""
         self._size, self._counts = agent.flat.vector.numel(), 1 + len(agent.algorithm.metric_names)
         """How many numbers a gradient has, and how many counts and sums of metrics follow it."""
         self.batches: Batches = batches_for(agent, slots, tree)
@@ -164,7 +158,7 @@ class Learner:
             if step == 0:
                 digests[slot] = fast_digest(gradient)
             self.reduction.push(slot, gradient)
-            self._heartbeat()
+            self.heartbeat()
 
     def _slices(self, step: int, hyper: dict[str, float]) -> Iterator[tuple[int, Tensor]]:
         """Each slot with the gradient of its slice, followed by counts and metric sums. The receiver owns the

@@ -55,10 +55,8 @@ class ReplayLearner(KernelLearner):
     _whole: ClassVar[bool] = False
     """Whether the kernel takes pixels as whole numbers: see lockstep.models.layer_tables.observed."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        super().__init__(agent, slots, tree)
         self._encoder = encoder_of(agent.model)
         self._target = agent.vectors[1].numpy()
         assert isinstance(agent.algorithm, OffPolicy)
@@ -125,12 +123,10 @@ class ReplayLearner(KernelLearner):
 class QLearner(ReplayLearner):
     """Learns action values by DQN."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+        super().__init__(agent, slots, tree)
         self._layers, self._double = q_layers(model, agent.flat), config.compares(model)
 
     def _call(self, items: Items, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
@@ -143,12 +139,10 @@ class ReturnsLearner(ReplayLearner):
 
     _whole = True
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+        super().__init__(agent, slots, tree)
         self._network, self._double = q_network(model, agent.flat), config.compares(model)
         self._samples = (config.samples, config.target_samples) if model.implicit else (0, 0)
         self._used = np.zeros((2, self._parameters.size), np.float32)
@@ -161,10 +155,8 @@ class ReturnsLearner(ReplayLearner):
 class DrQLearner(ReturnsLearner):
     """Learns from images that DrQ augments."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        super().__init__(agent, slots, tree)
         config, model = agent.experiment.algorithm, agent.model
         assert isinstance(config, DrQConfig) and isinstance(model, QModel)
         self._config, self._noise = config, 2 * model.noise_numbers
@@ -194,12 +186,10 @@ class DrQLearner(ReturnsLearner):
 class ActorCriticLearner(ReplayLearner):
     """Learns a policy and critics."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
         model = agent.model
         assert isinstance(model, ActorCritic)
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+        super().__init__(agent, slots, tree)
         self._networks = (
             mlp_layers(model.actor.layers, "actor.layers", agent.flat, (model.policy_columns or [0])[0]),
             mlp_layers(model.critics.layers, "critics.layers", agent.flat),
@@ -212,10 +202,8 @@ class ActorCriticLearner(ReplayLearner):
 class SACLearner(ActorCriticLearner):
     """Learns by SAC."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        super().__init__(agent, slots, tree)
         model, algorithm = agent.model, agent.algorithm
         assert isinstance(model, ActorCritic) and isinstance(algorithm, SAC)
         self._temperature = agent.flat.offset("variables.log_temperature")
@@ -235,10 +223,8 @@ class DiscreteSACLearner(SACLearner):
 class TD3Learner(ActorCriticLearner):
     """Learns by TD3, or by DDPG, which is TD3 without smoothing whose policy moves at every step."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        super().__init__(agent, slots, tree)
         config = agent.experiment.algorithm
         smoothing, self._period = (0.0, 0.0), 1
         if isinstance(config, TD3Config):
@@ -253,10 +239,8 @@ class TD3Learner(ActorCriticLearner):
 class MPOLearner(ActorCriticLearner):
     """Learns by MPO."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        super().__init__(agent, slots, tree)
         config, distribution = agent.experiment.algorithm, agent.model.distribution
         assert isinstance(config, MPOConfig) and isinstance(distribution, DiagonalGaussian)
         names = "temperature", "multiplier_mean", "multiplier_std"

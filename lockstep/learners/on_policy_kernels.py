@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -103,10 +102,8 @@ class Reader:
 class RolloutLearner(KernelLearner):
     """Learns from fresh rollouts by a loss that has kernels."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        super().__init__(agent, slots, tree)
         assert isinstance(agent.algorithm, OnPolicy) and isinstance(self.batches, FreshBatches)
         self._fresh, self._standardizes = self.batches, agent.algorithm.normalize_advantages
         self._index = np.zeros((0, 0, 0), np.int64)
@@ -139,10 +136,8 @@ class RolloutLearner(KernelLearner):
 class OneModelLearner(RolloutLearner):
     """Learns one model by a loss that has kernels."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        super().__init__(agent, slots, tree)
         kernels, model = agent.kernels, agent.model
         assert isinstance(kernels, (LossKernels, ValueKernels)) and isinstance(model, (StandardModel, QModel))
         self._reader = Reader(agent, kernels, model, agent.observation_space, len(slots))
@@ -202,10 +197,8 @@ class Gradients:
 class LossLearner(OneModelLearner):
     """Learns a policy and a value."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        super().__init__(agent, slots, tree)
         assert isinstance(agent.model, StandardModel) and isinstance(agent.kernels, LossKernels)
         self._gradients_by = Gradients(agent.model, agent.kernels, agent.experiment.algorithm, agent.flat)
 
@@ -217,10 +210,8 @@ class LossLearner(OneModelLearner):
 class ValueLearner(OneModelLearner):
     """Learns the values of actions."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        super().__init__(agent, slots, tree)
         assert isinstance(agent.model, QModel)
         self._network, self._used = q_network(agent.model, agent.flat), np.zeros_like(self._parameters)
 

@@ -6,7 +6,6 @@ Shape legend: C columns of a rollout, M metrics of a policy, the last of which i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -38,10 +37,8 @@ class _Policy(NamedTuple):
 class PoliciesLearner(RolloutLearner):
     """Learns several policies. Their slices have different sizes, so each call of a kernel computes one of them."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        super().__init__(agent, slots, tree)
         kernels, models, space = agent.kernels, agent.model, agent.observation_space
         assert isinstance(kernels, PoliciesKernels) and isinstance(models, Policies)
         assert isinstance(space, PoliciesSpace)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from lockstep.agent import Agent
@@ -19,10 +17,8 @@ from lockstep.models.policy import StandardModel
 class PPOLearner(KernelLearner):
     """Learns by PPO."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
+        super().__init__(agent, slots, tree)
         config, model = agent.experiment.algorithm, agent.model
         assert isinstance(config, PPOConfig) and isinstance(model, StandardModel)
         assert isinstance(model.distribution, (KernelCategorical, KernelGaussian))

@@ -55,10 +55,11 @@ class LearnerProcess:
         if scheme.gradient_lag == "async":
             updates = () if recorded is None else recorded.updates
             self.learner: Learner = AsyncLearner(
-                agent, self.slots, self._tree, heartbeat=heartbeat, capture=capture, recorded=updates, store=store
+                agent, self.slots, self._tree, capture=capture, recorded=updates, store=store
             )
         else:
-            self.learner = learner_of(agent, self.slots, self._tree, heartbeat, capture)
+            self.learner = learner_of(agent, self.slots, self._tree, capture)
+        self.learner.heartbeat = heartbeat
         self._begun = _numbers(agent.algorithm)
         self._told: set[str] = set()
 
@@ -156,19 +157,13 @@ class LearnerProcess:
             )
 
 
-def learner_of(
-    agent: Agent,
-    slots: range,
-    tree: TreeSum,
-    heartbeat: Callable[[], None] = lambda: None,
-    capture: Capture | None = None,
-) -> Learner:
+def learner_of(agent: Agent, slots: range, tree: TreeSum, capture: Capture | None = None) -> Learner:
     """The learner of an agent whose gradients are not asynchronous."""
     if agent.kernels is None:
-        return Learner(agent, slots, tree, heartbeat=heartbeat, capture=capture)
+        return Learner(agent, slots, tree, capture=capture)
     from lockstep.learners.learner_table import LEARNERS  # which need Numba
 
-    return LEARNERS[type(agent.kernels)](agent, slots, tree, heartbeat=heartbeat)
+    return LEARNERS[type(agent.kernels)](agent, slots, tree)
 
 
 def _numbers(algorithm: Algorithm[Any]) -> dict[str, str]:

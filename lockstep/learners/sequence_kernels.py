@@ -5,8 +5,6 @@ Shape legend: as lockstep.kernels.sequence_learning.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from lockstep.agent import Agent
@@ -14,7 +12,7 @@ from lockstep.algorithms.r2d2 import R2D2Config
 from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.core import transitions
 from lockstep.distributed.tree import TreeSum
-from lockstep.kernels.sequence_learning import Sequences, sequence_gradients
+from lockstep.kernels.sequence_learning import Sequences, Settings, sequence_gradients
 from lockstep.learners.off_policy_kernels import ReplayLearner
 from lockstep.models.layer_tables import core_of_q, observed, q_network, rows_of
 from lockstep.models.q import QModel
@@ -23,14 +21,12 @@ from lockstep.models.q import QModel
 class SequenceLearner(ReplayLearner):
     """Learns the values of sequences' actions."""
 
-    def __init__(
-        self, agent: Agent, slots: range, tree: TreeSum, *, heartbeat: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, R2D2Config)
-        super().__init__(agent, slots, tree, heartbeat=heartbeat)
-        self._model, self._settings = model, (config.burn_in, config.rescaling, config.priority_max)
-        self._network, self._double = q_network(model, agent.flat), config.double
+        super().__init__(agent, slots, tree)
+        self._settings = Settings(config.double, config.burn_in, config.rescaling, config.priority_max)
+        self._model, self._network = model, q_network(model, agent.flat)
         self._core = core_of_q(model, agent.flat)
         self._used = np.zeros((2, self._parameters.size), np.float32)
 
@@ -61,7 +57,5 @@ class SequenceLearner(ReplayLearner):
     def _call(
         self, items: Sequences, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray
     ) -> None:
-        vectors = self._parameters, self._target, self._double
-        sequence_gradients(
-            self._network, self._core, *vectors, *self._settings, items, joined, self._used, out, priority
-        )
+        parts = self._network, self._core, self._parameters, self._target
+        sequence_gradients(*parts, self._settings, items, joined, self._used, out, priority)

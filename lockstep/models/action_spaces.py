@@ -28,6 +28,8 @@ class Joint(Distribution):
     whole numbers are exact up to 2**24).
     """
 
+    description = "Independent distributions, one for each part of the action. Their parameters follow one another."
+
     def __init__(self, space: gymnasium.Space[Any], parts: tuple[Distribution, ...]):
         self.space, self.parts = space, parts
         self.action_sizes = tuple(math.prod(part.action_shape) for part in parts)

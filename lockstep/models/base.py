@@ -123,6 +123,14 @@ class DescribesActing(Protocol):
     """How sample chooses actions, in a word or two. Evaluations report it; the default is "sampled"."""
 
 
+@runtime_checkable
+class Described(Protocol):
+    """A further attribute of distributions that exported policies describe."""
+
+    description: str
+    """Sentences that say what its parameters are, and which action follows from them."""
+
+
 class PolicyModel(nn.Module, ABC):
     """Encoder, core and heads. Feed-forward models return the state unchanged."""
 

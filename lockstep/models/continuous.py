@@ -83,6 +83,7 @@ class Deterministic(Scaled):
     """One action, which is the parameters themselves. Exploration adds normal noise and clips the action to the
     bounds."""
 
+    description = "A single action. The parameters are its D numbers, of which −1 and 1 are scaled to the bounds."
     exact = True
     knows_chances = False
     acting = "deterministic"
@@ -123,6 +124,10 @@ class DiagonalGaussian(Scaled):
         std: the deviation for a network output of 0, which is close to the outputs before learning.
     """
 
+    description = (
+        "A diagonal normal distribution. The parameters are D means and D log standard deviations. The action is "
+        "clipped to −1 and 1, which are scaled to the bounds."
+    )
     exact = True
 
     def __init__(self, space: spaces.Box, std: float = 1.0):
@@ -155,6 +160,11 @@ class DiagonalGaussian(Scaled):
 
 class SquashedGaussian(DiagonalGaussian):
     """tanh of a diagonal normal distribution (Haarnoja et al. 2018, appendix C)."""
+
+    description = (
+        "tanh of a diagonal normal distribution. The parameters are its D means and D log standard deviations. −1 and "
+        "1 are scaled to the bounds."
+    )
 
     def bound(self, outputs: Tensor) -> Tensor:
         mean, log_std = outputs.split(self.size, -1)

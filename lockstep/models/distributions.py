@@ -66,6 +66,8 @@ class Distribution(ABC):
 
     acting: ClassVar[str] = "sampled"
     """How sample chooses actions, in a word or two."""
+    description: ClassVar[str]
+    """Sentences for exported policies: see lockstep.models.base.Described."""
     exact: ClassVar[bool] = False
     """Whether choosing actions only needs operations with the same bits on every CPU, and functions of
     lockstep.portable.numbers."""
@@ -156,6 +158,8 @@ class Choice(Distribution):
 class Categorical(Choice):
     """One of n actions, by n logits."""
 
+    description = "One of n actions. The parameters are n logits."
+
     def __init__(self, space: spaces.Discrete):
         super().__init__(space)
         self.noise_size = self.n
@@ -198,6 +202,7 @@ class EpsilonGreedy(Choice):
         masked: whether parameters may be those of mask; otherwise all actions are allowed.
     """
 
+    description = "The one of n actions that has the highest value. The parameters are the n values."
     exact = True
     knows_chances = False
     noise_size = 2

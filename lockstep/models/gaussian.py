@@ -43,6 +43,10 @@ class Gaussian(Distribution):
     (Haarnoja et al. 2018, appendix C).
     """
 
+    description = (
+        "A diagonal normal distribution. The parameters are D means and D log standard deviations. The action is "
+        "clipped to the bounds of its space or, if model.squash is on, its tanh is scaled to them."
+    )
     action_dtype = torch.float32
 
     def __init__(self, space: spaces.Box, squash: bool = False):

@@ -120,17 +120,14 @@ class RecurrentQInference(QNetworkInference):
     def __init__(self, model: QModel) -> None:
         super().__init__(model)
         self._of_model, self._core = model, core_of_q(model, self._flat)
-        self._panels = np.zeros((0, 0, 0), np.float32)
-        """The core's hidden weights: see lockstep.kernels.recurrent_q."""
 
     def _renew(self) -> None:
         super()._renew()
-        self._panels = recurrent_q.panels_of_core(self._core, self._parameters)
+        panels = recurrent_q.panels_of_core(self._core, self._parameters)
+        self._recurrent = recurrent_q.RecurrentQNetwork(self._network, self._core, self._used, self._parameters, panels)
 
     def _values(self, x: np.ndarray, inputs: Inputs) -> tuple[np.ndarray, Tensor]:
         given = self._of_model.extra(inputs.start, inputs.prev_action, inputs.prev_reward)
         extra = np.zeros((len(x), 0), np.float32) if given is None else rows_of(given)
-        start, state = inputs.start.reshape(-1).numpy(), inputs.state.numpy().copy()
-        weights = self._used, self._parameters, self._panels
-        q = recurrent_q.act(self._network, self._core, *weights, x, extra, start, state)
-        return q, torch.from_numpy(state)
+        steps, state = recurrent_q.Steps(x, extra, inputs.start.reshape(-1).numpy()), inputs.state.numpy().copy()
+        return recurrent_q.act(self._recurrent, steps, state), torch.from_numpy(state)

@@ -17,7 +17,8 @@ import numpy as np
 from lockstep.config.serialization import flat
 from lockstep.config.settings import SettingsError
 from lockstep.evaluation.statistics import Curve
-from lockstep.run.folder import RunFolder, is_run, runs_in
+from lockstep.run.finding import is_run, runs_in
+from lockstep.run.folder import RunFolder
 
 _Item = TypeVar("_Item")
 
@@ -67,18 +68,13 @@ class Run:
         Raises:
             SettingsError: the folder is not a run.
         """
-        path = Path(path)
-        if not (path / "experiment.json").is_file():
-            raise SettingsError(
-                f"{path} is not a run folder: it has no experiment.json. Give the folder that train printed."
-            )
-        folder = RunFolder(path)
+        folder = RunFolder.open(path)
         records = _fewer(folder.records()) if folder.metrics.is_file() else []  # missing before the first iteration
         settings = {name: value for name, value in flat(folder.read("experiment.json")).items() if value != {}}
         seed, steps = settings.pop("seed", None), settings.get("total_steps", 0)
         if not isinstance(seed, int) or not isinstance(steps, int):
             raise folder.damaged("experiment.json", "it holds no experiment")
-        return Run(path, seed, settings, folder.facts() if (path / "run.json").is_file() else {}, records)
+        return Run(folder.path, seed, settings, folder.facts() if (folder.path / "run.json").is_file() else {}, records)
 
     @property
     def name(self) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
 import platform
-import re
 import shlex
 import sys
 import uuid
@@ -27,15 +25,13 @@ from lockstep.config.user_code import look_for_files_in
 from lockstep.envs.mixed import shares
 from lockstep.experiment import Experiment
 from lockstep.run.files import set_aside, write_whole, writing
+from lockstep.run.finding import REPLAY, WEIGHTS, is_run, is_unfinished, new_folder, not_a_run, require_empty
 from lockstep.run.lock import run_lock
-from lockstep.run.platform import code_of
+from lockstep.run.platform import code_of, version
 from lockstep.run.rows import read_rows
 from lockstep.system.machine import cores
 from lockstep.system.output import print_warning
 
-_NAMED = 5
-"""Maximum number of runs to list if the user's path is not a run."""
-_WEIGHTS, _REPLAY = "weights.safetensors", "replay.json"
 _FACTS: dict[str, type] = {
     "layout": str,
     "auto": str,
@@ -72,7 +68,7 @@ class RunFolder:
     @property
     def weights(self) -> Path:
         """The initial weights of a run with a warm start."""
-        return self.path / _WEIGHTS
+        return self.path / WEIGHTS
 
     @property
     def checkpoints(self) -> Path:
@@ -124,13 +120,13 @@ class RunFolder:
             **({"shares_of_samples": found} if (found := shares(experiment.env.id)) else {}),
         }
         with writing(options.run or "runs"):
-            folder = RunFolder(_new_folder(experiment, options.run))
+            folder = RunFolder(new_folder(options.run, experiment.env.id, experiment.algorithm.name, experiment.seed))
             with folder.locked(warn=False):
                 require_empty(str(folder.path))  # another process may have begun a run in it meanwhile
                 folder.checkpoints.mkdir(exist_ok=True)
                 try:
                     replayed = b"" if repeats is None else _json({"of": repeats})
-                    for name, known in ((_WEIGHTS, weights), (_REPLAY, replayed)):
+                    for name, known in ((WEIGHTS, weights), (REPLAY, replayed)):
                         (folder.path / name).unlink(missing_ok=True)  # from a run that was never started
                         if known:
                             write_whole(folder.path / name, known)
@@ -138,7 +134,7 @@ class RunFolder:
                     _write_json(folder.path / "experiment.json", settings)  # last: it marks the folder as a run
                 except OSError:
                     folder.checkpoints.rmdir()  # otherwise the folder could be neither resumed nor reused
-                    for name in ("run.json", _WEIGHTS, _REPLAY):
+                    for name in ("run.json", WEIGHTS, REPLAY):
                         (folder.path / name).unlink(missing_ok=True)
                     raise
         return folder
@@ -151,30 +147,17 @@ class RunFolder:
             SettingsError: there is no run at that path.
         """
         path = Path(path)
-        if not is_run(path):
-            if is_unfinished(path):
-                command = None
-                with contextlib.suppress(SettingsError):
-                    command = RunFolder(path).facts().get("command")
-                again = f": {command}" if command else "."
-                raise SettingsError(
-                    f"{path} is the folder of a run that stopped before it began, so it cannot be resumed. Repeat the "
-                    f"command that started it, which reuses this folder{again}"
-                )
-            what = "is not the folder of a run (it has no experiment.json)" if path.is_dir() else "does not exist"
-            near = path if path.is_dir() else path.parent
-            if (near / "queue").is_dir():
-                what = "is the folder of a sweep, not of a run" if path.is_dir() else what
-                near = near / "runs"
-            runs = sorted((p.parent for p in near.glob("*/experiment.json")), key=lambda p: p.stat().st_mtime)
-            found = "Runs found" if len(runs) <= _NAMED else f"The newest of {len(runs)} runs"
-            hint = f" {found} in {near}: {', '.join(p.name for p in runs[: -_NAMED - 1 : -1])}." if runs else ""
-            every = (
-                f" report, compare and plot accept the whole folder: {shlex.quote(str(path))}."
-                if path.is_dir() and len(runs) > 1
-                else ""
+        if is_unfinished(path):
+            command = None
+            with contextlib.suppress(SettingsError):
+                command = RunFolder(path).facts().get("command")
+            again = f": {command}" if command else "."
+            raise SettingsError(
+                f"{path} is the folder of a run that stopped before it began, so it cannot be resumed. Repeat the "
+                f"command that started it, which reuses this folder{again}"
             )
-            raise SettingsError(f"{path} {what}. Give the folder that train printed.{hint}{every}")
+        if not is_run(path):
+            raise not_a_run(path)
         return RunFolder(path)
 
     def experiment(self) -> Experiment:
@@ -336,64 +319,6 @@ def _here_and_now(layout: Layout) -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": cores(),
     }
-
-
-def version(distribution: str) -> str | None:
-    """The installed version of a distribution, None if it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder is the completely created folder of a run."""
-    return (folder / "experiment.json").is_file()
-
-
-def is_unfinished(folder: Path) -> bool:
-    """Whether the creation of a run's folder was interrupted, so that it contains only some of the first files."""
-    made = ("checkpoints", "run.json", _WEIGHTS, _REPLAY)
-    known = {*made, ".lock", *(f".{name}.partial" for name in (*made, "experiment.json"))}
-    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if "checkpoints" not in found:
-        return found == {".lock"}
-    return found <= known and not any((folder / "checkpoints").iterdir())
-
-
-def runs_in(folder: Path) -> list[Path]:
-    """The runs in a sweep's folder, or in another folder of runs, sorted by name; empty for other folders."""
-    home = folder / "runs" if (folder / "queue").is_dir() else folder
-    return sorted(path.parent for path in home.glob("*/experiment.json"))
-
-
-def require_empty(requested: str) -> None:
-    """Raise SettingsError unless a new run can use this folder."""
-    path = Path(requested)
-    if path.exists() and not (path.is_dir() and (not any(path.iterdir()) or is_unfinished(path))):
-        advice = f"continue it with: lockstep resume {shlex.quote(requested)}, or " if is_run(path) else ""
-        raise SettingsError(
-            f"--run {requested} exists and is not empty. Nothing was overwritten: {advice}choose another folder."
-        )
-
-
-def _new_folder(experiment: Experiment, requested: str | None) -> Path:
-    if requested is not None:
-        require_empty(requested)
-        path = Path(requested)
-        path.mkdir(parents=True, exist_ok=True)
-        return path
-    task = re.sub(r"[^A-Za-z0-9.]+", "-", Path(experiment.env.id.removesuffix(".py")).name).strip("-.")
-    stem = f"{task}-{experiment.algorithm.name}-s{experiment.seed}-{datetime.now():%Y%m%d-%H%M%S}"
-    number = 1
-    while True:
-        path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return path
 
 
 def _write_json(path: Path, value: Any) -> None:

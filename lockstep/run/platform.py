@@ -55,14 +55,12 @@ def _cpu() -> dict[str, str]:
     }
 
 
-def _library_versions() -> dict[str, str]:
-    versions = {}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+def version(distribution: str) -> str | None:
+    """The installed version of a distribution, None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def code_of(settings: Mapping[str, Any] | None) -> dict[str, str]:
@@ -105,7 +103,7 @@ def this_platform(settings: Mapping[str, Any] | None = None, layout: Layout | No
         "torch": str(torch.__version__),
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
         "os": f"{system.system()} {system.machine()} {' '.join(system.libc_ver())}".strip(),
-        "libraries": _library_versions(),
+        "libraries": {name: found for name in _LIBRARIES if (found := version(name)) is not None},
         "variables": {name: os.environ[name] for name in _ARITHMETIC_VARIABLES if name in os.environ},
         **({"portable": PORTABLE} if portable else {}),
         **({"code": code} if code else {}),

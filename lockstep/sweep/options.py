@@ -16,16 +16,17 @@ class SweepOptions:
     suite: str | None = None
     """Train recipes on every task of a suite, in place of --env.id: atari100k, atari57 or mujoco."""
     slots: int = 0
-    """The maximum number of runs at once. 0 fills the cores and GPUs of this machine (on Slurm 256 runs, or 4 of a
+    """The maximum number of runs at once; 0 fills the cores and GPUs of this machine (on Slurm 256 runs, or 4 of a
     search)."""
     runs_per_gpu: int = 1
     """Runs that share a GPU. More keep it busy with small networks, and must fit into its memory together. On Slurm
     each run has its own GPU, except in a search."""
     stop_early: str = ""
-    """Stop runs with low scores. median@200k stops, at every 200k samples, runs whose score is below the median of the
-    other runs of the same environment; 20@1M stops runs whose score is below 20. Use it to search, not for evidence."""
+    """Stop runs with low scores, by a rule such as median@200k or 20@1M. The first one stops, at every 200k samples,
+    runs whose score is below the median of the other runs of the same environment. The second one stops runs whose
+    score is below 20 after 1M samples, 2M and so on. Use it to search, not for evidence."""
     search: Options = field(default_factory=dict)
-    """Settings to search with Optuna (needs the extra optuna), each with a range or values:
+    """Settings to search with Optuna (needs the extra optuna), each with a range or values. For example,
     algorithm.learning_rate=log:1e-5..1e-3 algorithm.epochs=1..8 model.core=none,lstm."""
     population: int | None = None
     """Members of a population (population-based training). The worst take over the weights of the best, and settings of
@@ -34,11 +35,12 @@ class SweepOptions:
     """Generations of a population, each of --total-steps. More change settings more often, and can be added later.
     Default: 10, or as before."""
     evolution: Literal["", "sample-factory"] = ""
-    """sample-factory: settings of most members of a population mutate after each generation, and only the worst take
-    over weights (docs/sweep.md). It keeps more variety. Default: only members that take over weights change."""
+    """How a population changes after each generation. With sample-factory, settings of most members mutate, and only
+    the worst take over weights (docs/sweep.md), which keeps more variety. Default: only members that take over weights
+    change."""
     gap: float | None = None
-    """With --evolution sample-factory: by how much the objective of another member must be higher before its weights
-    are taken over (the paper's duels: 0.35 of a win rate). Higher keeps more variety. Default: 0."""
+    """How much higher the objective of another member must be before its weights are taken over. It is for --evolution
+    sample-factory (the paper's duels: 0.35 of a win rate). Higher keeps more variety. Default: 0."""
     rivals: bool = False
     """Let members of a population play against the previous generation, in environments of several agents
     (docs/multiagent.md). Self-play gets stuck less easily against several policies than against one."""
@@ -59,7 +61,7 @@ class SweepOptions:
     slurm: bool = False
     """Submit each run, or a whole search, to Slurm as a job (needs the extra slurm) instead of running it here."""
     slurm_options: Options = field(default_factory=dict)
-    """Further options of the jobs, by the names of sbatch: partition=gpu time=600 (minutes) mem=16GB."""
+    """Further options of the jobs, by sbatch's names: partition=gpu time=600 (minutes) mem=16GB."""
     ray: bool = False
     """Run on a Ray cluster (needs the extra ray): the one that RAY_ADDRESS names, else one of this machine."""
     dry_run: bool = False
@@ -67,7 +69,7 @@ class SweepOptions:
     overview: Literal["auto", "live", "plain", "none"] = "auto"
     """A live table, plain lines, or nothing. auto is live on a terminal and plain elsewhere."""
     json: bool = False
-    """Print one JSON document to standard output; progress goes to standard error."""
+    """Print one JSON document. Progress goes to standard error."""
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

@@ -19,6 +19,7 @@ from typing import IO, Any, Literal, Protocol, TypeVar
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
 from lockstep.run.files import locked, locked_within, sync, write_whole, writing
+from lockstep.run.finding import is_run
 
 Kept = TypeVar("Kept", "Entry", "Outcome")
 State = Literal["waiting", "running", "done", "stopped", "failed"]
@@ -285,8 +286,8 @@ class Queue:
         return self._logs / f"{name}.txt"
 
     def begun(self, name: str) -> bool:
-        """Whether a run's folder is complete. Like lockstep.run.folder.is_run, but without importing torch."""
-        return (self.run(name) / "experiment.json").is_file()
+        """Whether a run's folder is complete."""
+        return is_run(self.run(name))
 
     def discard_unfinished_folder(self, name: str) -> None:
         """Remove a run's folder if its process was killed while making it.

@@ -30,6 +30,11 @@ class WorkerContext:
     counts: DistantCounts | None = None
     """The counts of collected rollouts on several machines, if late rollouts are preempted."""
 
+    @property
+    def of_collector(self) -> Channels | None:
+        """The channels of a process that only collects; None in a learner."""
+        return self.channels if self.channels is not None and self.channels.role == "collector" else None
+
 
 class RunStatus:
     """The status of a running run, which its processes share: whether it should stop, whether it has begun, and each

@@ -32,7 +32,7 @@ def work(job: Job, context: WorkerContext, status: RunStatus) -> Result | None:
     """Learn or collect, as this process's context says. Every process of a run calls this function."""
     keep_freed_memory()
     heartbeat = slowed(status.heartbeat, job.layout.jitter)
-    channels = context.channels if context.channels is not None and context.channels.role == "collector" else None
+    channels = context.of_collector
     role, index = ("learner", context.group.rank) if channels is None else ("collector", channels.index)
     device = job.layout.device_of(role, index)
     settings = torch_configured(job.experiment.torch_threads, device, strict=not job.experiment.allow_nondeterministic)
@@ -68,7 +68,7 @@ def learn(job: Job, agent: Agent, context: WorkerContext, status: RunStatus, hea
             stopped, count = process.merge_statistics(taken, stop=status.stop_requested())
             not_finite = agent.not_finite()
             if not (not_finite and job.stops):  # otherwise recording ends the run
-                rollouts.publish(agent.version(iteration + 1, copied=rollouts.keeps))
+                rollouts.publish(agent.version(iteration + 1, copied=rollouts.keeps_versions))
 
             done = iteration + 1
             recording.record(iteration, taken, learned, count, not_finite, begin)
@@ -89,12 +89,12 @@ def collect(job: Job, agent: Agent, channels: Channels, status: RunStatus, heart
     collectors = collectors_of(job, agent, buffers, channels.admission, heartbeat)
     with contextlib.closing(collectors):
         connection = CollectorConnection(agent, channels, collectors, schedule, free=job.collects_freely)
-        begin = connection.start(job.saved(), status.begin)
+        first = connection.start(job.saved(), status.begin)
         with objects_frozen(), contextlib.suppress(RunEnded):
             if job.collects_freely:
                 _collect_freely(connection, collectors, refresh=job.experiment.scheme.refresh == "step")
             else:
-                iterations = schedule.iterations_from(begin, job.stop_after)
+                iterations = schedule.iterations_from(first, job.stop_after)
                 _collect_by_schedule(connection, collectors, schedule, iterations)
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import math
 import os
 import statistics
-import time
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
-from lockstep.config.serialization import to_json
 from lockstep.core.rollout import Episode
 from lockstep.envs.info import labels
 from lockstep.evaluation.scores import Evaluation
@@ -27,6 +24,7 @@ from lockstep.system.machine import cores_of_the_run
 from lockstep.training.display import PARTS, Display, make_display
 from lockstep.training.recent import RecentEpisodes, RecentNumbers
 from lockstep.training.status import Status, waste
+from lockstep.training.trackers import trackers_of
 
 WINDOW = 100
 """The running score is the mean of this many episodes."""
@@ -62,11 +60,6 @@ class IterationReport:
     """Seconds that learners waited for `rollouts` and collectors for `parameters`, if they are separate processes."""
     environment_fault: str = ""
     """Which non-finite values environments returned, if any."""
-
-
-class _Sink(Protocol):
-    def log(self, values: dict[str, float], samples: int) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -110,7 +103,7 @@ class Recorder:
         self._busy_cores = os.getloadavg()[0]  # by other programs, since this run has not begun
         self._began, self._judged = self._totals.seconds, False
         self._rows = Rows(folder.metrics)
-        self._sinks = _sinks(folder, experiment, options, self._totals.samples)
+        self._trackers = trackers_of(folder, experiment, options, self._totals.samples)
         self._policy_lag = 0.0
         self._updates = 0
         self._display: Display = make_display(options.display, _title(experiment, layout), str(folder.path))
@@ -196,13 +189,13 @@ class Recorder:
     def close(self) -> None:
         """Flush everything."""
         with contextlib.ExitStack() as all_of_them:  # close every one even if the disk is full
-            for each in reversed((self._display, self._rows, *self._sinks)):
+            for each in reversed((self._display, self._rows, *self._trackers)):
                 all_of_them.callback(each.close)
 
     def _write(self, line: dict[str, float]) -> None:
         self._rows.append(json.dumps({k: v if math.isfinite(v) else None for k, v in line.items()}))
-        for sink in self._sinks:
-            sink.log({k: v for k, v in line.items() if k != "samples"}, int(line["samples"]))
+        for tracker in self._trackers:
+            tracker.log({k: v for k, v in line.items() if k != "samples"}, int(line["samples"]))
 
     def _status(self, report: IterationReport) -> Status:
         totals = self._totals
@@ -306,59 +299,3 @@ def _shares(times: dict[str, float]) -> dict[str, float]:
 def _title(experiment: Experiment, layout: Layout) -> str:
     algorithm, env = experiment.algorithm.name, experiment.env
     return f"{algorithm} · {env.id} · {env.num_envs} environments · seed {experiment.seed} · {layout}"
-
-
-class _TensorBoard:
-    def __init__(self, folder: RunFolder, samples: int) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[reportAttributeAccessIssue]
-        from torch.utils.tensorboard import SummaryWriter
-
-        # A resumed run writes the output after its checkpoint again, and TensorBoard must not show both. It reads files
-        # in the order of their names, which are only ordered by the second in which they were begun.
-        while list(folder.tensorboard.glob(f"events.out.tfevents.{int(time.time()):010d}*")):
-            time.sleep(0.1)
-        self._writer = SummaryWriter(str(folder.tensorboard), purge_step=samples + 1)
-        self._summary = Summary
-
-    def log(self, values: dict[str, float], samples: int) -> None:
-        # One event for all values: one event each took a tenth of the time of an iteration of a single step.
-        named = {name if "/" in name else f"progress/{name}": value for name, value in values.items()}
-        listed = [self._summary.Value(tag=name, simple_value=value) for name, value in named.items()]
-        self._writer._get_file_writer().add_summary(self._summary(value=listed), samples)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _Tracker:
-    """W&B or trackio, which has the same interface. Both plot everything over samples."""
-
-    def __init__(self, module: str, **settings: Any) -> None:
-        self._module: Any = importlib.import_module(module)
-        self._module.init(**settings)
-        self._step = module == "trackio"
-        if not self._step:  # W&B's default step counts calls, and would drop the lines that a resumed run repeats
-            self._module.define_metric("*", step_metric="samples")
-
-    def log(self, values: dict[str, float], samples: int) -> None:
-        self._module.log({**values, "samples": samples}, **({"step": samples} if self._step else {}))
-
-    def close(self) -> None:
-        self._module.finish()
-
-
-def _sinks(folder: RunFolder, experiment: Experiment, options: RunOptions, samples: int) -> list[_Sink]:
-    """The trackers that the options name. samples: how many were collected before this start; 0 in a new run."""
-    options.validate()
-    name = folder.path.resolve().name
-    sinks: list[_Sink] = []
-    if options.tensorboard:
-        sinks.append(_TensorBoard(folder, samples))
-    if options.wandb:
-        # W&B finds the run by its id, which is unique; trackio by its name.
-        kept = {"id": folder.facts().get("id", name[-64:]), "dir": str(folder.path), "resume": "allow"}
-        sinks.append(_Tracker("wandb", project=options.wandb, name=name, config=to_json(experiment), **kept))
-    if options.trackio:
-        resume = "allow" if samples else "never"
-        sinks.append(_Tracker("trackio", project=options.trackio, name=name, config=to_json(experiment), resume=resume))
-    return sinks

@@ -57,7 +57,7 @@ class MessageRollouts:
         """By the first shard of each group: the seconds that its collector spent on each activity."""
         self.waited = 0.0
         self.frames_per_step = 0
-        self.keeps = True
+        self.keeps_versions = True
 
     def start(self, saved: Checkpoint | None) -> int:
         lap = 0

@@ -5,8 +5,8 @@ Rollouts and parameters are in memory that both sides map, and messages say what
 what another still reads. With a lag of k, there are k + 1 buffers and k + 1 places for versions. Rollout i reuses the
 buffer of rollout i - k - 1, and begins only when version i - k exists, which was learned from rollout i - k - 1.
 Free-running processes have max_lag + 1 of both, and take no rollout that is more than max_lag behind
-(lockstep.transport.free_running). The versions are in a lockstep.transport.version_board. In this module, learner 0 is
-the first learner of the machine.
+(lockstep.transport.free_running). The versions are in a lockstep.transport.version_board. The first learner of the
+machine sends them, and requests, to the collectors.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ from lockstep.run.checkpoint import Checkpoint
 from lockstep.transport.free_running import Admission, Choice
 from lockstep.transport.rollouts import Parts, buffers_of, restore_shards, save_shards
 from lockstep.transport.version_board import VersionBoard
+
+_FIRST = 0
+"""The machine's first learner."""
 
 
 class RunEnded(Exception):
@@ -81,7 +84,7 @@ class SharedMemoryRollouts:
             for shard in buffers.shards
         }
         self._collectors = range(channels.collectors)
-        self._is_first = channels.index == 0
+        self._is_first = channels.index == _FIRST
         self._board = VersionBoard(agent, channels, schedule.lag + 1) if self._is_first else None
         self._admission = admission(agent, channels) if free else None
         self._delivered: dict[LapId, RolloutInfo] = {}
@@ -95,7 +98,7 @@ class SharedMemoryRollouts:
         self._times: dict[int, Counter[str]] = {}
         self.waited = 0.0
         self.frames_per_step = 0
-        self.keeps = True
+        self.keeps_versions = True
 
     def start(self, saved: Checkpoint | None) -> int:
         if self._admission is not None:
@@ -209,8 +212,8 @@ class SharedMemoryRollouts:
 
 
 class CollectorConnection:
-    """A collector's connection to the learners. Learner 0 sends versions and requests to the collector, which delivers
-    rollouts."""
+    """A collector's connection to the learners of its machine. It delivers rollouts to all of them. The first one sends
+    versions and requests."""
 
     def __init__(
         self, agent: Agent, channels: Channels, collectors: Collectors, schedule: Schedule, *, free: bool
@@ -229,7 +232,7 @@ class CollectorConnection:
         self._since = time.perf_counter()
 
     def start(self, saved: Checkpoint | None, started: Callable[[], None] = lambda: None) -> int:
-        """Start the environments, or restore them. Then call `started` and tell learner 0. Returns the next lap."""
+        """Start the environments, or restore them; call `started`; tell the first learner. Returns the next lap."""
         replayed, lap = 0, 0
         if saved is None:
             self._collectors.reset()
@@ -238,7 +241,7 @@ class CollectorConnection:
             replayed = restore_shards(saved, self._collectors, lap)
         self._remember(lap - 1, {shard: lap + self._collectors.offset(shard) for shard in self._collectors.shards})
         started()
-        self._channels.send(("ready", (replayed, self._collectors.frames_per_step, self._on_gpu)), 0)
+        self._channels.send(("ready", (replayed, self._collectors.frames_per_step, self._on_gpu)), _FIRST)
         return lap
 
     def version(self, number: int) -> Version:
@@ -298,36 +301,36 @@ class CollectorConnection:
         self._since, self.waited = now, 0.0
         for learner, slots in enumerate(self._channels.learns):
             for_it = [info for info in infos if self._slot(info) in slots]
-            if for_it or learner == 0:  # learner 0 reports the times
+            if for_it or learner == _FIRST:  # which reports the times
                 try:
                     self._channels.send(("rollout", for_it, times), learner)
-                except ConnectionError:  # it has ended; listen raises when learner 0 reports the end or has ended, too
+                except ConnectionError:  # it has ended; listen raises when the first learner says so or has ended, too
                     while True:
                         self.listen(block=True)
 
     def _slot(self, info: RolloutInfo) -> int:
-        """The batch slot whose learner gets a message about the rollout. If timing decides, this is learner 0."""
+        """The batch slot whose learner gets a message about the rollout. If timing decides, the first learner."""
         return 0 if self._admission is not None else self._schedule.slot(info.rollout_id)
 
     def listen(self, *, block: bool = False) -> None:
-        """Handle the requests of learner 0. block: wait for a request.
+        """Handle the requests of the first learner. block: wait for a request.
 
         Raises:
             RunEnded: the learners need no more rollouts.
         """
-        for _, (kind, *content) in self._channels.receive([0], block=block):
+        for _, (kind, *content) in self._channels.receive([_FIRST], block=block):
             if kind == "version":
                 self._published, handle = content
                 self._board.receive(self._published, handle)
             elif kind == "trial":
-                self._channels.send(("tried", self._board.try_out(content[0])), 0)
+                self._channels.send(("tried", self._board.try_out(content[0])), _FIRST)
             elif kind == "save":
                 directory, iterations, laps = content
                 states = {shard: states[laps[shard]] for shard, states in self._states.items()}
                 tensors = {shard: state for shard, (_, state) in states.items()}
                 parts = save_shards(directory, iterations, tensors, {s: number for s, (number, _) in states.items()})
                 for learner in range(len(self._channels.peers)):
-                    self._channels.send(("saved", parts if learner == 0 else []), learner)
+                    self._channels.send(("saved", parts if learner == _FIRST else []), learner)
             else:
                 raise RunEnded
 

@@ -32,7 +32,7 @@ class RolloutSource(Protocol):
     """Seconds spent waiting for rollouts since it was last set to 0."""
     frames_per_step: int
     """The environments' frames per step."""
-    keeps: bool
+    keeps_versions: bool
     """Whether a version may still be used while learning changes the parameters."""
 
     def start(self, saved: Checkpoint | None) -> int:
@@ -120,7 +120,7 @@ class LocalRollouts:
         self._next = dict.fromkeys(collectors.shards, 0)
         self.waited = 0.0
         self.frames_per_step = collectors.frames_per_step
-        self.keeps = schedule.lag > 0
+        self.keeps_versions = schedule.lag > 0
 
     def start(self, saved: Checkpoint | None) -> int:
         if saved is not None:

@@ -106,7 +106,7 @@ def test_appo_clip_settings_out_of_range_are_named() -> None:
 
 
 def test_sequences_stay_whole_without_a_recurrent_core() -> None:
-    with pytest.raises(SettingsError, match="whole sequences"):
+    with pytest.raises(SettingsError, match=r"algorithm\.minibatches=4 .*sequences"):
         IMPALAConfig(minibatches=4).validate(2, recurrent=False)
 
 

@@ -84,9 +84,9 @@ def test_exploration_is_random_first_and_then_noisy() -> None:
 
 def test_settings_that_do_not_fit_are_refused() -> None:
     experiment = recipes.mpc_pendulum()
-    with pytest.raises(SettingsError, match="drawn uniformly"):
+    with pytest.raises(SettingsError, match=r"--algorithm\.n-step 1 .*--algorithm\.replay\.no-prioritized"):
         MPCConfig(replay=ReplayConfig(prioritized=True)).validate(1, recurrent=False)
     with pytest.raises(SettingsError, match="noise_std"):
         dataclasses.replace(experiment.algorithm, noise_std=-1.0).validate(1, recurrent=False)  # type: ignore[call-arg]
-    with pytest.raises(SettingsError, match="needs a dynamics model"):
+    with pytest.raises(SettingsError, match=r"algorithm=mpc .*DynamicsConfig"):
         experiment.replace(model=QModelConfig()).validate()

@@ -145,7 +145,7 @@ def test_settings_out_of_range_are_named(config: PPOConfig, setting: str) -> Non
 def test_recurrent_minibatches_hold_whole_sequences() -> None:
     config = PPOConfig(rollout=8, minibatches=4)
     config.validate(2, recurrent=False)
-    with pytest.raises(SettingsError, match="whole sequences"):
+    with pytest.raises(SettingsError, match=r"algorithm\.minibatches=4 .*sequences"):
         config.validate(2, recurrent=True)
 
 

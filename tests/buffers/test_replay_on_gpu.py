@@ -24,7 +24,6 @@ from lockstep.buffers.history import History
 from lockstep.buffers.replay import Replay
 from lockstep.buffers.replay_placement import Placing, on_gpu
 from lockstep.buffers.slabs import sent_together
-from lockstep.buffers.storage import reads_on_gpu
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
@@ -121,12 +120,25 @@ def test_where_it_lies(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     settings = EXPERIMENTS["hindsight"]()
     assert not chosen()
 
-    class Mine(Replay):
-        def items(self, drawn: Any) -> Any:
-            return super().items(drawn)
 
+@pytest.mark.usefixtures("gpu")
+def test_a_storage_of_the_user_is_on_the_gpu_only_if_it_says_that_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if it overrides nothing, and not if only the storage that it inherits from says so."""
     settings = experiment(steps=40, envs=2, n_step=1, rollout=8)
-    assert reads_on_gpu(Replay(settings, rollout)) and not reads_on_gpu(Mine(settings, rollout))
+    (rollout,) = World(2, 1, "zero", 0.0).rollouts(8, 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
+
+    class Declared(Replay, reads_on_gpu=True): ...
+
+    class Silent(Declared): ...
+
+    def chosen(kind: type[Replay], **placing: Any) -> bool:
+        monkeypatch.setattr(memories, "storage_for", lambda algorithm, *given: kind(*given))
+        return on_gpu(settings, 1, rollout, GPU, Placing(**placing))
+
+    assert chosen(Replay) and chosen(Declared) and not chosen(Silent)
+    with pytest.raises(SettingsError, match=r"replay=gpu: .*Silent .*reads_on_gpu"):
+        chosen(Silent, where="gpu")
 
 
 def test_layouts_say_where() -> None:

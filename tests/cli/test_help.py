@@ -129,6 +129,26 @@ def test_flags_that_do_not_exist_are_refused(capsys: Captured) -> None:
         assert error.startswith("error: ") and words in error, arguments
 
 
+@pytest.mark.parametrize("command", [verb for verb in VERBS if verb not in ([], ["train"])], ids=" ".join)
+def test_texts_end_with_a_sentence_and_then_the_default(
+    command: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    for flag in ("--help", "--help-all"):
+        told = "\n".join(printed(capsys, *command, flag))
+        listed = told.partition("The most important flags")
+        about = (listed[2].partition("\n\n")[2] or listed[0]).split("\n  --")[1:]
+        for each in about:
+            assert re.search(r"[^.]\.( \(default: [^()]*\))?$", " ".join(each.partition("\n\n")[0].split())), each
+
+
+def test_a_default_that_depends_on_others_is_shown_last(capsys: Captured) -> None:
+    told = " ".join(" ".join(printed(capsys, "verify", "--help")).split())
+    assert "Iterations to repeat, or all. More prove more but take longer. (default: 3)" in told
+    told = " ".join(" ".join(printed(capsys, "sweep", "--help")).split())
+    assert "Trials of a search. (default: 20, or as before)" in told, "only the first of several sentences"
+
+
 def test_texts_are_those_of_the_class() -> None:
     by_path = {row.path: row for row in help.rows(SweepArguments)}
     assert by_path["folder"].positional and not by_path["folder"].optional and by_path["what"].optional

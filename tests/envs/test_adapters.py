@@ -142,7 +142,7 @@ def test_mistakes_are_explained(lines: str) -> None:
     ):
         with pytest.raises(SettingsError, match=message):
             envs.resolve(EnvConfig("line", adapter=adapter))
-    with pytest.raises(SettingsError, match="Did you mean line"):
+    with pytest.raises(SettingsError, match=r"'lien'.* line\?"):
         envs.resolve(EnvConfig("lien", adapter=lines))
 
 

@@ -195,7 +195,7 @@ def test_numbers_of_a_batch_become_metrics(kind: str) -> None:
             [[3, 1], [3, 3]],
         ]
         assert len(ends) == 2
-    with pytest.raises(SettingsError, match="a dict of arrays as a sixth value"):
+    with pytest.raises(SettingsError, match=r"env\.metrics .*custom_vector_env\.py:Reach .*--env\.metrics"):
         play(made_of_reach(), random_actions(made_of_reach(), 1))
 
 

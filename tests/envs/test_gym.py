@@ -149,7 +149,7 @@ def test_options_that_the_constructor_does_not_take(user_file: Path) -> None:
 
 
 def test_spaces_that_models_cannot_take_are_errors(user_file: Path) -> None:
-    with pytest.raises(SettingsError, match="gymnasium wrapper"):
+    with pytest.raises(SettingsError, match=r"Text\(1, 5"):
         make(f"{user_file}:Words")
 
 

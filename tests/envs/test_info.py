@@ -171,7 +171,7 @@ def test_a_key_may_lead_into_a_dict() -> None:
     assert number_of(info, "TimeLimit.truncated") == 0.0
     assert all(math.isnan(number_of(info, key)) for key in ("r", "episode.l", "none", "none.x"))
     for value in ("yes", [1, 2], {"r": 1}):
-        with pytest.raises(SettingsError, match=r"env\.metrics=x: .* not a number"):
+        with pytest.raises(SettingsError, match=r"env\.metrics=x: "):
             number_of({"x": value}, "x")
 
 

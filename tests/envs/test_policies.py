@@ -147,23 +147,26 @@ def set_on_objects(agent: str) -> str:
     ("changes", "expected"),
     [
         ({"env.policies": "shared"}, r"guide has .*walker_0 .*--env\.policies separate"),
-        ({"env.policies": "each"}, r"env\.policies='each' must be shared, separate, or a function"),
-        ({"env.policies": f"{FILE}:one"}, r"the policy 'one' play agents .* different observation spaces"),
-        ({"env.policies": f"{FILE}:nameless"}, "'the guide', but a policy's name must be a text of letters"),
+        ({"env.policies": "each"}, r"env\.policies='each' .*shared.*separate.*file\.py:policy_of"),
+        ({"env.policies": f"{FILE}:one"}, r"env\.policies=.*'one' .*observation"),
+        ({"env.policies": f"{FILE}:nameless"}, r"env\.policies=.*'the guide'"),
         ({"env.policies": f"{FILE}:nobody"}, "nobody"),
-        ({"env.policies": f"{__file__}:raising"}, r"raising raised KeyError.* for the agent 'guide'"),
-        ({"env.policies": f"{__file__}:taken"}, r"'keys', a name that PyTorch needs"),
-        ({"env.policies": f"{__file__}:set_on_objects"}, r"'training', a name that PyTorch needs"),
-        ({"env.policies": f"{__file__}:SHAPES"}, "must be a function"),
+        ({"env.policies": f"{__file__}:raising"}, r"env\.policies=\S*:raising .*KeyError.*'guide'"),
+        ({"env.policies": f"{__file__}:taken"}, r"env\.policies=.*'keys'.*PyTorch"),
+        ({"env.policies": f"{__file__}:set_on_objects"}, r"env\.policies=.*'training'.*PyTorch"),
+        ({"env.policies": f"{__file__}:SHAPES"}, r"env\.policies=\S*:SHAPES .*function"),
         ({"model.critic_only": ()}, r"Use --model\.critic-only state"),
-        ({"env.id": "CartPole-v1"}, r"env\.policies=.*CartPole-v1 has one"),
-        ({"env.id": "CartPole-v1", "env.policies": "shared"}, r"env\.central_state=.*CartPole-v1 has one"),
-        ({"env.id": FOUR}, r"joins the observations of all agents, but player_0"),
-        ({"env.id": FOUR, "env.central_state": "state"}, r"state\(\) and its state_space.*central-state observations"),
+        ({"env.id": "CartPole-v1"}, r"env\.policies=.*CartPole-v1"),
+        ({"env.id": "CartPole-v1", "env.policies": "shared"}, r"env\.central_state=.*CartPole-v1"),
+        ({"env.id": FOUR}, r"env\.central_state=observations .*player_0"),
+        (
+            {"env.id": FOUR, "env.central_state": "state"},
+            r"env\.central_state=state .*state_space.*--env\.central-state observations",
+        ),
         ({"algorithm.target_kl": 0.1}, r"algorithm\.target_kl=0\.1 .*env\.policies"),
         ({"algorithm.desired_kl": 0.1}, r"algorithm\.desired_kl=0\.1 .*env\.policies"),
         ({"algorithm.rnd.coef": 0.5}, r"algorithm\.rnd\.coef=0\.5 .*env\.policies"),
-        ({"algorithm": recipes.dqn_cartpole().algorithm}, r"algorithm=dqn learns from replay.*env\.policies shared"),
+        ({"algorithm": recipes.dqn_cartpole().algorithm}, r"algorithm=dqn .*env\.policies shared"),
     ],
 )
 def test_mistakes_are_named(changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
@@ -181,7 +184,7 @@ def test_a_shared_policy_may_have_a_critic_that_sees_all() -> None:
     """Then observations have the state, but no number of a policy."""
     env = make(2, id=SHAPES, policies="shared", central_state="none")
     assert isinstance(env.observation_space, spaces.Box)
-    with pytest.raises(SettingsError, match="observes Discrete"):
+    with pytest.raises(SettingsError, match=r"env\.central_state=observations .*Discrete"):
         make(2, id=SHAPES, policies="shared", central_state="observations")
     config = EnvConfig(id=f"pettingzoo/{FILE}:Walk", central_state="observations")
     seen, _ = envs.spaces(config)
@@ -220,9 +223,9 @@ def test_an_actor_plays_one_of_several_policies(trained: Path) -> None:
     guide = SimpleNamespace(
         observation_space=match.observation_space("guide"), action_space=match.action_space("guide")
     )
-    with pytest.raises(SettingsError, match=r'made several: guide, walker\. .*of\("guide"\)'):
+    with pytest.raises(SettingsError, match=r'guide, walker.*of\("guide"\)'):
         Actor(run, cast(Any, guide))
-    with pytest.raises(SettingsError, match="no policy 'nobody': its policies are guide, walker"):
+    with pytest.raises(SettingsError, match=r"'nobody'.*guide, walker"):
         run.of("nobody")
     actor, model = Actor(run.of("guide"), cast(Any, guide), greedy=True), run.model
     assert isinstance(model, Policies)
@@ -231,7 +234,7 @@ def test_an_actor_plays_one_of_several_policies(trained: Path) -> None:
         own = model["guide"].for_playing()
         out, _ = own({"observation": looked}, torch.zeros(1, 1, dtype=torch.bool), torch.zeros(1, 0))
     assert actor.act(looked[0, 0].numpy()) == int(out.policy.argmax())
-    with pytest.raises(SettingsError, match=r"act in Discrete\(4\)"):
+    with pytest.raises(SettingsError, match=r"Discrete\(4\)"):
         Actor(run.of("walker"), cast(Any, guide))
 
 

@@ -189,7 +189,7 @@ def test_what_it_does_not_support_is_refused() -> None:
     for env, message in (("Parts", "takes no actions of Tuple"), ("Doubles", "takes a Box of float32")):
         with pytest.raises(SettingsError, match=message):
             make(env)
-    with pytest.raises(SettingsError, match="cannot set device, which the layout decides"):
+    with pytest.raises(SettingsError, match=r"env\.options .*device.*--layout"):
         make("Counts", options={"device": "cuda"})
     with pytest.raises(SettingsError, match=r"env.adapter=vector cannot serve .*Use --env.adapter torch"):
         make("Counts", adapter="vector")

@@ -68,7 +68,7 @@ def test_unknown_checkpoints_are_explained(cartpole: Path, name: str) -> None:
 
 
 def test_unknown_runs_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="does not exist"):
+    with pytest.raises(SettingsError, match=r"/nowhere .*train"):
         load_policy(tmp_path / "nowhere")
 
 
@@ -163,7 +163,7 @@ def test_a_file_that_has_changed_since_training_is_told(tmp_path: Path, monkeypa
     file.write_text(MINE.replace("SIZE", "5"))
     for name in [name for name in sys.modules if name.startswith("lockstep_user_")]:
         monkeypatch.delitem(sys.modules, name)  # as a new process would find it
-    with pytest.raises(SettingsError, match="a library has changed"):
+    with pytest.raises(SettingsError, match=r"checkpoints/00000001 .*vectors\.layers\.0\.weight"):
         load_policy(tmp_path / "run")
 
 

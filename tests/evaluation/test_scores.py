@@ -281,7 +281,7 @@ def test_a_video_says_how_actions_were_chosen(
     monkeypatch.setattr("lockstep.evaluation.policy.load_policy", lambda *_: SimpleNamespace(model=build(settings)))
     monkeypatch.setattr("lockstep.evaluation.video.record_video", lambda run, out, **_: out)
     monkeypatch.setattr("lockstep.run.folder.RunFolder.open", lambda path: SimpleNamespace(path=Path(path)))
-    assert main(["record", "run", "a.mp4", *flags]) == 0
+    assert main(["record", "run", "--out", "a.mp4", *flags]) == 0
     assert told in (said := capsys.readouterr().out) and ("--greedy" in told) == ("--greedy" in said)
 
 

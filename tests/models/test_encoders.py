@@ -225,7 +225,7 @@ def test_symbols_are_inputs_of_their_own() -> None:
 def test_unsupported_observations_are_named() -> None:
     with pytest.raises(SettingsError, match=r"entry 'text' is Text"):
         ObservationLayout.of(spaces.Dict(text=spaces.Text(5)))
-    with pytest.raises(SettingsError, match="nothing to observe"):
+    with pytest.raises(SettingsError, match=r"'action_mask': MultiBinary\(2\)"):
         ObservationLayout.of(spaces.Dict(action_mask=spaces.MultiBinary(2)))
     with pytest.raises(SettingsError, match=r"--model\.encoder impala"):
         NatureCNN((3, 35, 84))

@@ -628,7 +628,7 @@ def test_a_running_run_and_one_without_scores(tmp_path: Path) -> None:
         ({"out": "r.pdf"}, ["--out", "r.pdf", ".html"]),
         ({"metric": "score/meen"}, ["score/meen", "Similar names: score/mean"]),
         ({"runs": []}, ["No run was given"]),
-        ({"runs": ["nowhere"]}, ["nowhere is not a run folder"]),
+        ({"runs": ["nowhere"]}, ["nowhere does not exist"]),
         ({"verify": -1}, ["--verify -1"]),
     ],
 )

@@ -155,7 +155,7 @@ def test_other_rules_and_tasks_are_named(tmp_path: Path, capsys: pytest.CaptureF
     assert "These runs are on other tasks: y." in told
     with pytest.raises(SettingsError, match="atari100k, atari57, mujoco"):
         report(runs, tmp_path / "page.html", suite="atari")
-    with pytest.raises(SettingsError, match="No run is on a task of the suite mujoco"):
+    with pytest.raises(SettingsError, match=r"mujoco, .*HalfCheetah-v4"):
         report(runs[:1], tmp_path / "page.html", suite="mujoco", metric="eval/score")
 
 

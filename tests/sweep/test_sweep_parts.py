@@ -102,7 +102,7 @@ def test_what_waits_can_be_taken_out_again(queue: Queue) -> None:
     assert queue.drop("*") == [third] and queue.outcome(third) is None
     with pytest.raises(SettingsError, match=rf"--drop {re.escape(first)}: .*\b1 runs"):
         queue.drop(first)
-    with pytest.raises(SettingsError, match="--drop nobody: no run"):
+    with pytest.raises(SettingsError, match="--drop nobody: "):
         queue.drop("nobody")
 
 
@@ -143,7 +143,7 @@ def test_folders_that_a_copy_lacks_are_made_and_other_versions_fields_left_out(q
     again = Queue.open(queue.folder)
     assert len(again.entries()) == 1 and again.log("x").parent.is_dir()
     path.write_text("{}")
-    with pytest.raises(SettingsError, match=r"cannot be read: .*missing"):
+    with pytest.raises(SettingsError, match=re.escape(str(path))):
         again.entries()
 
 
@@ -160,18 +160,18 @@ def test_a_file_system_without_locks(queue: Queue, monkeypatch: pytest.MonkeyPat
 
 def test_a_folder_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(SettingsError, match="is not the folder of a sweep"):
+    with pytest.raises(SettingsError, match=re.escape(str(tmp_path))):
         Queue.make(tmp_path)
-    with pytest.raises(SettingsError, match="holds no sweep"):
+    with pytest.raises(SettingsError, match=f"{re.escape(str(tmp_path))} .*lockstep sweep"):
         Queue.open(tmp_path)
-    with pytest.raises(SettingsError, match="does not exist"):
+    with pytest.raises(SettingsError, match=r"/nothing .*lockstep sweep"):
         Queue.open(tmp_path / "nothing")
 
 
 def test_a_folder_that_cannot_be_written(queue: Queue) -> None:
     (queue.folder / ".lock").mkdir()
     with (
-        pytest.raises(SettingsError, match=r"write .*set: Is a directory"),
+        pytest.raises(SettingsError, match="set: Is a directory"),
         queue.locked(),
     ):
         pass
@@ -181,7 +181,7 @@ def test_a_damaged_file_is_named(queue: Queue) -> None:
     queue.add(seeds(1))
     (path,) = (queue.folder / "queue").iterdir()
     path.write_text(path.read_text()[:100])
-    with pytest.raises(SettingsError, match=rf"{path} cannot be read"):
+    with pytest.raises(SettingsError, match=re.escape(str(path))):
         queue.entries()
 
 
@@ -363,7 +363,7 @@ class Full(Machine):
 def test_whatever_ends_a_sweep_others_are_told_to_checkpoint(queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
     queue.add(seeds(1, 2, 3))
     place = Full([0, 1])
-    with pytest.raises(SettingsError, match=r"the disk is full for "):
+    with pytest.raises(SettingsError, match=f"{queue.entries()[1].name} .*logs/"):
         Runner(queue, place, SweepOptions(overview="plain")).run()
     assert place.started == 2 and [queue.state(entry.name) for entry in queue.entries()] == ["waiting"] * 3
     assert f"interrupted {queue.entries()[0].name}" in capsys.readouterr().out
@@ -588,7 +588,7 @@ def test_stop_rules(text: str, score: float, others: list[float], stops: bool) -
 
 @pytest.mark.parametrize("text", ["median", "@200k", "mean@200k", "20@", "20@-5", "nan@5", "20@0"])
 def test_stop_rules_that_are_none(text: str) -> None:
-    with pytest.raises(SettingsError, match="is neither median@SAMPLES nor SCORE@SAMPLES"):
+    with pytest.raises(SettingsError, match=r"--stop-early .*median@SAMPLES .*SCORE@SAMPLES"):
         StopRule.parse(text)
 
 

@@ -232,9 +232,9 @@ def test_sample_factorys_numbers_keep_their_kind_and_their_range() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"rate": 1.5}, "evolution.rate=1.5 must be between 0 and 1"),
-        ({"replaced": 0.6}, "evolution.replaced=0.6 must be above 0"),
-        ({"factor": 1.0}, "evolution.factor=1.0 must be above 1"),
+        ({"rate": 1.5}, "evolution.rate=1.5 "),
+        ({"replaced": 0.6}, "evolution.replaced=0.6 "),
+        ({"factor": 1.0}, "evolution.factor=1.0 "),
     ],
 )
 def test_numbers_of_an_evolution_that_are_out_of_range(settings: dict[str, float], words: str) -> None:
@@ -325,7 +325,7 @@ def test_a_failed_member_may_be_given_up(capsys: pytest.CaptureFixture[str]) -> 
     found.begin()
     found.next()
     one, other = found.all()
-    with pytest.raises(SettingsError, match="no failed run"):
+    with pytest.raises(SettingsError, match=r"--drop \*: .*--status"):
         found.give_up("*")
     end(queue, one, 5.0, "failed")
     end(queue, other, 1.0)
@@ -383,7 +383,7 @@ def test_nothing_else_goes_into_its_folder(capsys: pytest.CaptureFixture[str]) -
     Generations.make(Queue.make(Path("set")), population()).begin()
     for flags in (("--seed", "1..2"), ("--search", "algorithm.epochs=1..2")):
         assert main(["sweep", "set", "ppo-cartpole", *flags]) == 2
-        assert "holds a population" in capsys.readouterr().err
+        assert says(capsys.readouterr().err, "set ", "population")
 
 
 def test_scores_that_nobody_has() -> None:
@@ -393,7 +393,7 @@ def test_scores_that_nobody_has() -> None:
     found.next()
     for member in found.all():
         end(queue, member, None)
-    with pytest.raises(SettingsError, match=r"score/mean .*longer generations"):
+    with pytest.raises(SettingsError, match=r"score/mean .*--objective.*--eval-every"):
         found.next()
 
 
@@ -414,39 +414,39 @@ def test_another_population_in_the_same_folder() -> None:
     Generations.make(queue, population()).begin()
     assert Generations.make(queue, population(generations=30)).search.generations == 30
     for other in (population(RATE), population(members=4), population(share=0.5), population(objective="eval/score")):
-        with pytest.raises(SettingsError, match="holds another population"):
+        with pytest.raises(SettingsError, match=r"set .*--generations N"):
             Generations.make(queue, other)
     plain = Queue.make(Path("plain"))
     plain.add([RUN])
-    with pytest.raises(SettingsError, match="holds runs"):
+    with pytest.raises(SettingsError, match=r"plain .*population"):
         Generations.make(plain, population())
 
 
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"space": {}}, "a setting that changes"),
-        ({"members": 1}, "--population 1"),
-        ({"generations": 0}, "--generations 0"),
-        ({"share": 0.6}, "share=0.6 must be above 0"),
-        ({"space": {"model.hidden_sizes": OneOf(((8,), (16,)))}}, "cannot vary model.hidden_sizes"),
-        ({"space": {"algorithm.optimizer.name": OneOf(("adam", "rmsprop"))}}, "cannot vary algorithm.optimizer.name"),
-        ({"space": {"algorithm.rnd.features": Between(32, 128)}}, "cannot vary algorithm.rnd.features"),
-        ({"space": {"algorithm.rnd.coef": OneOf((0.0, 0.5))}}, "cannot vary algorithm.rnd.coef to 0"),
+        ({"space": {}}, "--search "),
+        ({"members": 1}, r"--population 1\b"),
+        ({"generations": 0}, r"--generations 0\b"),
+        ({"share": 0.6}, "share=0.6 "),
+        ({"space": {"model.hidden_sizes": OneOf(((8,), (16,)))}}, r" model\.hidden_sizes: "),
+        ({"space": {"algorithm.optimizer.name": OneOf(("adam", "rmsprop"))}}, r" algorithm\.optimizer\.name .*rmsprop"),
+        ({"space": {"algorithm.rnd.features": Between(32, 128)}}, r" algorithm\.rnd\.features .*\b32 .*\b128:"),
+        ({"space": {"algorithm.rnd.coef": OneOf((0.0, 0.5))}}, r" algorithm\.rnd\.coef .*\b0\b"),
         (
             {"run": Run(WIDE), "space": {"algorithm.width": OneOf((8, 16))}},
-            "algorithm.width to 8 as well as 16",
+            r"algorithm\.width .*\b8\b.*\b16\b",
         ),
-        ({"run": Run(WAVE)}, "algorithm.wave=True adapts .* --algorithm.no-wave$"),
-        ({"space": {"algorithm.lerning_rate": OneOf((1,))}}, "has no setting lerning_rate"),
-        ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, "finite bounds"),
+        ({"run": Run(WAVE)}, r"algorithm\.wave=True .* --algorithm\.no-wave$"),
+        ({"space": {"algorithm.lerning_rate": OneOf((1,))}}, r"\blerning_rate\b"),
+        ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, r"algorithm\.learning_rate .*finite"),
         ({"run": Run(recipes.ppo_cartpole())}, "--algorithm.no-anneal-learning-rate"),
-        ({"run": Run(KL)}, "algorithm.desired_kl=0.01 adapts"),
-        ({"run": Run(CHANGING)}, "curriculum=f.py:f would begin again"),
-        ({"run": Run(recipes.dqn_cartpole())}, "replay memory"),
-        ({"run": recipes.ppo_cartpole()}, "takes a lockstep.sweep.Run"),
-        ({"rivals": True}, "CartPole-v1 is not a PettingZoo"),
-        ({"space": {"algorithm.learning_rate": (1e-3, 1e-4)}}, "takes a lockstep.sweep.Run, or a Between or OneOf"),
+        ({"run": Run(KL)}, r"algorithm\.desired_kl=0\.01 "),
+        ({"run": Run(CHANGING)}, r"curriculum=f\.py:f .*--population"),
+        ({"run": Run(recipes.dqn_cartpole())}, "dqn .*replay.*--population"),
+        ({"run": recipes.ppo_cartpole()}, r"lockstep\.sweep\.Run"),
+        ({"rivals": True}, "--rivals .*env.id=CartPole-v1 "),
+        ({"space": {"algorithm.learning_rate": (1e-3, 1e-4)}}, r"lockstep\.sweep\.Run.*Between.*OneOf"),
     ],
 )
 def test_populations_that_are_none(changed: dict[str, Any], complaint: str) -> None:
@@ -468,17 +468,17 @@ def test_a_population_from_flags() -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ((*FLAGS, "--population", "4", "--seed", "1..3"), "3 experiments were given"),
-        ((*FLAGS, "--population", "4", "--trials", "3"), "use --generations"),
-        ((*FLAGS, "--population", "4", "--stop-early", "3@1k"), "replaces its worst members itself"),
-        ((*FLAGS, "--population", "4", "--drop", "x"), "only failed runs can be dropped"),
-        ((*FLAGS, "--population", "4", "--retry-stopped"), "given up are part of its result"),
-        ((*FLAGS, "--population", "4", "--objective", "eval/score"), "add --eval-every N"),
-        ((*FLAGS, "--population", "4", "--objective", "env/won"), "--objective env/won .* name it in --env.metrics"),
-        ((*FLAGS, "--population", "4", "--gap", "0.3"), "--gap is for Sample Factory's rule. Add --evolution"),
-        ((*FLAGS, "--rivals"), "--rivals is for populations"),
-        ((*FLAGS, "--generations", "4"), "--generations is for populations, and .* Add .*--population N"),
-        (("--population", "4"), "--population is for populations, and .* Add --search SETTING=VALUES,"),
+        ((*FLAGS, "--population", "4", "--seed", "1..3"), r"\b3 experiments .*--seed"),
+        ((*FLAGS, "--population", "4", "--trials", "3"), "--trials 3 .*--generations"),
+        ((*FLAGS, "--population", "4", "--stop-early", "3@1k"), "--stop-early 3@1k "),
+        ((*FLAGS, "--population", "4", "--drop", "x"), "--drop x: .*failed"),
+        ((*FLAGS, "--population", "4", "--retry-stopped"), "--retry-stopped .*set "),
+        ((*FLAGS, "--population", "4", "--objective", "eval/score"), "eval/score.*--eval-every N"),
+        ((*FLAGS, "--population", "4", "--objective", "env/won"), "--objective env/won .*--env.metrics"),
+        ((*FLAGS, "--population", "4", "--gap", "0.3"), "--gap .*--evolution sample-factory"),
+        ((*FLAGS, "--rivals"), "--rivals .*--search SETTING=VALUES --population N"),
+        ((*FLAGS, "--generations", "4"), "--generations .*--population N"),
+        (("--population", "4"), "--population .*--search SETTING=VALUES,"),
     ],
 )
 def test_mistakes_of_flags(flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

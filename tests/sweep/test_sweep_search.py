@@ -314,7 +314,7 @@ def test_another_search_in_the_same_folder() -> None:
     Trials.make(queue, search()).begin()
     assert Trials.make(queue, search(trials=30)).search.trials == 30
     for other in (search(RATE), search(seed=1), search(seeds=(1, 2)), search(objective="loss/nothing")):
-        with pytest.raises(SettingsError, match="holds another search"):
+        with pytest.raises(SettingsError, match=r"set .*--trials N"):
             Trials.make(queue, other)
 
 
@@ -345,25 +345,25 @@ def test_spaces_from_flags(name: str, text: str, expected: Between | OneOf) -> N
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"space": {}}, "at least one trial .*setting"),
-        ({"runs": []}, r"a run \(0 given\)"),
-        ({"trials": 0}, "at least one trial"),
-        ({"space": {"algorithm.lerning_rate": OneOf((1,))}}, "has no setting lerning_rate"),
-        ({"space": {"algorithm.epochs": Between(0.5, 2)}}, "give whole bounds"),
-        ({"space": {"model.hidden_sizes": Between(1, 2)}}, "list the values"),
-        ({"space": {"algorithm.anneal_learning_rate": Between(0, 1)}}, "list the values"),
-        ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, "lower one first"),
-        ({"space": {"algorithm.learning_rate": Between(0, 1e-5, log=True)}}, "above 0 .*logarithmic"),
-        ({"space": {"algorithm.epochs": OneOf(())}}, "holds no value"),
-        ({"space": {"algorithm.learning_rate": Between(0, math.inf)}}, "finite bounds"),
+        ({"space": {}}, r"\([1-9] given\).*\(0 given\)"),
+        ({"runs": []}, r"\(0 given\).*\([1-9] given\)"),
+        ({"trials": 0}, r"--trials 0\b"),
+        ({"space": {"algorithm.lerning_rate": OneOf((1,))}}, r"\blerning_rate\b"),
+        ({"space": {"algorithm.epochs": Between(0.5, 2)}}, r"algorithm\.epochs .*whole number"),
+        ({"space": {"model.hidden_sizes": Between(1, 2)}}, r"model\.hidden_sizes .*commas"),
+        ({"space": {"algorithm.anneal_learning_rate": Between(0, 1)}}, r"algorithm\.anneal_learning_rate .*commas"),
+        ({"space": {"algorithm.learning_rate": Between(1e-3, 1e-5)}}, r"algorithm\.learning_rate .*lower"),
+        ({"space": {"algorithm.learning_rate": Between(0, 1e-5, log=True)}}, r"algorithm\.learning_rate .*logarithmic"),
+        ({"space": {"algorithm.epochs": OneOf(())}}, r"algorithm\.epochs over"),
+        ({"space": {"algorithm.learning_rate": Between(0, math.inf)}}, r"algorithm\.learning_rate .*finite"),
         ({"space": {"algorithm.learning_rate": [1e-3, 1e-4]}}, r"lockstep\.sweep\.Run, or a Between"),
         ({"runs": [recipes.ppo_cartpole()]}, r"lockstep\.sweep\.Run, or a Between"),
         ({"space": {"seed": Between(1, 9)}}, "--seed 1..3"),
         ({"runs": Run(recipes.ppo_cartpole())}, r"runs .*list of lockstep\.sweep\.Run"),
-        ({"space": [OneOf((1, 2))]}, "space must map settings"),
+        ({"space": [OneOf((1, 2))]}, r"space=\[.*OneOf\(\(2, 4\)\)"),
         ({"space": {"algorithm.discount": Between(0.9, 1.5)}}, "discount"),
-        ({"objective": "eval/score"}, "add --eval-every N"),
-        ({"runs": [Run(recipes.ppo_cartpole()), Run(recipes.dqn_cartpole())]}, "only differ in their seeds"),
+        ({"objective": "eval/score"}, "eval/score.*--eval-every N"),
+        ({"runs": [Run(recipes.ppo_cartpole()), Run(recipes.dqn_cartpole())]}, "--seed .*--search "),
     ],
 )
 def test_searches_that_are_none(changed: dict[str, Any], complaint: str) -> None:
@@ -374,18 +374,18 @@ def test_searches_that_are_none(changed: dict[str, Any], complaint: str) -> None
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--search", "algorithm.epochs=1..x"), "not a range of numbers"),
+        (("--search", "algorithm.epochs=1..x"), r"--search algorithm\.epochs=1\.\.x "),
         (
             ("--search", "algorithm.epochs=1-8"),
             r"--search algorithm\.epochs=1-8 .* LOW\.\.HIGH",
         ),
         (
             ("--search", "algorithm.clip=0..x", "--search", "algorithm.epochs=1..8"),
-            "algorithm.clip=0..x is not a range",
+            r"--search algorithm\.clip=0\.\.x ",
         ),
-        (("--algorithm.epochs", "1,2", "--algorithm.epochs", "4"), "--algorithm.epochs is given twice"),
-        (("--seed", "1,true"), "is not a whole number"),
-        (("--search", "algorithm.epochs=1..2", "--algorithm.rollout", "8,16"), "only differ in their seeds"),
+        (("--algorithm.epochs", "1,2", "--algorithm.epochs", "4"), "--algorithm.epochs .*--algorithm.epochs 1,2,3"),
+        (("--seed", "1,true"), r"--seed 1\.\.5"),
+        (("--search", "algorithm.epochs=1..2", "--algorithm.rollout", "8,16"), "--seed .*--search "),
     ],
 )
 def test_mistakes_of_flags(flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

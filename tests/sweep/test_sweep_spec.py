@@ -47,7 +47,7 @@ def test_names_are_fit_for_files() -> None:
 
 @pytest.mark.parametrize("setting", ["learning_rate", "algorithm.lerning_rate", "algorithm.clip.x"])
 def test_a_grid_over_an_unknown_setting(setting: str) -> None:
-    with pytest.raises(SettingsError, match=rf"{setting}: .* no setting "):
+    with pytest.raises(SettingsError, match=rf"{setting}: "):
         grid(recipes.ppo_cartpole(), {setting: [1]})
 
 
@@ -112,7 +112,7 @@ def test_commas_of_flags_that_say_nothing_of_what_is_learned_are_their_own() -> 
 
 @pytest.mark.parametrize("seeds", ["1,x", "1..2,3.5"])
 def test_seeds_that_are_no_numbers(seeds: str) -> None:
-    with pytest.raises(SettingsError, match="is not a whole number"):
+    with pytest.raises(SettingsError, match=r"--seed \S*(x|3\.5) "):
         of_flags("--seed", seeds)
 
 
@@ -120,8 +120,8 @@ def test_seeds_that_are_no_numbers(seeds: str) -> None:
     ("flags", "complaint"),
     [
         (("--seed", "1,5..3,7"), r"5\.\.3 .*empty"),
-        (("--seed", "1,,2"), "missing .*comma"),
-        (("--algorithm.learning-rate", "1e-3,"), "missing .*comma"),
+        (("--seed", "1,,2"), "--seed 1,,2: "),
+        (("--algorithm.learning-rate", "1e-3,"), "--algorithm.learning-rate 1e-3,: "),
     ],
 )
 def test_lists_with_a_gap(flags: tuple[str, ...], complaint: str) -> None:
@@ -180,7 +180,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({"total_steps": ["5k"]}, "total_steps='5k' .*whole number"),
         ({"seed": [1.5]}, "seed=1.5 .*whole number"),
         ({"seed": ["1"]}, "seed='1' .*whole number"),
-        ({"seed": [10**22]}, r"seed=1\d* is out of range"),
+        ({"seed": [10**22]}, r"seed=10{22} "),
         ({"precision": ["fp8"]}, "precision='fp8' .*'bf16' or 'fp32'"),
         ({"model.hidden_sizes": [(64, "x")]}, "model.hidden_sizes=.*tuple.*whole number"),
         ({"algorithm.anneal_learning_rate": [1]}, "algorithm.anneal_learning_rate=1 .*True or False"),
@@ -202,11 +202,11 @@ def test_an_empty_range() -> None:
 @pytest.mark.parametrize(
     ("run", "complaint"),
     [
-        (Run(recipes.ppo_cartpole(), layout="proceses:2"), "Unknown layout"),
-        (Run(recipes.ppo_cartpole(), layout="torchrun"), "Use processes:N"),
-        (Run(recipes.ppo_cartpole(), layout="processes:8"), "at least one shard"),
-        (Run(recipes.ppo_cartpole(), options=RunOptions(run="here")), "chooses the folders"),
-        (Run(recipes.ppo_cartpole(), options=RunOptions(checkpoint_every=0)), "out of range"),
+        (Run(recipes.ppo_cartpole(), layout="proceses:2"), "proceses:2"),
+        (Run(recipes.ppo_cartpole(), layout="torchrun"), "torchrun.*processes:N"),
+        (Run(recipes.ppo_cartpole(), layout="processes:8"), "processes:8 .*scheme.shards="),
+        (Run(recipes.ppo_cartpole(), options=RunOptions(run="here")), "--run here "),
+        (Run(recipes.ppo_cartpole(), options=RunOptions(checkpoint_every=0)), "--checkpoint-every 0 "),
         (Run(recipes.ppo_cartpole().replace(total_steps=0)), "total_steps=0"),
         (Run("ppo-cartpole"), "takes an? Experiment"),  # type: ignore[arg-type]
         (Run(recipes.ppo_cartpole(), options=None), "options=None"),  # type: ignore[arg-type]
@@ -319,7 +319,7 @@ def test_flags_that_are_right_get_no_advice(
     assert main(["sweep", "dr", "ppo-cartpole", *sizes, "--total-steps", "1e", "--dry-run"]) == 2
     assert "several values" not in capsys.readouterr().err
     assert main(["sweep", "dr", "--seed", "1..3", "ppo-cartpole"]) == 2
-    assert says(error(capsys), "before all flags")
+    assert says(error(capsys), "lockstep sweep FOLDER ppo-cartpole --seed")
     assert main(["sweep", "dr", "--seed", "1", "--help"]) == 0
 
 

@@ -24,7 +24,7 @@ from lockstep.distributed.shared_memory import PrivateMemory
 from lockstep.launchers.ray.platforms import Node, this_node
 from lockstep.learners.parameter_store import Changed, ParameterStore, Read
 from lockstep.learners.steps import Computed
-from lockstep.run.folder import is_run
+from lockstep.run.finding import is_run
 from lockstep.system import children
 from lockstep.training.context import RunStatus, Work, WorkerContext
 from lockstep.training.job import Job, Result

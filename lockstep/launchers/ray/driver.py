@@ -29,17 +29,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 import time
 from typing import Any
 
 from lockstep.core.shards import block, holder
 from lockstep.distributed.groups import PeerGone
-from lockstep.launchers.ray.actors import WHILE_BUSY, RayCollector, RayLearner, call
+from lockstep.launchers.ray.actors import RayCollector, RayLearner, call
 from lockstep.launchers.ray.ending import ProcessLost, require_restarts_left, say, stalled
 from lockstep.launchers.ray.nodes import Nodes
 from lockstep.launchers.ray.outcomes import fail, outcome, raised, short
-from lockstep.launchers.ray.places import places
+from lockstep.launchers.ray.places import Places
 from lockstep.launchers.ray.requests import Actor, Collector, Delivery, NextLap, Request, Start
 from lockstep.run.checkpoint import iteration_of
 from lockstep.system.supervision import StallDetector
@@ -95,10 +94,7 @@ class RayDriver:
         self._results: dict[int, Result] = {}
         self._broken: tuple[float, str] | None = None
         """When a learner's connection broke, and the error message."""
-        self._places, self._group = places(job), None
-        """The resources of each process, and Ray's placement group of them."""
-        self._placed = len(self._places)
-        """How many of these are reserved from the beginning."""
+        self._places = Places(ray, job)
         self._nodes = Nodes(ray, job)
         self._polled = 0.0
         self._stall = StallDetector(job.layout.stall_timeout, job.environments_each)
@@ -124,7 +120,7 @@ class RayDriver:
         layout = self._layout
         if self._job.options.display != "none":
             say(f"Starting {layout.processes} processes on Ray …")
-        self._group = self._ray.util.placement_group(self._places[: self._placed], strategy="SPREAD")
+        self._places.reserve()
         learning, kind = layout.learning, "Learner" if layout.split else "Worker"
         for rank in range(learning):
             self._learners.append(self._actor(f"{kind} {rank} of {learning}", RayLearner, rank, rank))
@@ -144,28 +140,8 @@ class RayDriver:
         return self._actor(f"Collector {index} of {self._groups}", RayCollector, index, place)
 
     def _actor(self, name: str, kind: type, index: int, place: int | None = None) -> Actor:
-        """A new process. place: its index in the placement group; None for any node with enough resources for a
-        collector."""
-        strategy: Any = "SPREAD"
-        if place is not None:
-            strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                placement_group=self._group, placement_group_bundle_index=place
-            )
-        taken = dict(self._places[-1 if place is None else place])
-        remote = self._ray.remote(
-            num_cpus=taken.pop("CPU"),
-            num_gpus=taken.pop("GPU", 0),
-            resources=taken,
-            max_restarts=0,
-            max_task_retries=0,
-            # Calls that wait occupy threads: lag + 1 for versions and, for each process, one for admissions and
-            # parameters, and two for rollouts that may be late.
-            concurrency_groups={WHILE_BUSY: self._schedule.lag + 8 + 3 * (self._layout.learning + self._groups)},
-            allow_out_of_order_execution=True,
-            enable_task_events=False,  # Ray would keep a record of each of the last 100,000 calls
-            scheduling_strategy=strategy,
-        )
-        actor = Actor(name, remote(kind).remote(name, self._job, os.getcwd(), index))
+        """A new process. place: see Places.start."""
+        actor = self._places.start(name, kind, index, place)
         self._nodes.ask(actor, index if kind is RayLearner else None)
         return actor
 
@@ -402,6 +378,4 @@ class RayDriver:
         if self._runs:
             with contextlib.suppress(Exception):
                 self._ray.wait(list(self._runs), num_returns=len(self._runs), timeout=_ENDING, fetch_local=False)
-        if self._group is not None:
-            with contextlib.suppress(Exception):
-                self._ray.util.remove_placement_group(self._group)
+        self._places.free()

@@ -24,6 +24,7 @@ from lockstep.core.shards import block
 from lockstep.launchers.ray.actors import RayCollector
 from lockstep.launchers.ray.driver import RayDriver
 from lockstep.launchers.ray.ending import say
+from lockstep.launchers.ray.places import Places
 from lockstep.launchers.ray.requests import Actor, Collector
 
 _Process = TypeVar("_Process")
@@ -66,7 +67,7 @@ class GrowingDriver(RayDriver):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._placed = self._layout.learning
+        self._places = Places(self._ray, self._job, reserved=self._layout.learning)
         self._numbered = 0
         """How many collectors were started so far."""
         self._placed_learners = False
@@ -114,7 +115,7 @@ class GrowingDriver(RayDriver):
         there, starting = len(self._processes), any(process.steps < 1 for process in self._processes)
         new = max(0, len(self._layout.collectors) - there)
         waits = starting or time.monotonic() < self._join_after
-        if not (new or waits) and (new := min(self._room(), self._groups - there)) > 0:
+        if not (new or waits) and (new := min(self._places.room(), self._groups - there)) > 0:
             say(f"The cluster has room: {new} collector{'s join' if new > 1 else ' joins'} the {there}.")
             joining = [self._next() for _ in range(new)]
             self._joined = [each for each in self._joined if not each.delivered] + joining
@@ -122,12 +123,6 @@ class GrowingDriver(RayDriver):
         else:
             self._processes += [self._next() for _ in range(new)]
         self._balance()
-
-    def _room(self) -> int:
-        """How many more collectors the nodes have room for."""
-        needed = self._places[-1].items()
-        nodes = self._ray._private.state.available_resources_per_node().values()  # there is no public function
-        return sum(min(int(free.get(name, 0) / amount) for name, amount in needed) for free in nodes)
 
     def _balance(self) -> None:
         """Spread the shards evenly over the processes that have started."""
