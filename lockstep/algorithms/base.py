@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lockstep.algorithms.annealing import Annealing
 from lockstep.config.needs import Need, OfWeights
 from lockstep.config.settings import SettingsError, Texts
-from lockstep.core.arrays import ArrayTuple
+from lockstep.core.arrays import named_leaves
 from lockstep.models.base import ModelConfig, PolicyModel
 from lockstep.models.normalize import NormalizeConfig
 
@@ -351,18 +351,19 @@ class Algorithm(ABC, Generic[ConfigT]):
 
 
 @contextlib.contextmanager
-def unchanged(who: str, given: ArrayTuple) -> Iterator[None]:
+def unchanged(who: str, given: Any) -> Iterator[None]:
     """Check that a user's method does not change its argument in place: the argument may be a view of a rollout that
     other code reads, too.
 
     Args:
         who: the method.
-        given: its batch or rollout.
+        given: its batch or rollout. Only those of lockstep's types are checked.
 
     Raises:
         SettingsError: it changed one of the tensors.
     """
-    leaves = [(name, x, x._version) for name, x in given.named_leaves() if not x.is_inference()]
+    tensors = [(name, x) for name, x in named_leaves(given) if isinstance(x, Tensor) and not x.is_inference()]
+    leaves = [(name, x, x._version) for name, x in tensors]
     yield
     if changed := [name for name, x, version in leaves if x._version != version]:
         kind = type(given).__name__.lower()

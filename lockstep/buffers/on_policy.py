@@ -5,7 +5,6 @@ Shape legend: T time, B environments of a shard, n items of a shard's slice of a
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 
 from lockstep.agent import Agent
 from lockstep.algorithms.base import unchanged
-from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig
+from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
 from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.buffers.slabs import sent, to_device
 from lockstep.core.arrays import ArrayTuple, map_structure
@@ -145,10 +144,7 @@ class FreshBatches:
         inputs = slice(None) if self._algorithm.bootstrap_inputs else slice(0, steps)
         targets = None
         if self._algorithm.needs_targets:
-            name = f"{type(self._algorithm).__name__}.targets"
-            with contextlib.nullcontext() if self._known_to_fit else unchanged(name, rollout):
-                targets = self._algorithm.targets(rollout, reward, hyper)
-            self._known_to_fit = True
+            targets = (self._algorithm.targets if self._known_to_fit else self._first_targets)(rollout, reward, hyper)
 
         def given(leaf: Tensor | None) -> Tensor | None:
             return None if leaf is None else leaf[inputs]
@@ -170,6 +166,13 @@ class FreshBatches:
             value_target=None if targets is None else targets.value_target,
             policy=rollout.policy,
         )
+
+    def _first_targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
+        """The targets, checked."""
+        with unchanged(f"{type(self._algorithm).__name__}.targets", rollout):
+            targets = self._algorithm.targets(rollout, reward, hyper)
+        self._known_to_fit = True
+        return targets
 
     def _plan(self, slot: int, iteration: int) -> Tensor | None:
         """The order of the rollout's items in each epoch: indices of environments if sequences stay whole, else indices

@@ -75,9 +75,11 @@ class Learner:
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         """Take all gradient steps of an iteration. rollouts: the new ones, by batch slot of this learner."""
-        lent = contextlib.nullcontext() if self._draws is None else self._draws.lent()
-        with arithmetic(self._agent.model), lent:
-            return self._learn(iteration, rollouts)
+        with arithmetic(self._agent.model):
+            if self._draws is None:
+                return self._learn(iteration, rollouts)
+            with self._draws.lent():
+                return self._learn(iteration, rollouts)
 
     def _learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         started, waited = time.perf_counter(), self._tree.group.waited
@@ -102,7 +104,8 @@ class Learner:
         for step in range(count):
             number = before + step + 1
             self._push(step, {**hyper, "update": number}, steps.digests)
-            self._seed_draws(step)
+            if self._draws is not None:
+                self._draws.seed(self._iteration, step)
             total = self.reduction.finish().to(self._agent.device)
             steps.applied[step] = Applied(None, len(self._in_flight))
             steps.updates += 1
@@ -146,12 +149,6 @@ class Learner:
         with self._draws.checked_beginning():
             return self.batches.begin(iteration, rollouts, hyper)
 
-    def _seed_draws(self, step: int, *slot: int) -> None:
-        """Seed what users' code draws from global generators in a gradient step: in the loss of a slot's slice or,
-        without a slot, after all losses."""
-        if self._draws is not None:
-            self._draws.seed(self._iteration, step, *slot)
-
     def _push(self, step: int, hyper: dict[str, float], digests: dict[int, str]) -> None:
         """Give the gradients of all slots to the reduction, those of the first step with their digests."""
         for slot, gradient in self._slices(step, hyper):
@@ -189,7 +186,8 @@ class Learner:
 
     def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
         """The gradient of one slot's slice, without a graph."""
-        self._seed_draws(step, slot)
+        if self._draws is not None:
+            self._draws.seed(self._iteration, step, slot)
         batch, normalizers = self.batches.slice(slot, step)
         self._normalize(normalizers)
         on_gpu = self._agent.device.type != "cpu"

@@ -94,4 +94,5 @@ def no_draws(who: str, device: torch.device, advice: str) -> Iterator[None]:
 def _of_torch(device: torch.device) -> list[torch.Generator]:
     if device.type != "cuda":
         return [torch.default_generator]
-    return [torch.default_generator, torch.cuda.default_generators[device.index or 0]]
+    index = device.index or 0
+    return [torch.default_generator, *torch.cuda.default_generators[index : index + 1]]  # a simulated GPU has none

@@ -129,6 +129,7 @@ class Toy:
             precision="fp32",
             scheme=Scheme(shards=slots, **scheme),
             algorithm=plain.algorithm,
+            model=plain.model,
             iterations=10,
             samples_per_iteration=1,
         )
