@@ -5,7 +5,6 @@ Shape legend: T time, B environments; a minibatch is always time-major [T, B] (s
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from lockstep.algorithms.annealing import Annealing
 from lockstep.config.needs import Need, OfWeights
 from lockstep.config.settings import SettingsError, Texts
-from lockstep.core.arrays import named_leaves
 from lockstep.models.base import ModelConfig, PolicyModel
 from lockstep.models.normalize import NormalizeConfig
 
@@ -348,66 +346,3 @@ class Algorithm(ABC, Generic[ConfigT]):
     def summarize(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics to report, from an iteration's means. Several of them, such as moments, may become one."""
         return metrics
-
-
-@contextlib.contextmanager
-def unchanged(who: str, given: Any) -> Iterator[None]:
-    """Check that a user's method does not change its argument in place: the argument may be a view of a rollout that
-    other code reads, too.
-
-    Args:
-        who: the method.
-        given: its batch or rollout. Only those of lockstep's types are checked.
-
-    Raises:
-        SettingsError: it changed one of the tensors.
-    """
-    tensors = [(name, x) for name, x in named_leaves(given) if isinstance(x, Tensor) and not x.is_inference()]
-    leaves = [(name, x, x._version) for name, x in tensors]
-    yield
-    if changed := [name for name, x, version in leaves if x._version != version]:
-        kind = type(given).__name__.lower()
-        raise SettingsError(
-            f"{who} changed {' and '.join(f'{kind}.{name}' for name in changed)} in place. These numbers are read "
-            f"again, so it must make new ones: x = {kind}.{changed[0]} * 2 in place of {kind}.{changed[0]}.mul_(2) or "
-            f"*=. {kind}.replace(…) returns a copy with a change."
-        )
-
-
-def check_loss(algorithm: Algorithm[Any], loss: Any) -> None:
-    """Check an algorithm's loss.
-
-    Raises:
-        SettingsError: the loss is not a LossOutput of scalars, or its metrics are not those in metric_names.
-    """
-    who = f"{type(algorithm).__name__}.loss"
-    if not isinstance(loss, LossOutput):
-        raise SettingsError(
-            f"{who} returned a {type(loss).__name__}. Return a lockstep.algorithms.base.LossOutput: the loss to "
-            "differentiate, summed over valid samples, and the metrics."
-        )
-    if not isinstance(loss.total, Tensor) or loss.total.numel() != 1 or not loss.total.requires_grad:
-        raise SettingsError(
-            f"{who} returned {_described(loss.total)} as its total. It must be a scalar with gradients."
-        )
-    for name in algorithm.metric_names:
-        if name not in loss.metrics:
-            raise SettingsError(
-                f"{who} returned no metric {name!r}, which its metric_names list. Return it, or unlist it."
-            )
-    for name, value in loss.metrics.items():
-        if name not in algorithm.metric_names:
-            raise SettingsError(
-                f"{who} returned the metric {name!r}, which its metric_names do not list. Add it to them."
-            )
-        if not isinstance(value, Tensor) or value.shape != () or value.requires_grad:
-            raise SettingsError(
-                f"{who} returned {_described(value)} as the metric {name!r}. Metrics must be detached scalars, each a "
-                "sum over valid samples, for example value.detach().sum()."
-            )
-
-
-def _described(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    return f"a tensor of shape {list(value.shape)} {'with' if value.requires_grad else 'without'} gradients"

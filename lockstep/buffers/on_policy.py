@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.agent import Agent
-from lockstep.algorithms.base import unchanged
+from lockstep.algorithms.checks import unchanged
 from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
 from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.buffers.slabs import sent, to_device

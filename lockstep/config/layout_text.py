@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.config.launchers import LAUNCHERS, PROCESSES, REFERENCE, launcher_named
 from lockstep.config.resources import Resources, is_resource, resource_of
-from lockstep.config.settings import SettingsError
+from lockstep.config.settings import SettingsError, did_you_mean
 
 AUTO = "auto"
 """The launcher's name in a layout that lockstep.launchers.auto has yet to choose."""
@@ -164,8 +164,7 @@ def _unknown_option(text: str, option: str) -> SettingsError:
         return SettingsError(f"Layout {text!r}: separate options by commas, as in {found[1]},{found[2]}.")
     allowed = ", ".join(f"{name}={_EXAMPLES[kind]}" for name, kind in OPTIONS.items())
     allowed += "; and on Ray, collector.gpus=N, learner.cpus=N and the like"
-    close = difflib.get_close_matches(name, OPTIONS, 1)
-    guess = f"Did you mean {close[0]}? " if close else ""
+    guess = did_you_mean(name, OPTIONS)
     return SettingsError(f"Layout {text!r} has an unknown option {option!r}. {guess}Allowed are {allowed}.")
 
 

@@ -10,7 +10,7 @@ import functools
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -253,6 +253,12 @@ def changed(settings: T, changes: Mapping[str, Any]) -> T:
                 advice = f" To change a part of it: replace(**{{{given}}})."
             raise SettingsError(f"{name}={value!r} must be {_kinds(hints[name])}.{advice}")
     return dataclasses.replace(settings, **changes)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The name that a misspelt one resembles most, as a question and a space; empty if it resembles none."""
+    close = difflib.get_close_matches(name, known, 1)
+    return f"Did you mean {close[0]}? " if close else ""
 
 
 def _instead(settings: Any, name: str, known: list[str]) -> str:

@@ -18,8 +18,8 @@ class Channels:
 
     role: Literal["collector", "learner"]
     index: int
-    """The number of this process among those of its role on this machine. The first learner sends
-    versions and requests to the collectors, for all learners of the machine."""
+    """The number of this process among those of its role on this machine. The first learner sends versions and
+    requests to the collectors, for all learners of the machine."""
     collects: list[range]
     """The shards of each collector."""
     learns: list[range]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.agent import Agent, below
-from lockstep.algorithms.base import check_loss, unchanged
+from lockstep.algorithms.checks import check_loss, unchanged
 from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.sources import batches_for
@@ -71,14 +71,13 @@ class Learner:
         self._normalizers: Normalizers | None = None
         """The statistics that the model normalizes with now."""
         self._draws = users_draws(agent)
-        self._iteration = 0
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         """Take all gradient steps of an iteration. rollouts: the new ones, by batch slot of this learner."""
         with arithmetic(self._agent.model):
             if self._draws is None:
                 return self._learn(iteration, rollouts)
-            with self._draws.lent():
+            with self._draws.of_iteration(iteration):
                 return self._learn(iteration, rollouts)
 
     def _learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
@@ -105,7 +104,7 @@ class Learner:
             number = before + step + 1
             self._push(step, {**hyper, "update": number}, steps.digests)
             if self._draws is not None:
-                self._draws.seed(self._iteration, step)
+                self._draws.seed(step)
             total = self.reduction.finish().to(self._agent.device)
             steps.applied[step] = Applied(None, len(self._in_flight))
             steps.updates += 1
@@ -143,7 +142,6 @@ class Learner:
         for graphs in (self._gradient_graphs, self._update_graphs):
             if graphs is not None:
                 graphs.begin()
-        self._iteration = iteration
         if self._draws is None or self._known_to_fit:
             return self.batches.begin(iteration, rollouts, hyper)
         with self._draws.checked_beginning():
@@ -187,7 +185,7 @@ class Learner:
     def _gradient(self, slot: int, step: int, hyper: dict[str, float]) -> Tensor:
         """The gradient of one slot's slice, without a graph."""
         if self._draws is not None:
-            self._draws.seed(self._iteration, step, slot)
+            self._draws.seed(step, slot)
         batch, normalizers = self.batches.slice(slot, step)
         self._normalize(normalizers)
         on_gpu = self._agent.device.type != "cpu"

@@ -23,14 +23,16 @@ class UsersDraws:
     def __init__(self, agent: Agent) -> None:
         self._agent, self._seed = agent, agent.experiment.seed
         self._generators = GlobalGenerators(agent.device)
+        self._iteration = 0
 
-    def lent(self) -> contextlib.AbstractContextManager[None]:
-        """Restore the generators at the end of the block."""
-        return self._generators.lent()
+    def of_iteration(self, iteration: int) -> contextlib.AbstractContextManager[None]:
+        """Begin an iteration. At the end of the block, the generators are restored."""
+        self._iteration = iteration
+        return self._generators.restored()
 
-    def seed(self, *place: int) -> None:
-        """Let further draws follow from a place: iteration, gradient step and, for a loss, the batch slot."""
-        self._generators.seed(derive_seed(self._seed, "global loss", *place))
+    def seed(self, step: int, *slot: int) -> None:
+        """Let further draws follow from a gradient step and, for a loss, the batch slot."""
+        self._generators.seed(derive_seed(self._seed, "global loss", self._iteration, step, *slot))
 
     @contextlib.contextmanager
     def checked_beginning(self) -> Iterator[None]:

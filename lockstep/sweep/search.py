@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import statistics
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.serialization import from_json, to_json
-from lockstep.config.settings import SettingsError, parse_count
+from lockstep.config.settings import SettingsError, did_you_mean, parse_count
 from lockstep.envs.info import labels
 from lockstep.experiment import Experiment
 from lockstep.reports.runs import SCORES
@@ -201,8 +200,7 @@ def check_kinds(what: str, runs: Sequence[Run], space: Mapping[str, Between | On
 def check_objective(objective: str, runs: Sequence[Run]) -> None:
     """Raise SettingsError if the runs will never measure the objective."""
     if re.match("score/|eval/(?!env/)", objective) and objective not in _ALL_SCORES:
-        close = difflib.get_close_matches(objective, _ALL_SCORES, 1)
-        guess = f"Did you mean {close[0]}? " if close else ""
+        guess = did_you_mean(objective, _ALL_SCORES)
         raise SettingsError(f"There is no metric {objective} (--objective). {guess}docs/metrics.md lists them.")
     if objective.startswith("eval/") and not all(run.options.eval_every for run in runs):
         raise SettingsError(

@@ -26,7 +26,7 @@ class GlobalGenerators:
         self._of_numpy = np.random.MT19937(0)
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
+    def restored(self) -> Iterator[None]:
         """Restore the generators at the end of the block, so that other code does not notice their seeds."""
         of_torch, of_numpy = _of_torch(self._device), mtrand.get_bit_generator()
         states = [each.get_state() for each in of_torch]
@@ -49,13 +49,14 @@ class GlobalGenerators:
 def seeded(number: int) -> Iterator[None]:
     """Let all draws from the global generators of torch (on the CPU) and NumPy in the block follow from this number."""
     generators = GlobalGenerators(torch.device("cpu"))
-    with generators.lent():
+    with generators.restored():
         generators.seed(number)
         yield
 
 
 def states(device: torch.device) -> dict[str, bytes]:
-    """The state of each global generator, by the name of its owner. Takes half a millisecond."""
+    """The state of the global generator of each owner: torch, NumPy and Python. Reading them takes half a
+    millisecond."""
     of_torch = b"".join(each.get_state().numpy().tobytes() for each in _of_torch(device))
     return {"torch": of_torch, "NumPy": pickle.dumps(np.random.get_state()), "Python": pickle.dumps(random.getstate())}
 

@@ -12,7 +12,8 @@ from sentences import says
 from torch import Tensor
 
 import lockstep
-from lockstep.algorithms.base import LossOutput, check_loss
+from lockstep.algorithms.base import LossOutput
+from lockstep.algorithms.checks import check_loss
 from lockstep.algorithms.dqn import DQN, DQNConfig
 from lockstep.algorithms.ppo import PPO, PPOConfig
 from lockstep.algorithms.wrapper import Wrapper

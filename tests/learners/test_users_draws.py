@@ -136,10 +136,10 @@ def test_draws_in_a_loss_are_the_same_on_every_layout_and_after_resuming(own: li
 def test_draws_differ_between_iterations_steps_shards_and_seeds(own: list[str]) -> None:
     experiment = load_object("own.py:recipe")()
 
-    def first(seed: int, *place: int) -> float:
+    def first(seed: int, iteration: int, *place: int) -> float:
         draws = users_draws(Agent(experiment.replace(seed=seed)))
         assert draws is not None
-        with draws.lent():
+        with draws.of_iteration(iteration):
             draws.seed(*place)
             return float(torch.rand(())) + float(np.random.rand())
 
@@ -183,7 +183,7 @@ def test_other_code_does_not_notice_that_generators_are_seeded() -> None:
     before, of_numpy = states(CPU), mtrand.get_bit_generator()
     generators = GlobalGenerators(CPU)
     for _ in range(2):
-        with generators.lent():
+        with generators.restored():
             generators.seed(5)
             found = float(torch.rand(())), np.random.rand()
             generators.seed(5)
