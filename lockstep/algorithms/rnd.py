@@ -33,6 +33,11 @@ def with_curiosity(algorithm: Algorithm[Any]) -> Algorithm[Any]:
             f"algorithm.rnd.coef={algorithm.config.rnd.coef:g} needs the model's companion for its own networks, but "
             f"{type(algorithm).__name__} has one already. Use --algorithm.rnd.coef 0."
         )
+    if hasattr(algorithm, "batches"):
+        raise SettingsError(
+            f"algorithm.rnd.coef={algorithm.config.rnd.coef:g} adds novelty to lockstep's minibatches, but "
+            f"{type(algorithm).__name__} brings its own minibatches (batches). Use --algorithm.rnd.coef 0."
+        )
     return RND(algorithm)
 
 

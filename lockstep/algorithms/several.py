@@ -57,6 +57,11 @@ class Several(Wrapper):
         if inner.mean_loss:
             self.counted = tuple((prefix_of(name), f"{_SAMPLES}/{name}") for name in names)
 
+    def check(self, observation_space: gymnasium.Space[Any]) -> None:
+        """Check what each policy observes."""
+        for part in self.space.parts.values():
+            self.inner.check(part.observation_space)
+
     def variables(self, model: PolicyModel) -> dict[str, Tensor]:
         """None.
 

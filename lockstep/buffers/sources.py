@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from lockstep.agent import Agent
 from lockstep.algorithms.rnd import RND
+from lockstep.algorithms.wrapper import Wrapper
 from lockstep.buffers.batches import Batches
 from lockstep.buffers.intrinsic import CuriousBatches
 from lockstep.buffers.on_policy import FreshBatches
@@ -30,9 +31,11 @@ class BringsBatches(Protocol):
 
 def batches_for(agent: Agent, slots: range, tree: TreeSum) -> Batches:
     """The source of minibatches for one learner. The arguments are those of BringsBatches.batches."""
-    algorithm = agent.algorithm
-    if isinstance(algorithm, BringsBatches):
-        return algorithm.batches(agent, slots, tree)
+    algorithm = inner = agent.algorithm
+    while isinstance(inner, Wrapper):
+        inner = inner.inner
+    if isinstance(inner, BringsBatches):
+        return inner.batches(agent, slots, tree)
     if agent.experiment.algorithm.replays:
         return ReplayBatches(agent, slots)
     if agent.kernels is not None:

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
+from gymnasium import spaces
 from sentences import says
-from torch import Tensor
+from torch import Tensor, nn
 
 import lockstep
-from lockstep.algorithms.base import LossOutput
+from lockstep.algorithms.base import Algorithm, Exploration, LossOutput, ParameterGroup
 from lockstep.algorithms.checks import check_loss
 from lockstep.algorithms.dqn import DQN, DQNConfig
+from lockstep.algorithms.onpolicy import OnPolicy
+from lockstep.algorithms.popart import PopArt
 from lockstep.algorithms.ppo import PPO, PPOConfig
+from lockstep.algorithms.rnd import RND, with_curiosity
+from lockstep.algorithms.several import Several
 from lockstep.algorithms.wrapper import Wrapper
+from lockstep.buffers.sources import batches_for
 from lockstep.cli.main import main
 from lockstep.config.settings import SettingsError
+from lockstep.distributed.groups import Group
+from lockstep.distributed.tree import TreeSum
+from lockstep.models.policies import Part, PoliciesSpace
+from lockstep.models.popart import PopArtConfig, PopArtHead
+from lockstep.models.rnd import RNDConfig
 
 X = torch.ones((), requires_grad=True)
 
@@ -67,6 +80,58 @@ def test_steps_are_read_where_something_decides_by_them() -> None:
     reading = [PPO(PPOConfig(target_kl=0.1)), PPO(PPOConfig(desired_kl=0.1)), Stopping(config), Wrapped(PPO(config))]
     assert all(each.reads_steps for each in [*reading, Plain(Stopping(config))])
     assert not any(each.reads_steps for each in (Own(config), Plain(PPO(config)), DQN(DQNConfig())))
+
+
+class Exploring(PPO):
+    """Moves the value's head only, refuses every observation, and explores."""
+
+    def check(self, observation_space: gymnasium.Space[Any]) -> None:
+        raise SettingsError(f"not {observation_space}")
+
+    def companion(self, observation_space: gymnasium.Space[Any], seed: int) -> nn.Module:
+        return nn.Linear(2, 3)
+
+    def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
+        return (ParameterGroup("value_head.", updates * hyper["learning_rate"]),)
+
+    def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
+        return Exploration(samples < 10, torch.full((len(environments), 1), 0.5))
+
+
+def test_nothing_that_an_algorithm_overrides_is_lost_in_a_wrapper() -> None:
+    head = PopArtHead(1, 1, PopArtConfig(rate=0.1))
+    wrapped = PopArt(Exploring(PPOConfig()), head)
+    assert wrapped.groups(3, {"learning_rate": 0.5}) == (ParameterGroup("value_head.", 1.5),)
+    explored = wrapped.exploration(0.0, 10, range(4, 6), 8)
+    assert explored is not None and not explored.random and explored.numbers.tolist() == [[0.5], [0.5]]
+    assert wrapped.companion(spaces.Discrete(2), 1) is not None
+    with pytest.raises(SettingsError, match="not Discrete"):
+        wrapped.check(spaces.Discrete(2))
+    common, own_space = (spaces.Box(0, 1, (size,)) for size in (3, 2))
+    policies = {"one": Part(spaces.Dict({"x": own_space}), spaces.Discrete(2))}
+    with pytest.raises(SettingsError, match=r"not .*\(2,\)"):  # what the policy observes
+        Several(Exploring(PPOConfig()), PoliciesSpace({"x": common}, policies)).check(common)
+    curious = RND(Exploring(PPOConfig()))
+    curious.annealings = {"epsilon": float}
+    explored = curious.exploration(0.0, 9, range(1), 1)
+    assert explored is not None and explored.random and curious.inner.annealings == {"epsilon": float}
+    # What the wrapped algorithm calls itself, what other methods compute, and what only replay has.
+    own = {"loss", "auxiliary_loss", "with_auxiliary", "annealed", "follow"}
+    methods = {name for name, x in {**vars(Algorithm), **vars(OnPolicy)}.items() if callable(x) or type(x) is property}
+    assert {name for name in methods if not name.startswith("_")} - own <= vars(Wrapper).keys()
+
+
+def test_a_wrapped_algorithm_brings_its_own_minibatches() -> None:
+    class Bringing(PPO):
+        def batches(self, agent: Any, slots: range, tree: Any) -> Any:
+            return self, slots
+
+    inner, head = Bringing(PPOConfig()), PopArtHead(1, 1, PopArtConfig(rate=0.1))
+    agent: Any = SimpleNamespace(algorithm=PopArt(inner, head))
+    found: Any = batches_for(agent, range(2), TreeSum(2, Group()))
+    assert found == (inner, range(2))
+    with pytest.raises(SettingsError, match=r"rnd\.coef=0\.5 .*Bringing brings its own minibatches"):
+        with_curiosity(Bringing(PPOConfig(rnd=RNDConfig(coef=0.5))))
 
 
 OWN = """
