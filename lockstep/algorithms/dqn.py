@@ -49,8 +49,9 @@ class DQNConfig(OffPolicyConfig):
     epsilon_fraction: float = 0.1
     """Share of total_steps over which ε falls, counted from the first step, warm-up included. Longer explores more."""
     epsilon_spread: float = 0.0
-    """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018). With 0, all
-    environments have the same ε. Higher makes their ε differ more; Ape-X has 7 with epsilon_end 0.4."""
+    """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N (Horgan et al. 2018), once ε has fallen, or always if
+    algorithm.anneal sets ε. With 0, all environments have the same ε. Higher makes their ε differ more; Ape-X has 7
+    with epsilon_end 0.4."""
     samples: int = 64
     """N: implicit quantiles of each item that a gradient step moves. More make the step less noisy and slower."""
     target_samples: int = 64
@@ -88,7 +89,8 @@ class DQNConfig(OffPolicyConfig):
         yield from super().warnings(setup)
         total, per_iteration = setup.total_steps, setup.samples_per_iteration
         fall, learning = self.epsilon_fraction * total, self.build().warm_iterations(per_iteration) * per_iteration
-        if self.epsilon_start != self.epsilon_end and 0 < fall <= learning:
+        falls = "epsilon" not in self.anneal and self.epsilon_start != self.epsilon_end
+        if falls and 0 < fall <= learning:
             fraction = min(1.0, math.ceil(100 * (fall + learning) / total) / 100)
             yield (
                 f"ε falls from {self.epsilon_start:g} to {self.epsilon_end:g} in the first {fall:,.0f} steps "
@@ -194,7 +196,8 @@ class DQN(OffPolicy[DQNConfigT]):
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration:
         epsilon = acting_epsilon(self.config, self.annealings, progress, samples)
-        spread = self.config.epsilon_spread if epsilon == self.config.epsilon_end else 0.0
+        fallen = "epsilon" in self.annealings or epsilon == self.config.epsilon_end
+        spread = self.config.epsilon_spread if fallen else 0.0
         given = epsilon, spread, environments, num_envs
         if self._spread is None or self._spread[0] != given:
             place = torch.tensor(list(environments), dtype=torch.float64) / max(1, num_envs - 1)

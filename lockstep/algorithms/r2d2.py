@@ -61,8 +61,8 @@ class R2D2Config(DQNConfig):
     """Final ε of the environment that explores most. Higher keeps exploring more."""
     epsilon_fraction: float = 0.0
     epsilon_spread: float = 7.0
-    """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N, once ε has fallen (Horgan et al. 2018). With 0, all
-    environments have the same ε. Higher makes their ε differ more."""
+    """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N (Horgan et al. 2018), once ε has fallen, or always if
+    algorithm.anneal sets ε. With 0, all environments have the same ε. Higher makes their ε differ more."""
 
     needs: ClassVar[tuple[Need, ...]] = (Need(("priority_max",), ("algorithm.replay.prioritized",)),)
 

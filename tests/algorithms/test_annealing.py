@@ -11,6 +11,7 @@ from tiny import EXPERIMENTS, options
 
 from lockstep import recipes
 from lockstep.algorithms.annealing import annealings
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError
 from lockstep.export.hub import foreign_code
@@ -120,3 +121,12 @@ def test_exploration_uses_them() -> None:
     numbers = [algorithm.exploration(0.0, samples, range(2), 2) for samples in (0, 500, 2000)]
     assert [each.numbers.flatten().tolist() for each in numbers if each] == [[0.5] * 2, [0.375] * 2, [0.25] * 2]
     assert algorithm.hyperparameters(0.0)["epsilon"] == 1.0, "without it"
+
+
+def test_an_annealed_epsilon_differs_between_environments_too() -> None:
+    """ε of 0.5 and then 0.25, of which the second of two environments has the square."""
+    config = DQNConfig(epsilon_spread=1.0)  # its epsilon_end, 0.01, has no meaning then
+    algorithm = config.build()
+    algorithm.annealings = annealings({"epsilon": "0:0.5,1000:0.25"}, algorithm.hyperparameters(0.0), 2000, 100)
+    numbers = [algorithm.exploration(0.0, samples, range(2), 2).numbers.flatten().tolist() for samples in (0, 2000)]
+    assert numbers == [pytest.approx([0.5, 0.25]), pytest.approx([0.25, 0.0625])]
