@@ -29,6 +29,7 @@ def augment(images: np.ndarray, draws: np.ndarray, pad: int, intensity: np.float
     for i in range(n):
         down = min(int(draws[i, 0] * np.float32(2 * pad + 1)), 2 * pad) - pad
         right = min(int(draws[i, 1] * np.float32(2 * pad + 1)), 2 * pad) - pad
+        right = min(max(right, 1 - width), width - 1)  # further away, only copies of the border are seen, too
         factor = _ONE + intensity * min(max(ndtri(within(draws[i, 2])), -_STRONGEST), _STRONGEST)
         first, last = max(0, -right), min(width, width - right)  # columns between repeated borders
         for c in range(channels):

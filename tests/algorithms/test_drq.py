@@ -14,6 +14,7 @@ from torch import Tensor
 from lockstep.algorithms.drq import DrQConfig, augment, brightened, shifted
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
+from lockstep.kernels import images as kernels
 from lockstep.models.base import Networks
 from lockstep.models.q import QModel, QModelConfig
 from lockstep.recipes import drq_atari100k
@@ -33,6 +34,18 @@ def test_images_are_padded_with_their_border_and_cropped() -> None:
         [1, 2, 2, 4, 5, 5, 7, 8, 8],
         [3, 3, 4, 6, 6, 7, 6, 6, 7],
     ]
+
+
+def test_shifts_beyond_the_border_show_only_the_border() -> None:
+    image = torch.arange(6, dtype=torch.uint8).view(1, 1, 2, 3)
+    # Of 11 columns that a crop may begin at, 0 is 5 columns to the left and 0.99 is 5 to the right. 0.2 and 0.75 are 3
+    # to either side, which is the width of the image.
+    draws = torch.tensor([[0.5, 0.0, 0.5], [0.5, 0.99, 0.5], [0.5, 0.2, 0.5], [0.0, 0.75, 0.5]])
+    images, found = image.repeat(4, 1, 1, 1), np.zeros((4, 1, 2, 3), np.float32)
+    kernels.augment(images.numpy(), draws.numpy(), 5, np.float32(0), found)
+    expected = [[0, 0, 0, 3, 3, 3], [2, 2, 2, 5, 5, 5], [0, 0, 0, 3, 3, 3], [2, 2, 2, 2, 2, 2]]
+    assert found.reshape(4, 6).tolist() == expected
+    assert shifted(images, draws[:, :2], 5).flatten(1).tolist() == expected
 
 
 def test_brightness_changes_by_a_clipped_normal_factor() -> None:
