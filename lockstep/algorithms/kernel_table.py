@@ -125,7 +125,11 @@ class PPOKernels(_OnPolicyKernels):
     entries = True
 
     def covers(self, case: Case) -> bool:
-        return not case.model.recurrent and super().covers(case)
+        if case.model.recurrent or not super().covers(case):
+            return False
+        assert isinstance(case.model, StandardModelConfig)
+        # These kernels draw the initial weights themselves, those of convolutions always as orthogonal matrices.
+        return case.model.initialization != "impala" or not ObservationLayout.of(case.observation_space).images
 
 
 @dataclass(frozen=True)
