@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import math
 import multiprocessing
 import os
 import resource
@@ -38,6 +39,8 @@ _OTHER_FILES = 512
 _ECHO = 1.0
 """Seconds in which a further SIGTERM counts as a part of the first request. `timeout` sends one to the process and one
 to its group, and a shutdown also signals processes that forward the signal."""
+_CTRL_C_ECHO = 0.05
+"""The same for SIGINT. It is shorter than the time between two keystrokes of an impatient user."""
 _ENDING = 10.0
 """Seconds that a process has to clean up after a request to end at once."""
 _INTERRUPTED = 130
@@ -165,17 +168,17 @@ class Requests:
     """
 
     def __init__(self, *, patient: bool = False) -> None:
-        self._patience = float("inf") if patient else _ECHO
+        self._echoes: dict[int, float] = {signal.SIGINT: _CTRL_C_ECHO, signal.SIGTERM: math.inf if patient else _ECHO}
         self._first: float | None = None
 
     def insists(self, number: int) -> bool:
         """Record a signal. Returns whether it is a further request, so that the process should end at once. After the
-        first signal, every Ctrl-C is one, and so is every SIGTERM that was not sent together with the first request."""
+        first signal, every Ctrl-C and every SIGTERM is one, unless it was sent together with the first request."""
         now = time.monotonic()
         if self._first is None:
             self._first = now
             return False
-        return number == signal.SIGINT or (number == signal.SIGTERM and now - self._first > self._patience)
+        return now - self._first > self._echoes.get(number, math.inf)
 
 
 @contextlib.contextmanager
@@ -353,5 +356,5 @@ def death_report(process: BaseProcess) -> str:
         return f"was ended by {name}{hint}"
     return (
         f"ended without a message, with exit code {code}. Its last output is above. A script that starts "
-        'processes must call lockstep below if __name__ == "__main__":'
+        'processes must be a file that calls lockstep below if __name__ == "__main__":'
     )

@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +43,7 @@ from lockstep.sweep.runner import Runner, needs_of
 from lockstep.sweep.search import measured, reached
 from lockstep.sweep.slots import Machine, Needs, Process, Share, needs
 from lockstep.sweep.stopping import Curve, StopRule
+from lockstep.system import children
 from lockstep.system.machine import cores
 
 
@@ -387,14 +389,15 @@ def test_what_nobody_foresaw_has_runs_checkpoint_and_is_shown_as_it_is(
     assert f"interrupted {queue.entries()[0].name}" in capsys.readouterr().out
 
 
-def test_two_ctrl_cs_at_once_are_an_end_and_no_failure(queue: Queue) -> None:
-    """Both arrive before the sweep looks: it tells the runs first, and then ends them."""
+def test_two_ctrl_cs_before_the_sweep_looks_are_an_end_and_no_failure(queue: Queue) -> None:
+    """It tells the runs first, and then ends them."""
     queue.add(seeds(1))
 
     class Hurried(Machine):
         def start(self, queue: Queue, name: str, share: Share) -> Process:
-            for _ in range(2):
-                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(2 * children._CTRL_C_ECHO)
+            signal.raise_signal(signal.SIGINT)
             return subprocess.Popen(["sh", "-c", "trap '' TERM; exec sleep 100"])
 
     assert not Runner(queue, Hurried([0]), SweepOptions(overview="plain")).run()

@@ -123,6 +123,18 @@ def test_a_second_sigterm_ends_at_once_unless_it_is_an_echo(
     assert capsys.readouterr().err.count("SIGTERM: checkpoint and stop") == 1
 
 
+def test_a_second_ctrl_c_ends_at_once_unless_it_is_an_echo(clock: list[float]) -> None:
+    status = RunStatus()
+    status.begin()
+    with pytest.raises(KeyboardInterrupt), stopping_on_signals(status):
+        for clock[0] in (0.0, 0.01):  # as `timeout --signal INT` sends it to the process and to its group
+            send(signal.SIGINT)
+        assert status.stop_requested()
+        clock[0] = 0.1
+        send(signal.SIGINT)
+        pytest.fail("it goes on")
+
+
 def test_a_sweep_may_pass_a_sigterm_on_late(clock: list[float]) -> None:
     status = RunStatus()
     status.begin()
