@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,10 +76,19 @@ def _options_together(arguments: list[str]) -> list[str]:
         if flag not in MERGED:
             groups.append([first, *values])
             continue
+        given = [value, *values] if value else values
+        refuse_repeated(flag, given)
         if flag not in merged:
             groups.append(merged.setdefault(flag, [flag]))
-        merged[flag] += [value, *values] if value else values
+        merged[flag] += given
     return [word for group in groups for word in group]
+
+
+def refuse_repeated(flag: str, given: list[str]) -> None:
+    """Raise SettingsError if one list of NAME=VALUE has a name twice."""
+    counts = Counter(word.partition("=")[0].replace("-", "_") for word in given if "=" in word)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise SettingsError(f"{flag} names {twice[0]} twice, but only one value can count. Leave one of them out.")
 
 
 def with_values(arguments: list[str]) -> list[list[str]]:

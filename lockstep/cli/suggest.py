@@ -27,10 +27,10 @@ def check_flags(verb: str, groups: list[list[str]], arguments: Any) -> None:
     positional = {row.path: row for row in known if row.positional}
     flags = {row.path: row for row in known if not row.positional}  # resume has both RUN and --run
     settings = {path: row.default for path, row in flags.items()}
-    needed = [row.value for row in positional.values() if not row.optional]
-    if needed and all(word.startswith("--") for group in groups for word in group):
-        about = " ".join(next(iter(positional.values())).text.split()).rstrip(".")
-        raise SettingsError(f"{verb} lacks {' and '.join(needed)} ({about}). lockstep {verb} --help explains it.")
+    words = sum(not word.startswith("--") for group in groups for word in group)
+    if lacking := [row for row in positional.values() if not row.optional][words:]:
+        names, about = " and ".join(row.value for row in lacking), " ".join(lacking[0].text.split()).rstrip(".")
+        raise SettingsError(f"{verb} lacks {names} ({about}). lockstep {verb} --help explains it.")
     if groups and not groups[0][0].startswith("--") and not positional:
         word = groups[0][0]
         written = f"--{word.lstrip('-')}" if word.startswith("-") else f"--env.id {word}"

@@ -42,7 +42,7 @@ def sweep(arguments: list[str]) -> int:
         if search is not None:
             search.validate()
         for run in search.runs if search else runs:
-            run.validate(here=not (options.slurm or options.ray))
+            run.validate(local=not (options.slurm or options.ray))
         new = bool(runs or search)
         if options.dry_run or options.status:
             queue, code = Queue(folder.resolve()) if new else Queue.open(folder), 0

@@ -144,8 +144,8 @@ def _refuse_settings(arguments: list[str], words: list[str]) -> None:
     from lockstep.experiment import Experiment
 
     for flag in (flag for flag in others if is_of(flag, Experiment, RunOptions) or flag in ("--layout", "--preset")):
-        here = "what the folder holds. Name what to run before all flags"
-        held = f"what {words[1]} gives: set it in that file" if len(words) > 1 else here
+        contents = "what the folder holds. Name what to run before all flags"
+        held = f"what {words[1]} gives: set it in that file" if len(words) > 1 else contents
         raise SettingsError(
             f"{flag} is for recipes, as in lockstep sweep FOLDER ppo-cartpole {flag} ..., and cannot change {held}."
         )

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import tyro
 
-from lockstep.cli.common import MERGED, advising, parse, with_preset, with_values
+from lockstep.cli.common import MERGED, advising, parse, refuse_repeated, with_preset, with_values
 from lockstep.cli.suggest import check_flags
 from lockstep.cli.unused import idle, sentence
 from lockstep.config.options import RunOptions
@@ -76,8 +76,13 @@ def runs_of(
         SettingsError: a flag is unknown, or its value or list of values is not valid.
         SystemExit: help was requested and printed.
     """
-    groups = [each for group in _groups(flags) for each in _by_name(group)]
-    axes = [_Axis(_normal(group[0]), _alternatives(group)) for group in groups]
+    named = _groups(flags)
+    for flag, *values in named:
+        if _normal(flag) in MERGED:
+            # gravity=1, gravity=2 is a list of alternatives.
+            refuse_repeated(_normal(flag), [value for value in values if not value.endswith(",")])
+    groups = [each for group in named for each in _by_name(group)]
+    axes = [_Axis(_normal(group[0]), _alternatives(group, [*recipes.values()])) for group in groups]
     settings = [axis for axis in axes if axis.flag not in MERGED and not _is_single(axis.flag)]
     counts = Counter(axis.flag for axis in settings if len(axis.alternatives[0]) > 1)
     if twice := [flag for flag, count in counts.items() if count > 1]:
@@ -131,11 +136,13 @@ def search_of(
         SettingsError: a searched setting does not exist, or its values are not valid.
         SystemExit: see runs_of.
     """
+    groups = _groups(flags)
+    refuse_repeated("--search", [word for flag, *words in groups if flag == "--search" for word in words])
     runs, options = runs_of(recipes, flags, folder, defaults)
 
     def alternatives(name: str, values: str) -> list[Experiment]:
         flag = "--" + _normal(name)
-        others = [word for group in _groups(flags) if _normal(group[0]) != flag for word in group]
+        others = [word for group in groups if _normal(group[0]) != flag for word in group]
         given = [*others, flag, *values.split()]
         advice = f"--search {name}={values} is neither a range nor a list of values of {flag}. {HOW_TO_SEARCH}"
         return [run.experiment for run in runs_of(recipes, given, folder, defaults, advice)[0]]
@@ -147,6 +154,9 @@ def search_of(
             check_flags("sweep", [[f"--{name}"]], runs[0].experiment)
         setting(runs[0].experiment, path)
         space[path] = space_of(path, str(text), partial(alternatives, name, str(text)))
+    for flag in dict.fromkeys(_normal(group[0]) for group in groups):
+        if flag[2:].replace("-", "_") in space:
+            print_line(f"{flag} has no effect, because --search chooses its values.", sys.stderr)
     if options.population is None:
         return Search(tuple(runs), space), options
     if len(runs) > 1:
@@ -212,7 +222,7 @@ def _by_name(group: list[str]) -> list[list[str]]:
     return [[flag, each] for each in _split(r"(?<!,)\s+(?!,)", text)]
 
 
-def _alternatives(group: list[str]) -> list[list[str]]:
+def _alternatives(group: list[str], recipes: list[Experiment]) -> list[list[str]]:
     flag, text = group[0], " ".join(group[1:])
     merged = _normal(flag) in MERGED
     if _is_single(flag) or not ("," in text or _RANGE.fullmatch(text.rpartition("=")[2] if merged else text)):
@@ -232,7 +242,7 @@ def _alternatives(group: list[str]) -> list[list[str]]:
             found += [[flag, f"{name}={each}"] for each in values]
         elif numbers:
             found += [[flag, f"{name}{equals}{each}"] for each in values]
-        elif part.lower() in ("true", "false"):
+        elif part.lower() in ("true", "false") and _is_switch(flag, recipes):
             found.append([_switch(flag, on=part.lower() == "true")])
         else:
             # A path, or an option's value, may contain spaces.
@@ -256,6 +266,14 @@ def _split(separator: str, text: str) -> list[str]:
     begins = [0, *(found.end() for found in re.finditer(separator, "".join(hidden)))]
     ends = [*(found.start() for found in re.finditer(separator, "".join(hidden))), len(text)]
     return [text[begin:end] for begin, end in zip(begins, ends)]
+
+
+def _is_switch(flag: str, recipes: list[Experiment]) -> bool:
+    """Whether a flag's setting is on or off, in the recipes that have it."""
+    for recipe in recipes:
+        with contextlib.suppress(SettingsError):
+            return isinstance(setting(recipe, flag[2:]), bool)
+    return True  # the parser reports settings that do not exist
 
 
 def _switch(flag: str, *, on: bool) -> str:

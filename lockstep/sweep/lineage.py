@@ -16,7 +16,7 @@ from lockstep.run.files import writing
 from lockstep.sweep.generations import Generations, Member
 from lockstep.sweep.search import OneOf
 from lockstep.sweep.spec import task
-from lockstep.training.recorder import WINDOW
+from lockstep.training.logger import WINDOW
 
 _WIDTH, _HEIGHT, _LOW = 8.5, 4.0, 1.7
 """Inches: the figure's width, the height of the scores, and the height of each setting."""

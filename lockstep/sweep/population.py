@@ -89,7 +89,7 @@ class Population:
             )
         if not 0 < self.share <= 0.5:
             raise SettingsError(f"A population's share={self.share} must be above 0 and at most 0.5.")
-        check_objective(self.objective, self.runs)
+        check_objective(self.objective, self.runs, self.space)
         experiment = self.run.experiment
         if self.evolution is not None:
             self._check_evolution(self.evolution)
@@ -131,6 +131,11 @@ class Population:
             if not name.startswith(("algorithm.", "env.options.")):
                 raise SettingsError(f"The population cannot vary {name}: {_INHERITED}")
             check_space(name, space, setting(experiment, name))
+            if isinstance(space, OneOf) and len(space.values) == 1:
+                raise SettingsError(
+                    f"The population cannot vary {name}, which has only the value {space}. List several values or give "
+                    f"a range, or leave it out of --search and set it with --{name.replace('_', '-')} {space}."
+                )
             values = space.values if isinstance(space, OneOf) else (space.low, space.high)
             if name in fixed and len({fixed[name](value) for value in values}) > 1:
                 raise SettingsError(

@@ -83,7 +83,7 @@ class RayProcess:
 
     def poll(self) -> int | None:
         """The exit code of the run; LOST if its node was lost; None while it runs."""
-        if self.returncode is None and self._is_there(self._ended):
+        if self.returncode is None and self._ready(self._ended):
             self.returncode = self._code()
             self.kill()
         return self.returncode
@@ -92,7 +92,7 @@ class RayProcess:
     def begun(self) -> bool:
         """Whether Ray has placed it on a node."""
         if not self._placed:
-            self._placed = self._is_there(self._begun)
+            self._placed = self._ready(self._begun)
         return self._placed
 
     def terminate(self) -> None:
@@ -108,10 +108,10 @@ class RayProcess:
 
     def wait(self) -> int:
         """Wait a while for it to end."""
-        self._is_there(self._ended, _ENDING)
+        self._ready(self._ended, _ENDING)
         return self.poll() or 0
 
-    def _is_there(self, answer: Any, timeout: float = 0.0) -> bool:
+    def _ready(self, answer: Any, timeout: float = 0.0) -> bool:
         return bool(self._ray.wait([answer], timeout=timeout)[0])
 
     def _code(self) -> int:
@@ -141,10 +141,10 @@ class RayCluster:
 
     def has_room(self, wanted: Needs) -> bool:
         """Whether the cluster has enough resources that this sweep has not taken."""
-        there, bundle = self._ray.cluster_resources(), self._bundle(wanted)
-        cpus = there.get("CPU", 0) - sum(taken.cpus for taken in self._taken)
-        gpus = there.get("GPU", 0) - sum(taken.gpus for taken in self._taken)
-        memory = there.get("memory", 0) - sum(taken.memory for taken in self._taken)
+        total, bundle = self._ray.cluster_resources(), self._bundle(wanted)
+        cpus = total.get("CPU", 0) - sum(taken.cpus for taken in self._taken)
+        gpus = total.get("GPU", 0) - sum(taken.gpus for taken in self._taken)
+        memory = total.get("memory", 0) - sum(taken.memory for taken in self._taken)
         return cpus >= bundle.cpus > 0 and gpus > bundle.gpus - _ROUNDING and memory >= bundle.memory
 
     def take(self, wanted: Needs) -> Bundle | None:

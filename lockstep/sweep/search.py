@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.algorithms.rnd import with_curiosity
 from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError, did_you_mean, parse_count
 from lockstep.envs.info import labels
@@ -21,6 +22,9 @@ from lockstep.sweep.spec import Run, changed, plain, replaced, setting
 
 OBJECTIVE, TRIALS = "score/mean", 20
 _ALL_SCORES = (*SCORES, "score/length", "eval/score_low", "eval/score_high", "eval/length")
+_COUNTS = ("samples", "frames", "updates", "iteration", "seconds", "episodes", "gradient_norm")
+_OF_ANY_RUN = ("curriculum", "env", "eval", "hyper", "lag", "popart", "replay", "score", "speed", "time", "wait")
+"""Groups of metrics that do not come from the loss."""
 HOW_TO_SEARCH = "Write LOW..HIGH, log:LOW..HIGH, or values separated by commas."
 _DIGITS = 4
 """Significant digits of the numbers that are tried. More would make no visible difference."""
@@ -88,7 +92,7 @@ class Search:
                 f"A search needs at least one trial (--trials {self.trials}), a run ({len(self.runs)} given) and a "
                 f"setting to search ({len(self.space)} given), as in --search algorithm.learning_rate=log:1e-5..1e-3."
             )
-        check_objective(self.objective, self.runs)
+        check_objective(self.objective, self.runs, self.space)
         first = self.runs[0].experiment
         for name, space in self.space.items():
             check_space(name, space, setting(first, name))
@@ -197,11 +201,21 @@ def check_kinds(what: str, runs: Sequence[Run], space: Mapping[str, Between | On
             )
 
 
-def check_objective(objective: str, runs: Sequence[Run]) -> None:
-    """Raise SettingsError if the runs will never measure the objective."""
+def check_objective(objective: str, runs: Sequence[Run], space: Mapping[str, Between | OneOf]) -> None:
+    """Raise SettingsError if the runs will never measure the objective, with any settings of the space."""
     if re.match("score/|eval/(?!env/)", objective) and objective not in _ALL_SCORES:
         guess = did_you_mean(objective, _ALL_SCORES)
         raise SettingsError(f"There is no metric {objective} (--objective). {guess}docs/metrics.md lists them.")
+    if objective.partition("/")[0] not in _OF_ANY_RUN:
+        learned = [_learned(experiment) for run in runs for experiment in _examples(run.experiment, space)]
+        names = sorted({*_COUNTS, *(name for each in learned for name in each or ())})
+        # With several policies, each has its own metrics: loss/value/adversary.
+        if None not in learned and not any(objective == name or objective.startswith(f"{name}/") for name in names):
+            names = [*names, *_ALL_SCORES]
+            raise SettingsError(
+                f"There is no metric {objective} (--objective). {did_you_mean(objective, names)}These runs have "
+                f"{', '.join(names)}, and others that docs/metrics.md lists."
+            )
     if objective.startswith("eval/") and not all(run.options.eval_every for run in runs):
         raise SettingsError(
             f"--objective {objective} needs evaluations during training, which these runs do not have: add "
@@ -213,6 +227,24 @@ def check_objective(objective: str, runs: Sequence[Run]) -> None:
             f"--objective {objective} needs the number that environments report as {name}, which these runs do not "
             "read: name it in --env.metrics."
         )
+
+
+def _examples(experiment: Experiment, space: Mapping[str, Between | OneOf]) -> list[Experiment]:
+    """The experiment, and others with one setting of the space changed: settings may add metrics."""
+    found = [experiment]
+    for name, each in space.items():
+        values = each.values if isinstance(each, OneOf) else (each.low, each.high)
+        found += [replaced(experiment, name, value) for value in values]
+    return found
+
+
+def _learned(experiment: Experiment) -> Sequence[str] | None:
+    """The names of the metrics of the algorithm's loss; None if they are unknown."""
+    try:
+        algorithm = with_curiosity(experiment.algorithm.build())
+        return list(algorithm.summarize(dict.fromkeys(algorithm.metric_names, 1.0)))
+    except Exception:  # invalid settings are found later, and a user's summarize may not accept these numbers
+        return None
 
 
 def check_space(name: str, space: Between | OneOf, value: Any) -> None:

@@ -63,11 +63,11 @@ class Run:
         """Bytes that its replay memory takes when it is full."""
         return _memory(json.dumps(_without_fractions(to_json(self.experiment.replace(seed=1, total_steps=1)))))
 
-    def validate(self, *, here: bool = True) -> None:
+    def validate(self, *, local: bool = True) -> None:
         """Raise SettingsError for mistakes that can be found before anything runs.
 
         Args:
-            here: whether it will run on this machine, so that the GPUs must be here, too.
+            local: whether it will run on this machine, which must then have the GPUs.
         """
         for name, kind in (("experiment", Experiment), ("layout", str), ("options", RunOptions), ("label", str)):
             if not isinstance(getattr(self, name), kind):
@@ -86,7 +86,7 @@ class Run:
                 f"--run {self.options.run} cannot be given in a sweep, which chooses the folders of its runs. Leave "
                 "it out."
             )
-        prepare(self.experiment, layout if here else layout.anywhere())
+        prepare(self.experiment, layout if local else layout.anywhere())
         layout.validate()
         self.options.validate()
 

@@ -27,6 +27,7 @@ from lockstep.run import checkpoint
 from lockstep.sweep import grid
 from lockstep.sweep.options import SweepOptions
 from lockstep.sweep.queue import Outcome, Queue
+from lockstep.system import children
 
 KILLS = int(os.environ.get("LOCKSTEP_KILLS", "2"))
 """Random moments at which a sweep is killed."""
@@ -126,6 +127,7 @@ def test_a_second_ctrl_c_stops_at_once(start: Callable[..., Child]) -> None:
     child.until(lambda: any(Path("set/runs").glob("*/ledger.jsonl")), "a run to begin")
     child.interrupt()
     child.until(lambda: "a further Ctrl-C stops at once" in child.output(), "the answer to the first Ctrl-C")
+    time.sleep(2 * children._CTRL_C_ECHO)
     child.interrupt()
     assert child.wait() == 130
     assert outcomes() == {}

@@ -231,11 +231,11 @@ def test_lists_are_values_and_values_that_never_fit_are_found_before_anything_ru
 
 def test_an_objective_that_no_run_has() -> None:
     queue = Queue.make(Path("set"))
-    trials = Trials.make(queue, search(objective="loss/nothing"))
+    trials = Trials.make(queue, search(objective="speed/nothing"))
     trials.begin()
     trials.next()
     end(queue, trials.all()[0], 1.0)
-    with pytest.raises(SettingsError, match=r"loss/nothing .*--eval-every"):
+    with pytest.raises(SettingsError, match=r"speed/nothing .*--eval-every"):
         trials.next()
 
 
@@ -313,7 +313,7 @@ def test_another_search_in_the_same_folder() -> None:
     queue = Queue.make(Path("set"))
     Trials.make(queue, search()).begin()
     assert Trials.make(queue, search(trials=30)).search.trials == 30
-    for other in (search(RATE), search(seed=1), search(seeds=(1, 2)), search(objective="loss/nothing")):
+    for other in (search(RATE), search(seed=1), search(seeds=(1, 2)), search(objective="loss/policy")):
         with pytest.raises(SettingsError, match=r"set .*--trials N"):
             Trials.make(queue, other)
 
@@ -363,12 +363,20 @@ def test_spaces_from_flags(name: str, text: str, expected: Between | OneOf) -> N
         ({"space": [OneOf((1, 2))]}, r"space=\[.*OneOf\(\(2, 4\)\)"),
         ({"space": {"algorithm.discount": Between(0.9, 1.5)}}, "discount"),
         ({"objective": "eval/score"}, "eval/score.*--eval-every N"),
+        ({"objective": "loss/polcy"}, r"loss/polcy \(--objective\).*loss/policy.*value/explained_variance"),
+        ({"objective": "nothing"}, r"nothing \(--objective\).*score/mean"),
         ({"runs": [Run(recipes.ppo_cartpole()), Run(recipes.dqn_cartpole())]}, "--seed .*--search "),
     ],
 )
 def test_searches_that_are_none(changed: dict[str, Any], complaint: str) -> None:
     with pytest.raises(SettingsError, match=complaint):
         dataclasses.replace(search(), **changed).validate()
+
+
+@pytest.mark.parametrize("objective", ["loss/value", "loss/value/adversary", "gradient_norm", "policy/kl", "lag/kept"])
+def test_objectives_that_runs_may_have(objective: str) -> None:
+    space = {"algorithm.desired_kl": OneOf((0.0, 0.01))}
+    dataclasses.replace(search(space), objective=objective).validate()
 
 
 @pytest.mark.parametrize(
@@ -384,6 +392,11 @@ def test_searches_that_are_none(changed: dict[str, Any], complaint: str) -> None
             r"--search algorithm\.clip=0\.\.x ",
         ),
         (("--algorithm.epochs", "1,2", "--algorithm.epochs", "4"), "--algorithm.epochs .*--algorithm.epochs 1,2,3"),
+        (
+            ("--search", "algorithm.epochs=1..2", "--search", "algorithm.epochs=4,8"),
+            "--search names .* twice",
+        ),
+        (("--env.options", "a=1", "b=2", "a=3"), "--env.options names a twice"),
         (("--seed", "1,true"), r"--seed 1\.\.5"),
         (("--search", "algorithm.epochs=1..2", "--algorithm.rollout", "8,16"), "--seed .*--search "),
     ],
@@ -391,6 +404,12 @@ def test_searches_that_are_none(changed: dict[str, Any], complaint: str) -> None
 def test_mistakes_of_flags(flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "set", "ppo-cartpole", *flags]) == 2
     assert re.search(complaint, capsys.readouterr().err)
+
+
+def test_a_flag_of_a_searched_setting_is_said_to_have_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--algorithm.epochs", "3", "--search", "algorithm.epochs=1,2")
+    assert main(["sweep", "set", "ppo-cartpole", *flags, "--dry-run"]) == 0
+    assert says(capsys.readouterr().err, "--algorithm.epochs", "no effect", "--search")
 
 
 def test_a_search_needs_something_to_search_in(capsys: pytest.CaptureFixture[str]) -> None:

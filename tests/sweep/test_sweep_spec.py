@@ -121,6 +121,8 @@ def test_seeds_that_are_no_numbers(seeds: str) -> None:
     [
         (("--seed", "1,5..3,7"), r"5\.\.3 .*empty"),
         (("--seed", "1,,2"), "--seed 1,,2: "),
+        (("--seed", "1,true"), "--seed true "),
+        (("--algorithm.learning-rate", "1e-3,true"), "--algorithm.learning-rate .*true"),
         (("--algorithm.learning-rate", "1e-3,"), "--algorithm.learning-rate 1e-3,: "),
     ],
 )
