@@ -27,12 +27,14 @@ from lockstep.cli.main import main
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
+from lockstep.evaluation.scores import Evaluation
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import resume, train
 from lockstep.reproducibility.verify import verify
 from lockstep.run import checkpoint
 from lockstep.run.folder import RunFolder
 from lockstep.run.platform import this_platform
+from lockstep.training.callbacks import Callback, Progress
 from lockstep.training.job import Result
 
 ITERATIONS = 150
@@ -145,6 +147,48 @@ def test_stopped_by_a_signal(
     last = checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints"))
     assert 5 <= last.iteration == lines() < ITERATIONS
     assert outcome(resume("run", Layout(), options(Path("run"), checkpoint_every=50))) == expected
+
+
+@pytest.mark.parametrize("layout", ["inline", "processes:2"])
+def test_a_signal_ends_an_evaluation_which_is_repeated(
+    layout: str, start: Callable[..., Child], undisturbed: Callable[[str], tuple[str, bytes]]
+) -> None:
+    expected = undisturbed("gymnasium")
+    endless = ("--eval-every", "75", "--eval-episodes", "1000000")
+    child = start(*FLAGS, *endless, "--env.adapter", "gymnasium", "--layout", layout, "--run", "run")
+    child.until(lambda: lines() >= 75, "the evaluation")
+    child.signal(signal.SIGTERM)
+    assert child.wait() == 130
+    assert checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints")).iteration == 75
+    given = dataclasses.replace(options(Path("run"), checkpoint_every=50), eval_every=75, eval_episodes=3)
+    assert outcome(resume("run", Layout(), given)) == expected
+    assert [each["iteration"] for each in evaluations("run")] == [75, 150]
+
+
+def evaluations(run: str) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+    return [{name: x for name, x in row.items() if name != "seconds"} for row in rows if "eval/score" in row]
+
+
+def test_a_signal_ends_the_last_evaluation_which_is_repeated() -> None:
+    given = functools.partial(dataclasses.replace, eval_every=3, eval_episodes=3)
+    whole = train(cartpole(), options=given(options(Path("whole"))))
+
+    def stops(progress: Progress) -> None:
+        if progress.iteration == progress.iterations:
+            signal.raise_signal(signal.SIGINT)
+
+    class Follows(Callback):
+        def on_evaluation(self, progress: Progress, evaluation: Evaluation) -> None:
+            followed.append((progress.iteration, progress.policy().samples, progress.metrics))
+
+    followed: list[tuple[int, int, dict[str, float]]] = []
+    part = train(cartpole(), options=given(options(Path("part"))), on_iteration=stops)
+    assert part.stopped and part.iterations == whole.iterations and not evaluations("part")
+    last = json.loads(Path("part/metrics.jsonl").read_text().splitlines()[-1])
+    assert outcome(resume("part", on_iteration=Follows())) == outcome(whole)
+    assert followed == [(whole.iterations, last["samples"], last)], "the callback sees the evaluation's iteration"
+    assert evaluations("part") == evaluations("whole") != []
 
 
 def cartpole(**env: object) -> Experiment:

@@ -176,6 +176,8 @@ def test_a_fall_of_epsilon_that_the_warm_up_swallows_is_said(capsys: pytest.Capt
     assert advised
     better: Any = dataclasses.replace(short.algorithm, epsilon_fraction=float(advised[1]))  # type: ignore[call-arg]
     assert not list(better.warnings(short.replace(algorithm=better).setup))
+    annealed = dataclasses.replace(short.algorithm, anneal={"epsilon": "linear:0.01"})
+    assert not list(annealed.warnings(short.setup)), "epsilon_fraction has no effect then"
     for recipe in RECIPES.values():
         assert not list(recipe().algorithm.warnings(recipe().setup))
 

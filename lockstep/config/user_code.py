@@ -147,6 +147,11 @@ def load_object(reference: str) -> Any:
         SettingsError: the file, module or name does not exist.
     """
     source, _, name = reference.rpartition(":")
+    if not source or not name:
+        raise SettingsError(
+            f"Cannot load {reference!r}: it names no function or class. Write package.module:name or "
+            "path/to/file.py:name."
+        )
     if source.startswith((".", "/", "~")) and not source.endswith(".py"):
         raise SettingsError(f"Cannot load {reference!r}: a file's path must end in .py, as in {source}.py:{name}.")
     try:
@@ -217,9 +222,14 @@ def reference_to(cls: type | Callable[..., Any]) -> str:
     if hasattr(module, _NAMED):
         return f"{getattr(module, _NAMED)}:{cls.__qualname__}"
     if cls.__module__ in ("__main__", "__mp_main__"):
-        path, here = Path(str(module.__file__)).resolve(), Path.cwd()
-        return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{cls.__qualname__}"
+        path, folder = Path(str(module.__file__)).resolve(), Path.cwd()
+        return f"{path.relative_to(folder) if path.is_relative_to(folder) else path}:{cls.__qualname__}"
     return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def program_is_file() -> bool:
+    """Whether other processes can import the program: it is no prompt or notebook, nor a script on standard input."""
+    return Path(getattr(sys.modules["__main__"], "__file__", "")).is_file()  # "<stdin>" on standard input
 
 
 def checked_reference_to(make: type | Callable[..., Any]) -> str:
@@ -231,10 +241,11 @@ def checked_reference_to(make: type | Callable[..., Any]) -> str:
     name = getattr(make, "__qualname__", "")
     if not isinstance(getattr(make, "__self__", sys), (type, ModuleType)):  # an object's method has no name
         name = ""
-    inside, typed = "<" in name, make.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+    inside, typed = "<" in name, make.__module__ == "__main__" and not program_is_file()
     if name and not inside and not typed:
         return reference_to(make)
-    where = "inside a function" if inside else "at a prompt or in a notebook" if typed else "without a name"
+    typed_where = "at a prompt, in a notebook or on standard input"
+    where = "inside a function" if inside else typed_where if typed else "without a name"
     raise SettingsError(
         f"{name or make!r} is made {where}, so other processes cannot import it. Define it at the outermost level of a "
         "file and import it from there; in a notebook, begin its cell with %%writefile my_env.py."

@@ -283,10 +283,10 @@ def endings(names: Sequence[Sequence[str]], between: str) -> list[str]:
     depths = [1] * len(names)
     while True:
         found = [between.join(each[-depth:]) for each, depth in zip(names, depths)]
-        alike = [number for number, ending in enumerate(found) if found.count(ending) > 1]
-        if not any(depths[number] < len(names[number]) for number in alike):
+        ambiguous = [number for number, ending in enumerate(found) if found.count(ending) > 1]
+        if not any(depths[number] < len(names[number]) for number in ambiguous):
             return found
-        for number in alike:
+        for number in ambiguous:
             depths[number] += 1
 
 
@@ -365,8 +365,8 @@ def labels(settings: Sequence[dict[str, Any]]) -> list[str]:
     ]
     for label, count in Counter(found).items() if parts else ():
         if 1 < count < len(settings):  # the same algorithm with other settings
-            alike = [number for number, each in enumerate(found) if each == label]
-            for number, rest in zip(alike, labels([settings[number] for number in alike]), strict=True):
+            ambiguous = [number for number, each in enumerate(found) if each == label]
+            for number, rest in zip(ambiguous, labels([settings[number] for number in ambiguous]), strict=True):
                 found[number] = ", ".join(filter(None, (label, rest)))
     return found
 

@@ -16,7 +16,7 @@ from lockstep.agent import Agent
 from lockstep.config.boundary import EnvironmentSettings
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
-from lockstep.config.user_code import load_object
+from lockstep.config.user_code import load_object, program_is_file
 from lockstep.evaluation.policy import Policy
 from lockstep.evaluation.scores import Evaluation
 
@@ -98,13 +98,21 @@ def check(given: CallbackLike | str, layout: Layout) -> None:
         )
     if named or not layout.launcher.starts_processes:
         return
-    try:
-        pickle.dumps(given)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    if why := unsendable(given, to_this_machine=layout.launcher.one_machine):
         raise SettingsError(
-            f"{name} cannot be sent to the processes of the layout {layout} ({error}). Define it at the top level of "
-            'a file, or use the layout "inline".'
-        ) from error
+            f"{name} cannot be sent to the processes of the layout {layout} ({why}). Define it at the top level of a "
+            'file and import it, or use the layout "inline".'
+        )
+
+
+def unsendable(given: CallbackLike, *, to_this_machine: bool = True) -> str:
+    """Why a callback cannot be sent to other processes; empty if it can. On this machine, they import the program."""
+    try:
+        if b"__main__" in pickle.dumps(given) and to_this_machine and not program_is_file():
+            return "it is made at a prompt, in a notebook or on standard input"
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return str(error)
+    return ""
 
 
 def _takes(function: Any, arguments: int) -> bool:
@@ -138,12 +146,19 @@ def _their_code() -> Iterator[None]:
 
 
 class CallbackRunner:
-    """Calls the callback of a run."""
+    """Calls the callback of a run.
 
-    def __init__(self, callback: Callback, run: Path, agent: Agent, frames_per_step: int) -> None:
+    Args:
+        done: the iterations that are done when the run begins or continues.
+        metrics: their last line of metrics, if the first call may be about an evaluation.
+    """
+
+    def __init__(
+        self, callback: Callback, run: Path, agent: Agent, frames_per_step: int, done: int, metrics: dict[str, float]
+    ) -> None:
         self._callback, self._run, self._agent = callback, run, agent
         self._frames_per_step = frames_per_step
-        self._done, self._metrics = 0, dict[str, float]()
+        self._done, self._metrics = done, metrics
         self.stopped = False
         """Whether the callback has called Progress.stop."""
 

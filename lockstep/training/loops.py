@@ -19,7 +19,7 @@ from lockstep.distributed.channels import Channels
 from lockstep.system.garbage import objects_frozen
 from lockstep.system.malloc import keep_freed_memory
 from lockstep.system.numerics import torch_configured
-from lockstep.training import determinism
+from lockstep.training import torch_errors
 from lockstep.training.context import RunStatus, WorkerContext
 from lockstep.training.job import Job, Result
 from lockstep.training.recording import Recording
@@ -36,7 +36,7 @@ def work(job: Job, context: WorkerContext, status: RunStatus) -> Result | None:
     role, index = ("learner", context.group.rank) if channels is None else ("collector", channels.index)
     device = job.layout.device_of(role, index)
     settings = torch_configured(job.experiment.torch_threads, device, strict=not job.experiment.allow_nondeterministic)
-    with determinism.explained(), settings:
+    with torch_errors.explained(), settings:
         agent = Agent(job.experiment, device)
         if channels is None:
             return learn(job, agent, context, status, heartbeat)
@@ -56,7 +56,9 @@ def learn(job: Job, agent: Agent, context: WorkerContext, status: RunStatus, hea
         status.begin()
         closing.enter_context(objects_frozen())
         done, stopped = resumed.iteration, False
-        for iteration in job.schedule.iterations_from(done, job.stop_after):
+        abandoned = resumed.unevaluated is not None and recording.evaluate(done, status.stop_requested)
+        ended = abandoned or recording.asked_to_stop(done)
+        for iteration in () if ended else job.schedule.iterations_from(done, job.stop_after):
             begin = time.perf_counter()
             group.waited = rollouts.waited = 0.0
             taken = rollouts.take(iteration)
@@ -72,13 +74,15 @@ def learn(job: Job, agent: Agent, context: WorkerContext, status: RunStatus, hea
 
             done = iteration + 1
             recording.record(iteration, taken, learned, count, not_finite, begin)
-            last = recording.asked_to_stop(done) or stopped or done in (experiment.iterations, job.stop_after)
+            abandoned = recording.evaluate(done, status.stop_requested)
+            ends = done in (experiment.iterations, job.stop_after)
+            last = recording.asked_to_stop(done) or stopped or abandoned or ends
             if last or done % options.checkpoint_every == 0:
                 recording.save(done)
             if last:
                 break
             group.barrier()  # so that time for learner 0's own work does not count as waiting in the next iteration
-        stopped = stopped and done < experiment.iterations
+        stopped = abandoned or (stopped and done < experiment.iterations)
         return Result(job.folder.path, state_digest(process.state()), done, recording.score(), stopped)
 
 

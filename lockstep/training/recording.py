@@ -23,6 +23,7 @@ class Recording:
     def __init__(self, job: Job, process: LearnerProcess, heartbeat: Callable[[], None], resumed: Resumed) -> None:
         self._job, self._process, self._group = job, process, process.group
         self._has_callback = self._group.broadcast(job.callback is not None)
+        self._eval_every = self._group.broadcast(job.options.eval_every)
         self._writer = RunWriter(job, process, heartbeat, resumed) if self._group.rank == 0 else None
 
     def record(
@@ -34,8 +35,7 @@ class Recording:
         not_finite: Sequence[str],
         begin: float,
     ) -> None:
-        """Write an iteration's metrics and its line of the ledger. Then evaluate if an evaluation is due, and let a
-        curriculum choose the next options.
+        """Write an iteration's metrics and its line of the ledger, and let a curriculum choose the next options.
 
         Args:
             count: how many rollouts all learners took.
@@ -48,10 +48,17 @@ class Recording:
         reports = self._group.gather(report_of(self._process, taken, learned, begin))
         if self._writer is not None and reports is not None:
             self._writer.record(iteration, count, learned, reports, time.perf_counter() - begin, not_finite)
-            self._writer.evaluate(iteration + 1)
         if self._job.experiment.curriculum:
             options = None if self._writer is None else self._writer.next_options()
             self._process.agent.options = self._group.broadcast(options)
+
+    def evaluate(self, iterations: int, stop_requested: Callable[[], bool]) -> bool:
+        """Evaluate if an evaluation is due after this many iterations. Returns whether it was abandoned because a stop
+        was requested; a run that is resumed there evaluates first."""
+        if not self._eval_every or iterations % self._eval_every:
+            return False
+        abandoned = self._writer is not None and not self._writer.evaluate(iterations, stop_requested)
+        return self._group.broadcast(abandoned)
 
     def asked_to_stop(self, iterations: int) -> bool:
         """Whether the callback, if there is one, ends the run after this many iterations."""

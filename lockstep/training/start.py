@@ -63,8 +63,8 @@ def learner_process(job: Job, agent: Agent, context: WorkerContext, heartbeat: C
         # Measured now: all learners still wait for each other before the first of them allocates replay memory.
         free = None if agent.device.type == "cpu" else torch.cuda.mem_get_info(agent.device)[0]
         beside, shards = job.layout.learners_beside(group.rank), shards_here(job.experiment, job.layout)
-        here, tells = learners_here(job.layout), group.rank == 0 and not quiet
-        batches.placing = Placing(job.layout.replay, beside, free, shards, here, tells)
+        learners, tells = learners_here(job.layout), group.rank == 0 and not quiet
+        batches.placing = Placing(job.layout.replay, beside, free, shards, learners, tells)
     return process
 
 
@@ -143,5 +143,11 @@ def begin_run(job: Job, process: LearnerProcess) -> Resumed:
         "seconds": time.perf_counter() - begin,
         "replayed_steps": sum(replayed),
     }
-    recorder = {**saved.meta["recorder"], "restored": restored}
-    return Resumed(saved.iteration, dict(saved.meta["counts"]), recorder, saved.meta.get("metrics"))
+    logger = {**saved.meta["recorder"], "restored": restored}
+    return Resumed(
+        saved.iteration,
+        dict(saved.meta["counts"]),
+        logger,
+        saved.meta.get("metrics"),
+        saved.meta.get("unevaluated"),
+    )

@@ -122,9 +122,9 @@ def _saved(start: WarmStart) -> Checkpoint:
         return open_checkpoint(find(directory, start.checkpoint), only=("learner",))
     except CheckpointError as error:
         reason = str(error).partition(". ")[0]  # the rest advises users who resume the run
-        there = ", ".join(str(iteration_of(path)) for path in list_checkpoints(directory)) or "none"
+        available = ", ".join(str(iteration_of(path)) for path in list_checkpoints(directory)) or "none"
         raise SettingsError(
-            f"{flag} --warm-start.checkpoint {start.checkpoint}: {reason}. Give another one; the run has: {there}."
+            f"{flag} --warm-start.checkpoint {start.checkpoint}: {reason}. Give another one; the run has: {available}."
         ) from error
 
 
@@ -132,9 +132,9 @@ def _check_optimizer(experiment: Experiment, held: dict[str, Tensor]) -> None:
     own = experiment.algorithm.optimizer.name
     moments = {name for name in held if not name.startswith("step")}
     if moments and moments != set(MOMENTS[own]):
-        there = next((name for name, known in MOMENTS.items() if moments == set(known)), "another one")
+        held_name = next((name for name, known in MOMENTS.items() if moments == set(known)), "another one")
         raise SettingsError(
-            f"The optimizer of {experiment.warm_start.run} is {there}, but here it is {own}: use the same one "
+            f"The optimizer of {experiment.warm_start.run} is {held_name}, but here it is {own}: use the same one "
             "(--algorithm.optimizer.name), or leave out --warm-start.optimizer."
         )
 

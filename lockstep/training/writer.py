@@ -28,7 +28,7 @@ from lockstep.training.display import PARTS
 from lockstep.training.divergence import Divergence
 from lockstep.training.job import Job
 from lockstep.training.lags import Lags
-from lockstep.training.recorder import IterationReport, Recorder
+from lockstep.training.logger import IterationReport, MetricsLogger
 from lockstep.transport.free_running import Pace
 
 
@@ -90,10 +90,12 @@ class Resumed:
     """Iterations done; 0 in a new run."""
     counts: dict[str, int]
     """Samples and updates so far."""
-    recorder: dict[str, Any] | None
-    """The recorder's state to continue from; None in a new run."""
+    logger: dict[str, Any] | None
+    """The logger's state to continue from; None in a new run."""
     metrics: dict[str, Any] | None = None
     """The seal of metrics.jsonl; None in a new run, and in checkpoints of earlier versions."""
+    unevaluated: dict[str, float] | None = None
+    """The latest line of metrics, if a request to stop ended the evaluation that follows it."""
 
 
 class _Joined(NamedTuple):
@@ -109,6 +111,10 @@ class _Joined(NamedTuple):
     """Seconds of each part, as means over processes."""
 
 
+class _Abandoned(Exception):
+    """A stop was requested during an evaluation."""
+
+
 class RunWriter:
     """Writes the records of a run: metrics, ledger, evaluations, checkpoints."""
 
@@ -118,7 +124,7 @@ class RunWriter:
         self._folder, self._experiment, self._layout, self._options = folder, experiment, layout, options
         self._process, self._heartbeat, self._counts = process, heartbeat, dict(resumed.counts)
         self._damage: str | None = None
-        if resumed.recorder is None:
+        if resumed.logger is None:
             self._ledger = Ledger.create(folder.ledger, ledger_head(experiment, layout))
         else:
             self._ledger = Ledger.reopen(folder.ledger, resumed.iteration)
@@ -127,22 +133,27 @@ class RunWriter:
         self._divergence, self._stops = Divergence(folder, stop=job.stops), job.stops
         self._finite = True
         """Whether all numbers of the latest version are finite."""
+        self._unevaluated: dict[str, float] | None = None
+        """The latest line of metrics, if the evaluation that follows it was abandoned."""
         self._fault = ""
         """Which non-finite values environments returned, if any."""
-        self._recorder = Recorder(folder, experiment, layout, options, resumed.recorder)
+        self._logger = MetricsLogger(folder, experiment, layout, options, resumed.logger)
         self._curriculum = Curriculum(experiment) if experiment.curriculum else None
         self._line: dict[str, float] = {}
         """The latest line of metrics."""
         self._callback = None
         if callback is not None:
-            self._callback = CallbackRunner(callback, folder.path, process.agent, process.rollouts.frames_per_step)
+            frames_per_step, line = process.rollouts.frames_per_step, resumed.unevaluated or {}
+            self._callback = CallbackRunner(
+                callback, folder.path, process.agent, frames_per_step, resumed.iteration, line
+            )
 
     def asked_to_stop(self, iterations: int) -> bool:
         """Whether the callback has ended the run. iterations: how many are done."""
         if self._callback is None or not self._callback.stopped:
             return False
         if iterations < self._experiment.iterations:
-            self._recorder.message(f"the callback ends the run after iteration {iterations}; lockstep resume continues")
+            self._logger.message(f"the callback ends the run after iteration {iterations}; lockstep resume continues")
         return True
 
     def next_options(self) -> Tensor:
@@ -152,7 +163,7 @@ class RunWriter:
 
     def score(self) -> float | None:
         """Mean raw score of the last 100 training episodes."""
-        return self._recorder.score()
+        return self._logger.score()
 
     def record(
         self,
@@ -181,7 +192,7 @@ class RunWriter:
         self._fault = self._fault or next((each.not_finite for each in joined.acted if each.not_finite), "")
         curriculum = {f"curriculum/{name}": float(value) for name, value in options.items()}
         behind = [update.behind for update in joined.updates]
-        line = self._line = self._recorder.record(
+        line = self._line = self._logger.record(
             IterationReport(
                 iteration=iteration + 1,
                 samples=counts["samples"],
@@ -219,45 +230,62 @@ class RunWriter:
         line["normalizer"] = {name: fast_digest(tensor) for name, tensor in agent.normalizers.state().items()}
         return {**line, "curriculum": options} if options else line
 
-    def evaluate(self, iterations: int) -> None:
-        """If an evaluation is due, evaluate the current version in separate environments."""
+    def evaluate(self, iterations: int, stop_requested: Callable[[], bool]) -> bool:
+        """Evaluate the current version in separate environments. Returns False if it was abandoned because a stop was
+        requested: an evaluation may take minutes."""
         options, agent = self._options, self._process.agent
-        if options.eval_every and iterations % options.eval_every == 0:
+
+        def heartbeat() -> None:
+            self._heartbeat()
+            if stop_requested():
+                raise _Abandoned
+
+        try:
             evaluation = evaluate_policy(
                 agent.model,
                 self._experiment,
                 options.evaluation,
                 normalizers=agent.normalizers,
-                heartbeat=self._heartbeat,
-                progress=EpisodeProgress(options.evaluation.episodes, self._recorder.message),
+                heartbeat=heartbeat,
+                progress=EpisodeProgress(options.evaluation.episodes, self._logger.message),
                 stop=self._stops,
             )
-            self._recorder.evaluation(iterations, evaluation)
-            if self._callback is not None:
-                self._callback.evaluation(evaluation)
+        except _Abandoned:
+            self._unevaluated = self._line
+            self._logger.message("evaluation abandoned; lockstep resume repeats it")
+            return False
+        self._logger.evaluation(iterations, self._counts["updates"], evaluation)
+        if self._callback is not None:
+            self._callback.evaluation(evaluation)
+        return True
 
     def finish_checkpoint(self, iterations: int, parts: list[dict[str, Any]]) -> None:
         """Complete a checkpoint after all processes have written their parts."""
         self._ledger.sync()  # a checkpoint relies on the ledger up to its iteration
-        metrics = {**self._recorder.seal(), **({"damage": self._damage} if self._damage else {})}
-        best = self._finite and self._recorder.mark_best()
+        metrics = {**self._logger.seal(), **({"damage": self._damage} if self._damage else {})}
+        best = self._finite and self._logger.mark_best()
         checkpoint.finish(
             self._folder.checkpoints,
             iterations,
             parts,
-            {"counts": dict(self._counts), "recorder": self._recorder.state(), "metrics": metrics},
+            {
+                "counts": dict(self._counts),
+                "recorder": self._logger.state(),
+                "metrics": metrics,
+                "unevaluated": self._unevaluated,
+            },
             keep=self._options.keep_checkpoints,
             best=best,
             finite=self._finite,
         )
         self._folder.checkpointed.touch()
-        self._recorder.message(f"checkpoint {iterations:08d}")
+        self._logger.message(f"checkpoint {iterations:08d}")
         if self._callback is not None:
             self._callback.checkpoint(checkpoint.checkpoint_path(self._folder.checkpoints, iterations))
 
     def close(self) -> None:
         try:
-            self._recorder.close()
+            self._logger.close()
         finally:
             self._ledger.close()
 

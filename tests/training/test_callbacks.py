@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -184,6 +186,10 @@ def test_the_example_follows_a_run(tmp_path: Path) -> None:
     assert iteration == "10" and float(norm) == sum(x.square().sum().item() for x in parameters) ** 0.5
 
 
+class Typed(Callback):
+    pass
+
+
 class NeedsArguments(Callback):
     def __init__(self, path: str) -> None:
         self.path = path
@@ -204,3 +210,15 @@ def test_what_is_no_callback_is_refused_before_the_run(given: Any, layout: str, 
     with pytest.raises(SettingsError) as error:
         check(f"{__file__}:{given}" if isinstance(given, str) else given, Layout.parse(layout))
     assert says(str(error.value), *words)
+
+
+def test_a_callback_of_a_notebook_is_refused_where_processes_would_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook: Any = ModuleType("__main__")
+    notebook.Typed = Typed
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    monkeypatch.setattr(Typed, "__module__", "__main__")
+    check(Typed(), Layout.parse("inline"))
+    given: Any
+    for given in (Typed, Typed()):
+        with pytest.raises(SettingsError, match=r"in a notebook .* top level of a file and import it"):
+            check(given, Layout.parse("processes:2"))

@@ -77,7 +77,7 @@ class _Totals:
     history: list[float] = field(default_factory=list)
 
 
-class Recorder:
+class MetricsLogger:
     """Receives one report per iteration and passes it on to files, trackers and the display."""
 
     def __init__(
@@ -105,7 +105,6 @@ class Recorder:
         self._rows = Rows(folder.metrics)
         self._trackers = trackers_of(folder, experiment, options, self._totals.samples)
         self._policy_lag = 0.0
-        self._updates = 0
         self._display: Display = make_display(options.display, _title(experiment, layout), str(folder.path))
         if restored:
             self.message(
@@ -134,7 +133,6 @@ class Recorder:
     def record(self, report: IterationReport) -> dict[str, float]:
         """Write one iteration's line and refresh the display. Returns the line."""
         self._episodes.add(report.episodes)
-        self._updates = report.updates
         totals = self._totals
         totals.episodes += len(report.episodes)
         totals.seconds += report.seconds
@@ -153,8 +151,8 @@ class Recorder:
         self._display.update(status)
         return line
 
-    def evaluation(self, iterations: int, result: Evaluation) -> None:
-        """Write an evaluation of the version after this many iterations, as a separate line."""
+    def evaluation(self, iterations: int, updates: int, result: Evaluation) -> None:
+        """Write an evaluation of the version after this many iterations and updates, as a separate line."""
         low, high = result.interval or (math.nan, math.nan)
         samples = self._totals.samples
         self._write(
@@ -162,7 +160,7 @@ class Recorder:
                 "iteration": iterations,
                 "samples": samples,
                 "frames": self._totals.frames,
-                "updates": self._updates,
+                "updates": updates,
                 "seconds": self._totals.seconds,
                 "eval/score": result.mean,
                 "eval/score_low": low,

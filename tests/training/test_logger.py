@@ -20,7 +20,7 @@ from lockstep.experiment import Experiment
 from lockstep.recipes import RECIPES, ppo_cartpole
 from lockstep.run.folder import RunFolder
 from lockstep.run.rows import keep_rows
-from lockstep.training.recorder import IterationReport, Recorder
+from lockstep.training.logger import IterationReport, MetricsLogger
 from lockstep.training.status import Status
 
 EXPERIMENT: Experiment = ppo_cartpole()
@@ -54,10 +54,10 @@ def lines(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def test_line_holds_counts_speeds_shares_and_metrics(folder: RunFolder) -> None:
-    recorder = Recorder(folder, EXPERIMENT, Layout(), QUIET)
-    recorder.record(report(1))
-    recorder.record(report(2, [1.0, 3.0], seconds=1.5))
-    recorder.close()
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), QUIET)
+    logger.record(report(1))
+    logger.record(report(2, [1.0, 3.0], seconds=1.5))
+    logger.close()
     first, second = lines(folder)
     assert "score/mean" not in first and first["episodes"] == 0
     assert (second["iteration"], second["samples"], second["frames"], second["updates"]) == (2, 2 * STEP, 8 * STEP, 40)
@@ -74,22 +74,22 @@ def test_line_holds_counts_speeds_shares_and_metrics(folder: RunFolder) -> None:
 
 
 def test_score_is_the_mean_of_the_last_hundred_episodes(folder: RunFolder) -> None:
-    recorder = Recorder(folder, EXPERIMENT, Layout(), QUIET)
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), QUIET)
     scores = [float(i) for i in range(150)]
     for i in range(15):
-        recorder.record(report(i + 1, scores[10 * i : 10 * i + 10]))
-    assert recorder.score() == pytest.approx(sum(range(50, 150)) / 100)
-    assert recorder.state()["best"] == recorder.score()
-    recorder.record(report(16, [-1000.0]))
-    score = recorder.score()
+        logger.record(report(i + 1, scores[10 * i : 10 * i + 10]))
+    assert logger.score() == pytest.approx(sum(range(50, 150)) / 100)
+    assert logger.state()["best"] == logger.score()
+    logger.record(report(16, [-1000.0]))
+    score = logger.score()
     assert score is not None and score < 99.5
-    assert recorder.state()["best"] == pytest.approx(99.5)
-    recorder.close()
+    assert logger.state()["best"] == pytest.approx(99.5)
+    logger.close()
 
 
 def test_state_resumes_exactly(folder: RunFolder) -> None:
-    """A recorder restored at iteration 5 writes what one that never stopped writes."""
-    whole = Recorder(folder, EXPERIMENT, Layout(), QUIET)
+    """A logger restored at iteration 5 writes what one that never stopped writes."""
+    whole = MetricsLogger(folder, EXPERIMENT, Layout(), QUIET)
     state: dict[str, Any] = {}
     for i in range(1, 11):
         whole.record(report(i, [float(i), 2.0 * i]))
@@ -98,7 +98,7 @@ def test_state_resumes_exactly(folder: RunFolder) -> None:
     whole.close()
     expected = lines(folder)
     keep_rows(folder.metrics, 5)
-    resumed = Recorder(
+    resumed = MetricsLogger(
         folder, EXPERIMENT, Layout(), QUIET, {**state, "restored": {"iteration": 5, "seconds": 1, "replayed_steps": 2}}
     )
     for i in range(6, 11):
@@ -113,21 +113,21 @@ def test_state_resumes_exactly(folder: RunFolder) -> None:
 
 
 def test_best_checkpoint_is_remembered_across_a_resume(folder: RunFolder) -> None:
-    recorder = Recorder(folder, EXPERIMENT, Layout(), QUIET)
-    assert not recorder.mark_best(), "no episode has ended"
-    recorder.record(report(1, [50.0]))
-    assert recorder.mark_best() and recorder.mark_best(), "few episodes may be luck: the newest stands"
-    recorder.record(report(1, [1.0] * 9))
-    assert recorder.mark_best(), "whatever few episodes have scored"
-    assert not recorder.mark_best()
-    recorder.record(dataclasses.replace(report(1), episodes=[Episode(math.nan, 1)]))
-    assert not recorder.mark_best(), "nor is a score the best that is no number"
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), QUIET)
+    assert not logger.mark_best(), "no episode has ended"
+    logger.record(report(1, [50.0]))
+    assert logger.mark_best() and logger.mark_best(), "few episodes may be luck: the newest stands"
+    logger.record(report(1, [1.0] * 9))
+    assert logger.mark_best(), "whatever few episodes have scored"
+    assert not logger.mark_best()
+    logger.record(dataclasses.replace(report(1), episodes=[Episode(math.nan, 1)]))
+    assert not logger.mark_best(), "nor is a score the best that is no number"
     for _ in range(100):
-        recorder.record(report(1, [7.0]))
-    assert recorder.mark_best()
-    state = json.loads(json.dumps(recorder.state()))
-    recorder.close()
-    resumed = Recorder(folder, EXPERIMENT, Layout(), QUIET, state)
+        logger.record(report(1, [7.0]))
+    assert logger.mark_best()
+    state = json.loads(json.dumps(logger.state()))
+    logger.close()
+    resumed = MetricsLogger(folder, EXPERIMENT, Layout(), QUIET, state)
     resumed.record(report(2, [4.0]))
     assert not resumed.mark_best()
     resumed.record(report(3, [50.0]))
@@ -139,21 +139,21 @@ def test_numbers_that_are_not_finite_are_null_and_warned_of_once(
     folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = RunOptions(run="r", display="plain", tensorboard=False)
-    recorder = Recorder(folder, EXPERIMENT, Layout(), options)
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), options)
     for i in (1, 2):
-        recorder.record(report(i, metrics={"loss/policy": math.nan, "loss/value": math.inf, "hyper/clip": math.inf}))
-    recorder.close()
+        logger.record(report(i, metrics={"loss/policy": math.nan, "loss/value": math.inf, "hyper/clip": math.inf}))
+    logger.close()
     assert [line["loss/policy"] for line in lines(folder)] == [None, None]
     printed = capsys.readouterr().out
     assert printed.count("Learning has diverged") == 1 and "1: loss/policy, loss/value is not" in printed
 
 
 def test_evaluation_is_a_line_of_its_own(folder: RunFolder) -> None:
-    recorder = Recorder(folder, EXPERIMENT, Layout(), QUIET)
-    recorder.record(report(1))
-    recorder.evaluation(1, Evaluation((1.0, 2.0, 6.0), (10, 20, 60), "protocol"))
-    recorder.record(report(2))
-    recorder.close()
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), QUIET)
+    logger.record(report(1))
+    logger.evaluation(1, 20, Evaluation((1.0, 2.0, 6.0), (10, 20, 60), "protocol"))
+    logger.record(report(2))
+    logger.close()
     line = lines(folder)[1]
     assert (line["iteration"], line["samples"], line["frames"]) == (1, STEP, 4 * STEP)
     assert (line["updates"], line["seconds"]) == (20, 0.5)
@@ -161,24 +161,24 @@ def test_evaluation_is_a_line_of_its_own(folder: RunFolder) -> None:
     assert 1.0 <= line["eval/score_low"] < 3.0 < line["eval/score_high"] <= 6.0
     keep_rows(folder.metrics, 1)
     assert len(lines(folder)) == 2
-    resumed = Recorder(folder, EXPERIMENT, Layout(), QUIET, recorder.state())
-    resumed.evaluation(2, Evaluation((1.0,), (10,), "protocol"))
+    resumed = MetricsLogger(folder, EXPERIMENT, Layout(), QUIET, logger.state())
+    resumed.evaluation(2, 8, Evaluation((1.0,), (10,), "protocol"))
     resumed.close()
     assert lines(folder)[-1]["frames"] == 8 * STEP
 
 
 def test_every_line_is_on_disk_at_once(folder: RunFolder) -> None:
-    recorder = Recorder(folder, EXPERIMENT, Layout(), QUIET)
-    recorder.record(report(1))
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), QUIET)
+    logger.record(report(1))
     assert len(lines(folder)) == 1
-    recorder.close()
+    logger.close()
 
 
 def test_tensorboard_receives_every_metric(folder: RunFolder) -> None:
-    recorder = Recorder(folder, EXPERIMENT, Layout(), RunOptions(run="r", display="none"))
-    recorder.record(report(1, [1.0]))
-    recorder.record(report(2, [3.0]))
-    recorder.close()
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), RunOptions(run="r", display="none"))
+    logger.record(report(1, [1.0]))
+    logger.record(report(2, [3.0]))
+    logger.close()
     events = EventAccumulator(str(folder.tensorboard)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("score/mean")] == [(STEP, 1.0), (2 * STEP, 2.0)]
     names = {name if "/" in name else f"progress/{name}" for name in lines(folder)[-1] if name != "samples"}
@@ -200,9 +200,9 @@ def test_trackers_are_started_fed_and_finished(
     monkeypatch.setitem(sys.modules, tracker, module)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     options = dataclasses.replace(QUIET, **{tracker: "project"})
-    recorder = Recorder(folder, EXPERIMENT, Layout(), options)
-    recorder.record(report(1))
-    recorder.close()
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), options)
+    logger.record(report(1))
+    logger.close()
     axis = ("axis", {"*": {"step_metric": "samples"}})
     assert calls.pop(1) == axis if tracker == "wandb" else calls[1][1]["step"] == STEP
     assert [name for name, _ in calls] == ["init", "log", "finish"]
@@ -211,10 +211,10 @@ def test_trackers_are_started_fed_and_finished(
 
 
 def test_every_metric_is_documented(folder: RunFolder) -> None:
-    recorder = Recorder(folder, EXPERIMENT, Layout(), QUIET)
-    recorder.record(report(1, [1.0] * 20))
-    recorder.evaluation(1, Evaluation((1.0,), (10,), "protocol"))
-    recorder.close()
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), QUIET)
+    logger.record(report(1, [1.0] * 20))
+    logger.evaluation(1, 4, Evaluation((1.0,), (10,), "protocol"))
+    logger.close()
     names = {name for line in lines(folder) for name in line} | {"gradient_norm"}
     for recipe in RECIPES.values():
         algorithm = with_curiosity(recipe().algorithm.build())
@@ -226,14 +226,14 @@ def test_every_metric_is_documented(folder: RunFolder) -> None:
 
 def test_tensorboard_drops_what_an_interrupted_run_wrote_after_its_checkpoint(folder: RunFolder) -> None:
     options = RunOptions(run="r", display="none")
-    recorder = Recorder(folder, EXPERIMENT, Layout(), options)
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), options)
     state: dict[str, Any] = {}
     for i in range(1, 6):
-        recorder.record(report(i, metrics={"loss/value": float(i)}))
+        logger.record(report(i, metrics={"loss/value": float(i)}))
         if i == 3:
-            state = recorder.state()
-    recorder.close()
-    resumed = Recorder(folder, EXPERIMENT, Layout(), options, state)
+            state = logger.state()
+    logger.close()
+    resumed = MetricsLogger(folder, EXPERIMENT, Layout(), options, state)
     resumed.record(report(4, metrics={"loss/value": 40.0}))
     resumed.close()
     events = EventAccumulator(str(folder.tensorboard)).Reload().Scalars("loss/value")
@@ -243,26 +243,26 @@ def test_tensorboard_drops_what_an_interrupted_run_wrote_after_its_checkpoint(fo
 def test_a_wasteful_layout_is_named_once_and_not_before_it_has_settled(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lockstep.training.recorder.cores_of_the_run", lambda: 4)
-    monkeypatch.setattr("lockstep.training.recorder.os.getloadavg", lambda: (0.0, 0.0, 0.0))
-    recorder = Recorder(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, display="plain"))
+    monkeypatch.setattr("lockstep.training.logger.cores_of_the_run", lambda: 4)
+    monkeypatch.setattr("lockstep.training.logger.os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, display="plain"))
     for iteration in range(1, 5):
-        recorder.record(report(iteration, seconds=3.3))
+        logger.record(report(iteration, seconds=3.3))
         assert ("lockstep tune" in capsys.readouterr().out) == (iteration == 4)
-    recorder.record(report(5, seconds=3.3))
-    recorder.close()
+    logger.record(report(5, seconds=3.3))
+    logger.close()
     assert "lockstep tune" not in capsys.readouterr().out
 
 
 def test_the_display_is_told_of_the_recent_iterations(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Status] = []
     display = SimpleNamespace(update=shown.append, close=lambda: None)
-    monkeypatch.setattr("lockstep.training.recorder.make_display", lambda *_: display)
-    recorder = Recorder(folder, EXPERIMENT, Layout(), QUIET)
+    monkeypatch.setattr("lockstep.training.logger.make_display", lambda *_: display)
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), QUIET)
     first, second = {"env": 3.0, "learning": 1.0}, {"env": 0.0, "learning": 4.0}
-    recorder.record(report(1, [1.0], times=first, waits={"rollouts": 1.0}, lags={"policy_versions": 2.0}))
-    recorder.record(report(2, [2.0, 6.0], times=second, waits={"rollouts": 4.0}, lags={}, seconds=1.5))
-    recorder.close()
+    logger.record(report(1, [1.0], times=first, waits={"rollouts": 1.0}, lags={"policy_versions": 2.0}))
+    logger.record(report(2, [2.0, 6.0], times=second, waits={"rollouts": 4.0}, lags={}, seconds=1.5))
+    logger.close()
     status = shown[-1]
     assert (status.iteration_seconds, status.seconds) == (1.0, 2.0)
     assert status.total_samples == EXPERIMENT.iterations * STEP
@@ -273,24 +273,24 @@ def test_the_display_is_told_of_the_recent_iterations(folder: RunFolder, monkeyp
 
 
 def test_the_history_of_scores_is_thinned_when_it_is_full(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.training.recorder._HISTORY", 4)
-    recorder = Recorder(folder, EXPERIMENT, Layout(), QUIET)
+    monkeypatch.setattr("lockstep.training.logger._HISTORY", 4)
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), QUIET)
     for i in range(1, 7):
-        recorder.record(report(i, [float(i)]))
-    recorder.close()
-    assert recorder.state()["history"] == [1.0, 2.0, 3.0, 3.5], "of 1, 1.5, 2, 2.5, 3, and then 3.5"
+        logger.record(report(i, [float(i)]))
+    logger.close()
+    assert logger.state()["history"] == [1.0, 2.0, 3.0, 3.5], "of 1, 1.5, 2, 2.5, 3, and then 3.5"
 
 
 def test_a_resumed_run_is_judged_by_its_own_seconds(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lockstep.training.recorder.cores_of_the_run", lambda: 4)
-    monkeypatch.setattr("lockstep.training.recorder.os.getloadavg", lambda: (0.0, 0.0, 0.0))
-    recorder = Recorder(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, display="plain"), {"seconds": 99.0})
+    monkeypatch.setattr("lockstep.training.logger.cores_of_the_run", lambda: 4)
+    monkeypatch.setattr("lockstep.training.logger.os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, display="plain"), {"seconds": 99.0})
     for iteration in range(1, 7):
-        recorder.record(report(iteration, seconds=2.0))
+        logger.record(report(iteration, seconds=2.0))
         assert ("lockstep tune" in capsys.readouterr().out) == (iteration == 5)
-    recorder.close()
+    logger.close()
 
 
 @pytest.mark.parametrize(("state", "resume"), [(None, "never"), ({"samples": STEP}, "allow")])
@@ -302,7 +302,7 @@ def test_trackio_takes_up_a_run_that_is_resumed_alone(
     module.__dict__.update(init=lambda **settings: begun.append(settings), finish=lambda: None)
     monkeypatch.setitem(sys.modules, "trackio", module)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    Recorder(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, trackio="project"), state).close()
+    MetricsLogger(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, trackio="project"), state).close()
     assert [settings["resume"] for settings in begun] == [resume]
 
 
@@ -316,5 +316,5 @@ def test_wandb_takes_a_run_up_by_an_id_that_no_other_run_has(
     )
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    Recorder(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, wandb="project")).close()
+    MetricsLogger(folder, EXPERIMENT, Layout(), dataclasses.replace(QUIET, wandb="project")).close()
     assert [(settings["id"], settings["resume"]) for settings in begun] == [(folder.facts()["id"], "allow")]

@@ -19,8 +19,8 @@ from lockstep.config.settings import SettingsError
 from lockstep.reproducibility.replay import replay
 from lockstep.reproducibility.verify import verify
 from lockstep.system.numerics import torch_configured
-from lockstep.training.determinism import explained
 from lockstep.training.prepare import warn_before_run
+from lockstep.training.torch_errors import explained
 
 OWN = """
 from dataclasses import dataclass, replace
@@ -67,7 +67,7 @@ def test_gpus_refuse_what_is_not_deterministic_and_cpus_and_those_who_allow_it_d
 
 
 def test_the_error_names_the_operation_the_line_and_what_to_do() -> None:
-    named = r"^put_ has no deter.*test_determinism.py, line .*--allow-nondeterministic"
+    named = r"^put_ has no deter.*test_torch_errors.py, line .*--allow-nondeterministic"
     with pytest.raises(SettingsError, match=named), torch_configured(1, "cuda:0"), explained():
         scatter()
     with pytest.raises(SettingsError, match=r"^CUBLAS_WORKSPACE_CONFIG has a value"), explained():
