@@ -93,3 +93,7 @@ def __getattr__(name: str) -> Any:
     module, _, attribute = _HOME[name].partition(":")
     found = importlib.import_module(module)
     return getattr(found, attribute) if attribute else found
+
+
+def __dir__() -> list[str]:
+    return list({*globals(), *_HOME})  # also those that nothing has used yet, for dir() and a prompt's completion

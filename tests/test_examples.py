@@ -206,9 +206,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("files")
     runpy.run_path(str(ROOT / "examples" / "replay_data.py"))["collect"](folder / "cartpole.npz", episodes=2)
     (folder / "games.txt").write_text("\n".join(suite_of("atari100k").tasks))
+    (folder / "callback.py").write_text("def follow(progress):\n    print(progress.iteration)\n")
     return {
         "cartpole.npz": str(folder / "cartpole.npz"),
         "mixed/games.txt": f"mixed/{folder}/games.txt",
+        "my_file.py:follow": f"{folder}/callback.py:follow",
         "roles.py:role": f"{ROOT}/benchmarks/mpe.py:role",
     }
 

@@ -10,8 +10,10 @@ import json
 import math
 import pickle
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Optional, Union
 
 import gymnasium
@@ -19,6 +21,7 @@ import numpy as np
 import pytest
 from tiny import cut, options
 
+import lockstep
 from lockstep import recipes
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.config.layout import Layout
@@ -311,6 +314,10 @@ def test_a_results_metrics_are_columns(tmp_path: Path) -> None:
         np.testing.assert_array_equal(column, [np.nan if line.get(name) is None else line[name] for line in lines])
 
 
+def test_dir_lists_what_the_package_offers() -> None:
+    assert set(lockstep.__all__) <= set(dir(lockstep))
+
+
 class Own(gymnasium.Env[Any, Any]):
     pass
 
@@ -326,6 +333,15 @@ def test_environments_of_ones_own_are_passed_as_classes_and_functions() -> None:
     ):
         with pytest.raises(SettingsError, match=f"{where}.*writefile"):
             EnvConfig.of(make)
+
+
+def test_a_class_on_standard_input_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = ModuleType("__main__")
+    script.__file__ = "<stdin>"
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    monkeypatch.setattr(Own, "__module__", "__main__")
+    with pytest.raises(SettingsError, match=r"standard input.*writefile"):
+        EnvConfig.of(Own)
 
 
 @pytest.mark.parametrize("name", ["options", "curriculum"])

@@ -279,6 +279,7 @@ def _space_bytes(space: gymnasium.Space[Any]) -> int:
 
 def _dry_run(given: TrainArguments, layout: Layout) -> int:
     from lockstep.launchers.auto import chosen
+    from lockstep.training import callbacks
     from lockstep.training.prepare import check_model, prepare
 
     if given.options.run is not None:
@@ -286,6 +287,8 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
     with progress_to_stderr(given.json):
         layout = chosen(layout, given.experiment, say=False)
         experiment = prepare(given.experiment, layout)
+        if given.options.callback is not None:
+            callbacks.check(given.options.callback, layout)
         facts = derived_facts(experiment, layout)
         warnings = (*experiment.algorithm.warnings(experiment.setup), *check_model(experiment))
     for warning in warnings:

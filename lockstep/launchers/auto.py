@@ -28,6 +28,7 @@ from lockstep.run.files import write_whole
 from lockstep.run.platform import this_platform
 from lockstep.system.machine import cores
 from lockstep.system.output import print_line
+from lockstep.training.callbacks import CallbackLike, unsendable
 
 _CALL = 1e-3
 """Approximate seconds of a forward pass or gradient of one shard's small network."""
@@ -38,10 +39,10 @@ _PICTURE = 1e-3
 _CONVOLUTIONS = ("impala", *(name for name, each in IMAGE_ENCODERS.items() if each.costly))
 """Encoders that take this time."""
 _SHARED = 5e6
-"""The least number of products in a gradient step, in the hidden layers and the core of one network, from which several
-processes are faster than one, if kernels compute it. On two cores: PPO on HalfCheetah has 0.3e6 and is a tenth slower
-with two processes, CartPole with minibatches of 1,024 has 4e6 and is as fast, and SAC with 256 units has 17e6 and is
-1.5 times as fast."""
+"""The least number of multiplications in a gradient step, in the hidden layers and the core of one network, from which
+several processes are faster than one, if kernels compute it. On two cores: PPO on HalfCheetah has 0.3e6 and is a tenth
+slower with two processes, CartPole with minibatches of 1,024 has 4e6 and is as fast, and SAC with 256 units has 17e6
+and is 1.4 times as fast."""
 _GATES = {"gru": 3, "lstm": 4}
 """The number of gates of each recurrent core that kernels compute."""
 _LONG = 10.0
@@ -65,7 +66,7 @@ def choose(
     *,
     iterations: int | None = None,
     repeats: bool = False,
-    starts: bool = True,
+    alone: str = "",
     tuned: Layout | None = None,
 ) -> Choice:
     """The layout that is probably the fastest.
@@ -75,7 +76,7 @@ def choose(
         available: the number of cores.
         iterations: the number of iterations that will be run; by default, all of the experiment's.
         repeats: whether the run repeats recorded decisions of timing.
-        starts: whether this program can start processes.
+        alone: why this program cannot start processes; empty if it can.
         tuned: the layout that lockstep tune found for this experiment on this machine.
     """
     scheme = experiment.scheme
@@ -90,8 +91,8 @@ def choose(
     most = min(shards, available // max(1, experiment.torch_threads))
     if most < 2 and tuned is None:
         return Choice(Layout(), "1 shard" if shards == 1 else count)
-    if not starts:
-        return Choice(Layout(), 'the program does not guard its call by if __name__ == "__main__":')
+    if alone:
+        return Choice(Layout(), alone)
     kernels = _has_kernels(experiment)
     if seconds(experiment, iterations, kernels=kernels) < _LONG:
         return Choice(Layout(), "a short run")
@@ -151,13 +152,20 @@ def _has_kernels(experiment: Experiment) -> bool:
 
 
 def chosen(
-    layout: Layout, experiment: Experiment, *, iterations: int | None = None, repeats: bool = False, say: bool = True
+    layout: Layout,
+    experiment: Experiment,
+    *,
+    iterations: int | None = None,
+    repeats: bool = False,
+    on_iteration: CallbackLike | None = None,
+    say: bool = True,
 ) -> Layout:
     """The user's layout; if it is auto, the one that is chosen for the experiment on this machine, with auto's options.
 
     Args:
         layout: the user's layout.
         iterations, repeats: as for choose.
+        on_iteration: the user's callback, which other processes must be able to load.
         say: whether to print the chosen layout.
     """
     if not layout.is_auto:
@@ -167,9 +175,8 @@ def chosen(
     except (AttributeError, SettingsError):
         return Layout()  # preparing the run says what is wrong
     known = remembered(experiment) if layout == Layout(layout.launcher_name) else None
-    choice = choose(
-        experiment, cores(), iterations=iterations, repeats=repeats, starts=_can_start_processes(), tuned=known
-    )
+    alone = _why_alone(on_iteration)
+    choice = choose(experiment, cores(), iterations=iterations, repeats=repeats, alone=alone, tuned=known)
     if say:
         print_line(f"layout: {choice.layout} (auto: {choice.reason})", sys.stderr)
     return with_options(choice.layout, layout)
@@ -183,17 +190,20 @@ def with_options(layout: Layout, options: Layout) -> Layout:
     return dataclasses.replace(layout, **changed)
 
 
-def _can_start_processes() -> bool:
-    """Whether a new process can import this program without running all of it."""
+def _why_alone(on_iteration: CallbackLike | None) -> str:
+    """Why this program cannot start processes; empty if it can: they import the program without running all of it."""
     if multiprocessing.current_process().daemon:
-        return False
+        return "a daemon process cannot start others"
     file = getattr(sys.modules.get("__main__"), "__file__", None)
-    if file is None:
-        return True  # a notebook or a prompt, which new processes do not import
-    try:
-        return "__name__" in Path(file).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False  # a script from standard input
+    try:  # new processes do not import a notebook or a prompt
+        guarded = file is None or "__name__" in Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError:  # a script from standard input
+        guarded = False
+    if not guarded:
+        return 'the program is not a file with if __name__ == "__main__": before its call'
+    if on_iteration is not None and unsendable(on_iteration):
+        return "other processes cannot load on_iteration"
+    return ""
 
 
 def remember(experiment: Experiment, layout: Layout) -> Path | None:
@@ -242,5 +252,6 @@ def _key(experiment: Experiment) -> str | None:
         env = envs.resolve(experiment.env)
     except SettingsError:
         return None
-    alike = dataclasses.replace(experiment, env=env, seed=1, total_steps=1, warm_start=WarmStart())
-    return hashlib.sha256(json.dumps([alike.identity(), this_platform(), cores()], sort_keys=True).encode()).hexdigest()
+    same_speed = dataclasses.replace(experiment, env=env, seed=1, total_steps=1, warm_start=WarmStart())
+    settings = json.dumps([same_speed.identity(), this_platform(), cores()], sort_keys=True)
+    return hashlib.sha256(settings.encode()).hexdigest()

@@ -78,15 +78,20 @@ def launch(
     _check_stop(stop_after)
     asked = layout
     layout = chosen(
-        layout, experiment, iterations=stop_after, repeats=recorded is not None, say=options.display != "none"
+        layout,
+        experiment,
+        iterations=stop_after,
+        repeats=recorded is not None,
+        on_iteration=on_iteration,
+        say=options.display != "none",
     )
     _join_others(layout)
     experiment, options = prepare_run(experiment, layout, options, recorded)
     _check_callback(on_iteration, options, layout)
     begun_with = warm_start.weights(experiment, weights) if layout.launcher.leads else {}
-    here = (layout.launcher.one_process or asked.is_auto) and recorded is None and not is_unattended()
-    if here or begun_with:  # the learner checks this, too, but only after the folder exists
-        check_model(experiment, begun_with, new=here)
+    new = (layout.launcher.one_process or asked.is_auto) and recorded is None and not is_unattended()
+    if new or begun_with:  # the learner checks this, too, but only after the folder exists
+        check_model(experiment, begun_with, new=new)
     if layout.launcher.leads and weights is None and recorded is None:  # not for a repetition
         warn_before_run(experiment, layout, options)
     repeats = None if recorded is None else recorded.origin
@@ -136,7 +141,7 @@ def resume(
         )
     experiment, options = folder.experiment(), options or folder.options()
     asked = folder.asked_layout() if layout is None else Layout.of(layout)
-    layout = chosen(asked, experiment, say=options.display != "none")
+    layout = chosen(asked, experiment, on_iteration=on_iteration, say=options.display != "none")
     _join_others(layout)
     experiment, options = prepare_run(experiment, layout, options)
     _check_callback(on_iteration, options, layout)

@@ -57,6 +57,10 @@ def test_dry_run_round_trips_through_json(recipe: str, capsys: Captured) -> None
     assert printed["derived"]["identity"] == experiment.identity()
 
 
+def test_a_dry_run_checks_the_callback(capsys: Captured) -> None:
+    assert "missing.py" in complaint(capsys, "ppo-cartpole", "--callback", "missing.py:follow", "--dry-run")
+
+
 def test_flags_reach_every_part(capsys: Captured) -> None:
     flags = (
         "--env.id Acrobot-v1 --env.num-envs 16 --env.options max_episode_steps=77 --total-steps 2.5M --seed 7 "

@@ -137,6 +137,15 @@ def test_a_script_without_a_guard_stays_one_process(
     assert (chosen(Layout.of(None), scheme()).processes == 2) is starts
 
 
+def test_a_callback_that_no_other_process_can_load_stays_in_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(auto, "cores", lambda: 2)
+    assert chosen(Layout.of(None), scheme(), on_iteration=lambda _: None).processes == 1
+    assert "auto: other processes cannot load on_iteration" in capsys.readouterr().err
+    assert chosen(Layout.of(None), scheme(), on_iteration=print).processes == 2
+
+
 def test_options_of_auto_go_to_the_chosen_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "cores", lambda: 2)
     given = Layout.parse("auto,env_threads=2,stall_timeout=60")
