@@ -127,7 +127,7 @@ def construct_batch(config: EnvConfig, num_envs: int, render: bool = False, **gi
     make = load_object(config.id)
     if render and "render_mode" in inspect.signature(make).parameters:
         options.setdefault("render_mode", "rgb_array")
-    with _unknown_options(config), ENVIRONMENT_SETTINGS.applied(thorough=True):
+    with _unknown_options(config, "num_envs"), ENVIRONMENT_SETTINGS.applied(thorough=True):
         made = make(num_envs=num_envs, **given, **options)
     if isinstance(made, TorchEnv) and "device" not in given:
         raise SettingsError(_OF_TORCH.format(config.id))
@@ -184,18 +184,36 @@ def needs_library(env_id: str, error: Exception) -> SettingsError:
 
 
 @contextlib.contextmanager
-def _unknown_options(config: EnvConfig) -> Iterator[None]:
-    """Turn a constructor's TypeError about an option that the user gave into a SettingsError."""
+def _unknown_options(config: EnvConfig, *given: str) -> Iterator[None]:
+    """Turn a constructor's TypeError about an option that the user gave into a SettingsError.
+
+    Args:
+        given: further arguments of the constructor.
+    """
     try:
         yield
     except TypeError as error:
-        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if unexpected is not None and unexpected[1] == "render_mode" and "render_mode" not in config.options:
+        raised_here = traceback.extract_tb(error.__traceback__)[-1].filename == __file__
+        named = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        refused = named[1] if named is not None else None
+        if raised_here and str(error).endswith("() takes no arguments"):  # a class without a constructor
+            refused = [*given, *config.options, "render_mode"][0]
+        if refused in config.options:
+            raise SettingsError(
+                f"env.options names {refused!r}, which {config.id} does not take: {error}. Give arguments of its "
+                "constructor only."
+            ) from error
+        if refused == "render_mode":
             raise SettingsError(
                 f"{config.id} cannot render images, because its constructor does not take render_mode. Use a callable "
                 "that takes render_mode and passes it on."
             ) from error
-        if unexpected is not None and unexpected[1] == "device" and "device" not in config.options:
+        if refused == "num_envs" and raised_here:
+            raise SettingsError(
+                f"{config.id} makes one environment, because its constructor does not take num_envs. Use --env.adapter "
+                "gymnasium, or let it take num_envs and return a batch."
+            ) from error
+        if refused == "device":
             raise SettingsError(
                 f"{config.id} is an environment in torch whose constructor takes no device. Let it take (num_envs, "
                 "device, …) and call super().__init__(num_envs, device)."
@@ -203,16 +221,11 @@ def _unknown_options(config: EnvConfig) -> Iterator[None]:
         missing = re.search(r"missing \d+ required .*argument", str(error))
         if missing is not None and re.search(r"'device'", str(error)):
             raise SettingsError(_OF_TORCH.format(config.id)) from error
-        if missing is not None and traceback.extract_tb(error.__traceback__)[-1].filename == __file__:
+        if missing is not None and raised_here:
             raise SettingsError(
                 f"{config.id} lacks arguments: {error}. Give them with --env.options NAME=VALUE."
             ) from error
-        if unexpected is None or unexpected[1] not in config.options:
-            raise
-        raise SettingsError(
-            f"env.options names {unexpected[1]!r}, which {config.id} does not take: {error}. Give arguments of its "
-            "constructor only."
-        ) from error
+        raise
 
 
 def _of_pettingzoo(env_id: str, options: dict[str, Any]) -> Any:

@@ -71,8 +71,12 @@ class ObservationLayout:
                 vectors.append((key, math.prod(entry.shape)))
                 if len(entry.shape) == 3 and sorted(entry.shape)[1] >= _PICTURE:
                     flattened.append((key, entry.shape))
-        if not images and not vectors:
-            raise SettingsError(f"The observation space {space} has nothing to observe except an action mask.")
+        if not images and not sum(size for _, size in vectors):
+            besides = " except an action mask" if mask_size else ""
+            raise SettingsError(
+                f"The observation space {space} has nothing to observe{besides}. If there is nothing to tell, let the "
+                "environment return a constant, such as a 0 of Box(0, 1, (1,))."
+            )
         return ObservationLayout(tuple(images), tuple(vectors), mask_size, tuple(flattened), tuple(brightest))
 
     def check_mask(self, action_space: gymnasium.Space[Any], choices: int) -> None:

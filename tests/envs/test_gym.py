@@ -148,6 +148,17 @@ def test_options_that_the_constructor_does_not_take(user_file: Path) -> None:
         make(f"{user_file}:mistaken")
 
 
+def test_arguments_for_a_class_without_a_constructor(tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text("import gymnasium\n\nclass Bare(gymnasium.Env):\n    pass\n")
+    bare = f"{tmp_path}/bare.py:Bare"
+    with pytest.raises(SettingsError, match=r"env\.options names 'goal', which .*:Bare does not take"):
+        make(bare, options={"goal": 2})
+    with pytest.raises(SettingsError, match=r"Bare cannot render images, .* does not take render_mode"):
+        make(bare, render=True)
+    with pytest.raises(SettingsError, match=r"Bare makes one environment, .* --env\.adapter gymnasium"):
+        envs.make(EnvConfig(bare, adapter="vector"), seed=3, first_index=0, num_envs=2)
+
+
 def test_spaces_that_models_cannot_take_are_errors(user_file: Path) -> None:
     with pytest.raises(SettingsError, match=r"Text\(1, 5"):
         make(f"{user_file}:Words")

@@ -227,6 +227,8 @@ def test_unsupported_observations_are_named() -> None:
         ObservationLayout.of(spaces.Dict(text=spaces.Text(5)))
     with pytest.raises(SettingsError, match=r"'action_mask': MultiBinary\(2\)"):
         ObservationLayout.of(spaces.Dict(action_mask=spaces.MultiBinary(2)))
+    with pytest.raises(SettingsError, match=r"\(0,\), float32\) has nothing to observe\. .* constant"):
+        ObservationLayout.of(spaces.Box(-1, 1, (0,)))
     with pytest.raises(SettingsError, match=r"--model\.encoder impala"):
         NatureCNN((3, 35, 84))
     with pytest.raises(SettingsError, match="at least 36x36"):
