@@ -174,8 +174,6 @@ class SAC(QPG[SACConfig]):
         return (*super().groups(updates, hyper), *([temperature] if self.config.learn_temperature else []))
 
     def noise_numbers(self, model: PolicyModel, items: int) -> int:
-        return (
-            0
-            if isinstance(model.distribution, Categorical)
-            else 2 * self.steps_of(items) * model.distribution.noise_size
-        )
+        if isinstance(model.distribution, Categorical):
+            return 0
+        return 2 * self.steps_of(items) * model.distribution.noise_size

@@ -33,8 +33,8 @@ class Arrivals:
         """Write all values that come from the host, without waiting for the GPU."""
         if self._coming:
             _, values = all_sent([values for _, _, values in self._coming], self._device)
-            for (ring, place, _), there in zip(self._coming, values, strict=True):
-                write(ring, place, there)
+            for (ring, place, _), value in zip(self._coming, values, strict=True):
+                write(ring, place, value)
         self._coming.clear()
 
 

@@ -46,10 +46,10 @@ class Ring:
         """An empty ring like this one on a device."""
         return Ring(len(self._obs), self._obs[0], device)
 
-    def put(self, place: int, obs: Tensor, arrivals: Arrivals, there: Tensor | None = None) -> None:
-        """Write the observations [T, B, ...] of the next steps, from this place on. there: the same observations on
+    def put(self, place: int, obs: Tensor, arrivals: Arrivals, on_device: Tensor | None = None) -> None:
+        """Write the observations [T, B, ...] of the next steps, from this place on. on_device: the same observations on
         this ring's device, if available."""
-        arrivals.write(self._obs, place, obs if there is None else there)
+        arrivals.write(self._obs, place, obs if on_device is None else on_device)
 
     def take(self, at: Tensor, environment: Tensor) -> Tensor:
         """The observations [n, ...] at places [n] of environments [n]."""
@@ -96,10 +96,10 @@ class StackedFrames(Ring):
         self._newest = torch.zeros(example.shape, dtype=example.dtype)
         self._counts = torch.zeros(2, dtype=torch.int64)
         """Steps stored, and where the next stack is kept aside."""
-        self._there: tuple[Tensor, ...] = ()
+        self._on_device: tuple[Tensor, ...] = ()
         """Copies of _mirrored on the GPU that holds the frames, if one does."""
         if device is not None and device.type != "cpu":
-            self._there = tuple(torch.zeros_like(x, device=device) for x in self._mirrored())
+            self._on_device = tuple(torch.zeros_like(x, device=device) for x in self._mirrored())
 
     @property
     def device(self) -> torch.device:
@@ -108,39 +108,39 @@ class StackedFrames(Ring):
     def on(self, device: torch.device) -> Ring:
         return StackedFrames(len(self._frames), self._newest, device)
 
-    def put(self, place: int, obs: Tensor, arrivals: Arrivals, there: Tensor | None = None) -> None:
+    def put(self, place: int, obs: Tensor, arrivals: Arrivals, on_device: Tensor | None = None) -> None:
         # Small operations on arrays take a fraction of the time that torch's take.
-        source, stacks, steps = obs if there is None else there, obs.numpy(), len(obs)
+        source, stacks, steps = obs if on_device is None else on_device, obs.numpy(), len(obs)
         newest, counts, ages, beginnings = (x.numpy() for x in (self._newest, self._counts, *self._mirrored()))
-        goes_on = np.empty(stacks.shape[:2], bool)
-        goes_on[:1] = _equal(stacks[:1, :, :-1], newest[None, :, 1:]) & (counts[0] > 0)
-        goes_on[1:] = _equal(stacks[1:, :, :-1], stacks[:-1, :, 1:])
+        continues = np.empty(stacks.shape[:2], bool)
+        continues[:1] = _equal(stacks[:1, :, :-1], newest[None, :, 1:]) & (counts[0] > 0)
+        continues[1:] = _equal(stacks[1:, :, :-1], stacks[:-1, :, 1:])
         newest[:] = stacks[-1]
         arrivals.write(self._frames, place, source[:, :, -1])
         age = ages[place - 1] + 1 + np.arange(steps)[:, None]
         beginning = beginnings[place - 1 : place or None].repeat(steps, 0)
-        if not goes_on.all():  # which is rare, and takes many operations
-            age, beginning = self._begin(goes_on, age, beginning, stacks, source, arrivals)
+        if not continues.all():  # which is rare, and takes many operations
+            age, beginning = self._begin(continues, age, beginning, stacks, source, arrivals)
         age = np.minimum(age, self.before)
         write(ages, place, age)
         write(beginnings, place, beginning)
-        for there_too, x in zip(self._there, (age, beginning), strict=False):
-            arrivals.write(there_too, place, torch.from_numpy(x))
+        for copy, x in zip(self._on_device, (age, beginning), strict=False):
+            arrivals.write(copy, place, torch.from_numpy(x))
         counts[0] += steps
 
     def _begin(
         self,
-        goes_on: np.ndarray,
+        continues: np.ndarray,
         age: np.ndarray,
         beginning: np.ndarray,
         stacks: np.ndarray,
         source: Tensor,
         arrivals: Arrivals,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Keep aside the stacks with which episodes begin, where goes_on [T, B] is false. Takes ages and beginnings
+        """Keep aside the stacks with which episodes begin, where continues [T, B] is false. Takes ages and beginnings
         [T, B] that ignore these stacks, and returns correct ones."""
         steps, (puts, next_place) = len(self._frames), self._counts.tolist()
-        t, environment = (~goes_on).nonzero()
+        t, environment = (~continues).nonzero()
         of_aside = self._aside_step.numpy()
         places = (next_place + np.arange(len(t))) % len(self._aside)
         if len(t) > len(self._aside) or (of_aside[places] > puts + t - steps).any():
@@ -157,7 +157,7 @@ class StackedFrames(Ring):
         else:
             for place, step, column in zip(places.tolist(), t.tolist(), environment.tolist(), strict=True):
                 arrivals.write(self._aside, place, source[step : step + 1, column, :-1])
-        began, where = np.full(goes_on.shape, -1), np.zeros(goes_on.shape, np.int64)
+        began, where = np.full(continues.shape, -1), np.zeros(continues.shape, np.int64)
         began[t, environment], where[t, environment] = t, places
         began = np.maximum.accumulate(began)  # the step of this call at which each episode began, -1 if before
         age = np.where(began < 0, age, np.arange(len(stacks))[:, None] - began)
@@ -173,9 +173,9 @@ class StackedFrames(Ring):
         """
         more = aside - len(self._aside)
         # The memory of the old stacks is only freed after the copy, so all of the new memory is needed in addition.
-        here, on_gpu = self._aside.device, self._aside.is_cuda
+        device, on_gpu = self._aside.device, self._aside.is_cuda
         needed = aside * self._aside[0].nbytes
-        available = torch.cuda.mem_get_info(here)[0] if on_gpu else available_bytes()
+        available = torch.cuda.mem_get_info(device)[0] if on_gpu else available_bytes()
         if available is not None and needed > available:
             raise SettingsError(
                 f"Episodes are so short that {aside:,} first stacks must be kept, which takes {needed / 1e9:.1f} GB, "
@@ -190,7 +190,7 @@ class StackedFrames(Ring):
 
     def take(self, at: Tensor, environment: Tensor) -> Tensor:
         steps, environments, *image = self._frames.shape
-        age, beginning = (x[at, environment] for x in self._there or self._mirrored())
+        age, beginning = (x[at, environment] for x in self._on_device or self._mirrored())
         frame = torch.arange(self._stack, device=at.device)
         back = self.before - frame  # for each frame of a stack: how many steps ago it was the newest
         rows = ((at.unsqueeze(1) - back) % steps) * environments + environment.unsqueeze(1)
@@ -234,8 +234,8 @@ class StackedFrames(Ring):
     def load(self, tensors: dict[str, Tensor]) -> None:
         self._newest.copy_(tensors["newest"])
         self._counts.copy_(tensors["counts"])
-        for there, x in zip(self._there, self._mirrored(), strict=False):
-            there.copy_(x)
+        for on_device, x in zip(self._on_device, self._mirrored(), strict=False):
+            on_device.copy_(x)
         if int(tensors["aside"]) > len(self._aside):
             self._grow(int(tensors["aside"]))
 

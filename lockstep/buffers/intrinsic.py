@@ -32,6 +32,8 @@ class CuriousBatches(FreshBatches):
     shards in tree order, and thus the same in every process.
     """
 
+    in_graphs = True
+
     def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
         super().__init__(agent, slots, tree)
         self._rnd = self._config.rnd

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -47,6 +47,10 @@ class Minibatches(ArrayTuple):
 
 class FreshBatches:
     """Epochs of minibatches over the rollouts in a learner's slots."""
+
+    in_graphs: ClassVar[bool] = True
+    """Whether CUDA graphs may read its minibatches. It is not inherited: a subclass that changes how slices are
+    made gets no graphs, which gives the same bits, unless it declares this, too."""
 
     def __init__(self, agent: Agent, slots: range, tree: TreeSum) -> None:
         config, algorithm = agent.experiment.algorithm, agent.algorithm
@@ -244,8 +248,8 @@ class FreshBatches:
 
 def _nearest(collected: CollectedRollout, device: torch.device) -> Rollout:
     """The rollout on this device if it was played there, else the one on the host."""
-    there = collected.on_device
-    return there if there is not None and there.reward.device == device else collected.rollout
+    on_device = collected.on_device
+    return on_device if on_device is not None and on_device.reward.device == device else collected.rollout
 
 
 def _moments(sums: list[float]) -> tuple[float, ...]:

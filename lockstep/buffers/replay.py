@@ -37,7 +37,7 @@ class Replay:
     that of step t + 1. If step t ended an episode, this is the true last observation, since an environment's reset
     steps are stored, too. Reset steps are never drawn.
 
-    The host draws items, and a GPU may read them (see lie_on). Then only the GPU has the observations, and both have
+    The host draws items, and a GPU may read them (see move_to). Then only the GPU has the observations, and both have
     everything else.
 
     Args:
@@ -87,15 +87,15 @@ class Replay:
         self.count = 0
         """Steps inserted so far."""
         self._device = torch.device("cpu")
-        self._there: dict[str, Tensor] = {}
+        self._on_device: dict[str, Tensor] = {}
         """If a GPU reads items: its copies of the result of _mirrored."""
 
-    def lie_on(self, device: torch.device) -> None:
+    def move_to(self, device: torch.device) -> None:
         """Move this memory, which must be empty, to a GPU, which then reads items."""
         assert not self.count
         self._device = device
         self._rings = {name: ring.on(device) for name, ring in self._rings.items()}
-        self._there = {name: x.to(device) for name, x in self._mirrored().items()}
+        self._on_device = {name: x.to(device) for name, x in self._mirrored().items()}
 
     @property
     def moves(self) -> int:
@@ -103,33 +103,37 @@ class Replay:
         again."""
         return sum(ring.moves for ring in self._rings.values())
 
-    def insert(self, rollout: Rollout, there: Rollout | None = None) -> None:
-        """Store a rollout in place of the oldest steps. there: the same rollout on a GPU, which is read if this memory
-        is on that GPU."""
-        if there is not None and there.reward.device != self._device:
-            there = None
-        arrivals, on_device = Arrivals(self._device), {} if there is None else _entries(there.obs)
+    def insert(self, rollout: Rollout, on_device: Rollout | None = None) -> None:
+        """Store a rollout in place of the oldest steps.
+
+        Args:
+            on_device: the same rollout on a GPU, which is read instead if this memory is on that GPU.
+        """
+        if on_device is not None and on_device.reward.device != self._device:
+            on_device = None
+        arrivals, entries = Arrivals(self._device), {} if on_device is None else _entries(on_device.obs)
         steps, before, obs = len(rollout.reward), self.count, _entries(rollout.obs)
-        goes_on = bool(self._last) and all(
-            np.array_equal(leaf.numpy()[0], self._last[name].numpy()) for name, leaf in obs.items()
+        continues = bool(self._last) and all(
+            np.array_equal(leaf.numpy()[0], self._last[name].numpy(), equal_nan=leaf.is_floating_point())
+            for name, leaf in obs.items()
         )
-        if self._last and not goes_on:
+        if self._last and not continues:
             # The environments were reset between the rollouts, which cut off unfinished episodes. Their last
             # observations are stored where this rollout would begin, so it begins one step later.
             at = before % self.steps
             self._valid[at] = False
             self._truncated[at - 1] |= self._valid[at - 1] & ~self._terminated[at - 1]
             self.count += 1
-        place, known = self.count % self.steps, int(goes_on)
+        place, known = self.count % self.steps, int(continues)
         for name, leaf in obs.items():
-            on_there = None if there is None else on_device[name][known:]
-            self._rings[name].put((place + known) % self.steps, leaf[known:], arrivals, on_there)
+            from_device = None if on_device is None else entries[name][known:]
+            self._rings[name].put((place + known) % self.steps, leaf[known:], arrivals, from_device)
         self._last = {name: leaf[-1].clone() for name, leaf in obs.items()}
         for name in _BY_STEP:  # as arrays, whose small operations take a fraction of the time that torch's take
             write(getattr(self, f"_{name}").numpy(), place, getattr(rollout, name).numpy())
         self.count += steps
         self._renew(before, rollout)
-        if self._there:
+        if self._on_device:
             self._mirror(before, arrivals)
         arrivals.arrive()
 
@@ -138,7 +142,7 @@ class Replay:
         reset may have cut, and the step after the last one are copied, too."""
         numbers = torch.arange(before - 1, self.count + 1)[-self.steps :] % self.steps
         for name, x in self._by_step().items():
-            arrivals.write(self._there[name], int(numbers[0]), x[numbers])
+            arrivals.write(self._on_device[name], int(numbers[0]), x[numbers])
 
     def _places(self) -> int:
         """How many items of each environment can be stored."""
@@ -254,7 +258,7 @@ class Replay:
 
     def _kept(self) -> dict[str, Tensor]:
         """The tensors of _mirrored on the device that reads items."""
-        return self._there or self._mirrored()
+        return self._on_device or self._mirrored()
 
     def to_read(self, times: np.ndarray, environments: np.ndarray, weight: np.ndarray) -> Drawn:
         """The argument of `items`, on the host."""
@@ -361,8 +365,8 @@ class Replay:
     def _refresh(self) -> None:
         """Copy the result of _mirrored to the GPU, if one reads items."""
         mirrored = self._mirrored()
-        for name, there in self._there.items():
-            there.copy_(mirrored[name])
+        for name, on_device in self._on_device.items():
+            on_device.copy_(mirrored[name])
 
     @property
     def nbytes(self) -> int:

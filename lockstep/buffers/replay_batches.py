@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -60,6 +60,10 @@ class Prefetched(NamedTuple):
 class ReplayBatches:
     """Draws from the replay of every slot's shard, an equal share of each minibatch."""
 
+    in_graphs: ClassVar[bool] = True
+    """Whether CUDA graphs may read its items. It is not inherited: a subclass that changes how slices are
+    made gets no graphs, which gives the same bits, unless it declares this, too."""
+
     def __init__(self, agent: Agent, slots: range) -> None:
         config, algorithm = off_policy(agent.experiment.algorithm), agent.algorithm
         assert isinstance(algorithm, OffPolicy)
@@ -101,7 +105,7 @@ class ReplayBatches:
             if slot not in self._replays:
                 self._replays[slot] = storage_for(self._algorithm, experiment, new[0].rollout)
                 if self._on_gpu:
-                    self._replays[slot].lie_on(self._agent.device)
+                    self._replays[slot].move_to(self._agent.device)
                 if self._goals is not None:
                     self._hindsight[slot] = Hindsight(
                         self._replays[slot], self._goals, self._config.replay.hindsight, self._config.discount
@@ -230,8 +234,8 @@ class ReplayBatches:
         if self._arrival is None:
             self._replays[slot].prioritize(*self._drawn[slot], priorities.numpy())
             return
-        here = torch.empty(priorities.shape, dtype=priorities.dtype, pin_memory=True)
-        self._coming[slot] = self._drawn[slot], here.copy_(priorities, non_blocking=True)
+        on_host = torch.empty(priorities.shape, dtype=priorities.dtype, pin_memory=True)
+        self._coming[slot] = self._drawn[slot], on_host.copy_(priorities, non_blocking=True)
         self._arrival.record()
 
     def _set_priorities(self) -> None:

@@ -137,7 +137,7 @@ class SequenceReplay(Replay, reads_on_gpu=True):
     def _mirror(self, before: int, arrivals: Arrivals) -> None:
         super()._mirror(before, arrivals)
         place = (self._rollouts - 1) % self._beginnings
-        arrivals.write(self._there["core_state"], place, self._state[place : place + 1])
+        arrivals.write(self._on_device["core_state"], place, self._state[place : place + 1])
 
     def _mirrored(self) -> dict[str, Tensor]:
         return {**super()._mirrored(), "core_state": self._state}

@@ -55,10 +55,10 @@ def sent_together(batch: S, device: torch.device) -> tuple[Tensor, S]:
 
 def all_sent(tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, list[Tensor]]:
     """As sent_together, for tensors in a sequence."""
-    here = room(tensors, torch.device("cpu"), pinned=True)
-    for piece, x in zip(side_by_side(tensors, here), tensors, strict=True):
+    on_host = room(tensors, torch.device("cpu"), pinned=True)
+    for piece, x in zip(side_by_side(tensors, on_host), tensors, strict=True):
         piece.copy_(x)
-    memory = here.to(device, non_blocking=True)
+    memory = on_host.to(device, non_blocking=True)
     return memory, side_by_side(tensors, memory)
 
 

@@ -96,13 +96,13 @@ class DevicePolicy:
         self.state = state
         kept = distribution.num_params if keeps_policy else 0
         parts = _acted(distribution, noise.shape[1], kept)
-        self._there = room(parts, state.device).zero_()
+        self._on_device = room(parts, state.device).zero_()
         """One piece of memory on the GPU."""
-        self._acted = Acted(*side_by_side(parts, self._there))
+        self._acted = Acted(*side_by_side(parts, self._on_device))
         """Views of it."""
-        self._here = room(parts, torch.device("cpu"), pinned=state.is_cuda)
+        self._on_host = room(parts, torch.device("cpu"), pinned=state.is_cuda)
         """Its copy in the host's memory."""
-        self._returned = Acted(*side_by_side(parts, self._here))
+        self._returned = Acted(*side_by_side(parts, self._on_host))
         self._held: Inputs | None = None
         """The inputs of a step on the GPU."""
         self._gathered = torch.empty(0), torch.empty(0)
@@ -137,7 +137,7 @@ class DevicePolicy:
                 graph = captured(lambda: self._step(inference, held, choose), self._capture, changed)
                 self._graphs[program, choose] = graph
             graph()
-        self._here.copy_(self._there)
+        self._on_host.copy_(self._on_device)
         return self._returned
 
     def value(self, inference: Inference, inputs: Inputs) -> Tensor:
@@ -173,8 +173,9 @@ class DevicePolicy:
             else:
                 to.copy_(x, non_blocking=True)
         if gathered:
-            here, there = self._gathered
-            there.copy_(here, non_blocking=True)  # the host writes `here` again only after it has waited for this step
+            on_host, on_device = self._gathered
+            # Nobody waits for the copy: the host writes on_host again only after it has waited for this step.
+            on_device.copy_(on_host, non_blocking=True)
         return self._held, program
 
     def _hold(self, inputs: Inputs) -> Inputs:
@@ -182,9 +183,10 @@ class DevicePolicy:
         device, leaves = self.state.device, inputs.leaves()
         small = [number for number, x in enumerate(leaves) if x is not inputs.state and x.nbytes <= _SMALL]
         parts = [leaves[number] for number in small]
-        here, there = room(parts, torch.device("cpu"), pinned=self.state.is_cuda).zero_(), room(parts, device).zero_()
-        self._gathered, self._pieces = (here, there), dict(zip(small, side_by_side(parts, here), strict=True))
-        places = {id(x): to for x, to in zip(parts, side_by_side(parts, there), strict=True)}
+        on_host = room(parts, torch.device("cpu"), pinned=self.state.is_cuda).zero_()
+        on_device = room(parts, device).zero_()
+        self._gathered, self._pieces = (on_host, on_device), dict(zip(small, side_by_side(parts, on_host), strict=True))
+        places = {id(x): to for x, to in zip(parts, side_by_side(parts, on_device), strict=True)}
         places[id(inputs.state)] = self.state
         return inputs.map(lambda x: places[id(x)] if id(x) in places else torch.zeros_like(x, device=device))
 

@@ -69,10 +69,10 @@ class DeviceRolloutActor:
         """Whether the GPU holds the last observations. The first rollout begins with the host's."""
 
     def begin(self) -> None:
-        here, there = self.batch.open.buffer, self._buffer
-        for to, origin in zip(_carried(there), _carried(there if self._begun else here), strict=True):
+        on_host, on_device = self.batch.open.buffer, self._buffer
+        for to, origin in zip(_carried(on_device), _carried(on_device if self._begun else on_host), strict=True):
             to[0].copy_(origin[-1 if self._begun else 0])
-        there.whole.core_state.copy_(self.batch.core_state)
+        on_device.whole.core_state.copy_(self.batch.core_state)
         self._begun = True
         self._noise.copy_(self.batch.explorer.noise, non_blocking=True)
         self._t.zero_()
@@ -97,18 +97,18 @@ class DeviceRolloutActor:
 
     def finish(self, inference: Inference) -> None:
         """Copy the rollout to the host, field by field, and wait for it."""
-        batch, whole, here = self.batch, self._buffer.whole, self.batch.open.buffer
+        batch, whole, on_host = self.batch, self._buffer.whole, self.batch.open.buffer
         if batch.bootstraps:
             output, _ = inference.evaluate(self._inputs(lambda x: x[-1:]))
             whole.value[-1].copy_(output.value[0])
-        for to, x in zip(_fields(here), _fields(self._buffer), strict=True):
+        for to, x in zip(_fields(on_host), _fields(self._buffer), strict=True):
             to.copy_(x, non_blocking=True)
         if self._clip:
             batch.raw_reward.copy_(self._raw_reward, non_blocking=True)
         torch.cuda.current_stream(whole.reward.device).synchronize()
         if not self._clip:
-            batch.raw_reward.copy_(here.whole.reward)
-        batch.ended = (here.whole.terminated | here.whole.truncated).numpy()
+            batch.raw_reward.copy_(on_host.whole.reward)
+        batch.ended = (on_host.whole.terminated | on_host.whole.truncated).numpy()
         batch.received = batch.steps
 
     def _inputs(self, at: Callable[[Tensor], Tensor]) -> Inputs:

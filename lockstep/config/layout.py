@@ -180,8 +180,8 @@ class Layout:
         named = (*self.collectors, *self.learners, *(() if self.split else self.device.split("+")))
         if self.spread:
             named = (*self._of_group(self.collectors), *self._of_group(self.learners))
-        here = [os.environ.get("LOCAL_RANK", "0") if device == LOCAL else device for device in named]
-        return tuple(sorted({int(device) for device in here if device != "cpu"}))
+        resolved = [os.environ.get("LOCAL_RANK", "0") if device == LOCAL else device for device in named]
+        return tuple(sorted({int(device) for device in resolved if device != "cpu"}))
 
     @property
     def split(self) -> bool:

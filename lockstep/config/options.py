@@ -45,7 +45,8 @@ class EvaluationSettings:
     """Numbers in the environment's info to report, in the form of --env.metrics. Default: those of training."""
 
     def validate(self) -> None:
-        """Raise SettingsError for values out of range."""
+        """Raise SettingsError for values of another type or out of range."""
+        check_values(self)
         check_episodes(self.episodes, "--episodes")
         if self.fixed_levels is None and self.attempts != 1:
             raise SettingsError(

@@ -214,12 +214,12 @@ def numbers_of(infos: Mapping[str, Any], key: str, num_envs: int) -> np.ndarray:
     values = np.asarray(holder[name])
     if values.dtype.kind not in "biuf" or values.size != num_envs:
         raise _no_number(key, holder[name])
-    there = np.ones(num_envs, np.bool_)
+    present = np.ones(num_envs, np.bool_)
     while True:
         name = key if key in infos else key.partition(".")[0]
-        there &= np.asarray(infos.get(f"_{name}", True), np.bool_)
+        present &= np.asarray(infos.get(f"_{name}", True), np.bool_)
         if name == key:
-            return np.where(there, values.astype(np.float64).reshape(num_envs), np.nan)
+            return np.where(present, values.astype(np.float64).reshape(num_envs), np.nan)
         infos, key = infos[name], key.partition(".")[2]
 
 

@@ -73,8 +73,8 @@ class MinAtar(gymnasium.Env[np.ndarray, np.int64]):
 
     def render(self) -> np.ndarray:
         """uint8 [160, 160, 3]: a color for each kind of object, the last kind on top."""
-        there = self._observe()[::-1] > 0
-        kind = np.where(there.any(0), len(there) - there.argmax(0), 0)
+        present = self._observe()[::-1] > 0
+        kind = np.where(present.any(0), len(present) - present.argmax(0), 0)
         return self._colors[kind].repeat(_PIXELS, 0).repeat(_PIXELS, 1)
 
 

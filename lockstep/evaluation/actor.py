@@ -43,14 +43,14 @@ class Reader:
         """The only entry that the policy observes, if environments return it without the Dict around it."""
         observed = spaces.Dict({self._key: observed}) if self._key else observed
         self._writer = ObservationWriter(observed, without=_keys(whole) - keys)
-        here = self._writer.space
-        fits = _form(here) == _form(self.space) and _form(acted) == _form(actions)
+        observed_space = self._writer.space
+        fits = _form(observed_space) == _form(self.space) and _form(acted) == _form(actions)
         self.misfit = ""
         """A description of how the environment's spaces differ from those of training; empty if they do not."""
         if not fits or not np.allclose(_bounds(acted), _bounds(actions)):
             self.misfit = (
-                f"observes {self.space} and acts in {actions}, but in this environment it would observe {here} and act "
-                f"in {acted}"
+                f"observes {self.space} and acts in {actions}, but in this environment it would observe "
+                f"{observed_space} and act in {acted}"
             )
 
     def write(self, observations: list[Any], out: Observation) -> None:

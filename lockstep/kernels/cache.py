@@ -97,11 +97,13 @@ def apart(*arguments: types.Type) -> Callable[[Any], Any]:
         def load() -> None:
             made.compile(arguments)
             result = made.overloads[arguments]
-            there = copy.copy(result.fndesc)
-            there.mangled_name = f"lockstep.{made.py_func.__module__}.{made.py_func.__qualname__}"
-            binding.add_symbol(there.mangled_name, result.library.get_pointer_to_function(result.fndesc.mangled_name))
+            descriptor = copy.copy(result.fndesc)
+            descriptor.mangled_name = f"lockstep.{made.py_func.__module__}.{made.py_func.__qualname__}"
+            code = result.library.get_pointer_to_function(result.fndesc.mangled_name)
+            binding.add_symbol(descriptor.mangled_name, code)
             made.targetctx.remove_user_function(result.entry_point)
-            made.targetctx.insert_user_function(result.entry_point, there)  # without the library that holds the code
+            # Without the library that holds the code.
+            made.targetctx.insert_user_function(result.entry_point, descriptor)
 
         def get_call_template(args: Any, kws: Any) -> Any:
             load()

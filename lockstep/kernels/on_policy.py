@@ -229,9 +229,9 @@ def _gradients(network, kind, rollouts, index, hyper, entropy_coef, joined, out)
     shards, each = index.shape
     rows, steps, size = observations.shape[1], numbers.shape[2], len(parameters)
     before, taken, sums = rows * each, steps * each, out.shape[1] - size
-    alike = strided.all() or not strided.any()
-    several = max(1, _TOGETHER // (before * layers[:, OUTPUTS].sum())) if alike else 1
-    if states.shape[2] and alike:
+    uniform = strided.all() or not strided.any()
+    several = max(1, _TOGETHER // (before * layers[:, OUTPUTS].sum())) if uniform else 1
+    if states.shape[2] and uniform:
         several = max(several, _ROWS // each)
     at_once = joined and several >= shards
     for first in range(0, shards, several):

@@ -65,8 +65,8 @@ def value_gradients(
             What belongs to no layer stays as it is.
     """
     (shards, each), size = index.shape, len(parameters)
-    alike = strided.all() or not strided.any()
-    several = max(1, _TOGETHER // each) if alike else 1
+    uniform = strided.all() or not strided.any()
+    several = max(1, _TOGETHER // each) if uniform else 1
     at_once = joined and several >= shards
     noise, terms = np.empty(0, np.float32), np.empty((1 + PQN_SUMS, each), np.float32)
     used = disturb(network, parameters, noise, used)

@@ -24,8 +24,8 @@ def stopping_on_signals(status: RunStatus) -> Iterator[None]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into a stop request. A later SIGINT or SIGTERM ends the process at once,
     and so does the first one while the run starts.
 
-    A later SIGHUP is ignored, and so is a SIGTERM that arrives together with the first request: a shutdown sends them
-    to every process, and the parent process may forward its own. In an unattended run, every further SIGTERM is
+    A later SIGHUP is ignored, and so is a signal that arrives together with the first request: a shutdown sends them to
+    every process, and the parent process may forward its own. In an unattended run, every further SIGTERM is
     ignored, since the parent process may forward it late, and ends the run itself if necessary.
     """
     if threading.current_thread() is not threading.main_thread():

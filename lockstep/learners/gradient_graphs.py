@@ -93,7 +93,7 @@ class GradientGraphs(ABC):
 def graphs_of(
     batches: Batches, period: int, differentiate: Differentiate, capture: Capture, branches: Branches | None
 ) -> GradientGraphs | None:
-    """Graphs over these batches; None if a user's class cuts slices differently, which graphs would not repeat.
+    """Graphs over these batches; None if their class does not declare that graphs may cut their slices (in_graphs).
 
     Args:
         period: losses of updates whose numbers agree modulo this run the same kernels (Algorithm.update_period).
@@ -101,15 +101,13 @@ def graphs_of(
         capture: makes the graphs.
         branches: runs the slots' slices side by side. None: one after the other, since they write the same memory.
     """
-    if isinstance(batches, FreshBatches) and _as_they_are(batches, FreshBatches, "slice", "minibatches", "select"):
+    if not vars(type(batches)).get("in_graphs", False):
+        return None
+    if isinstance(batches, FreshBatches):
         return GraphedSlices(batches, differentiate, capture, branches)
-    if isinstance(batches, ReplayBatches) and _as_they_are(batches, ReplayBatches, "slice", "prefetched", "read"):
+    if isinstance(batches, ReplayBatches):
         return GraphedReplay(batches, period, differentiate, capture, branches)
     return None
-
-
-def _as_they_are(batches: Batches, kind: type, *methods: str) -> bool:
-    return all(getattr(type(batches), name) is getattr(kind, name) for name in methods)
 
 
 class GraphedSlices(GradientGraphs):

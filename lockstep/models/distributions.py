@@ -29,13 +29,13 @@ class Constant:
     """Numbers as a tensor on each device that needs them, since a CUDA graph cannot copy them there."""
 
     def __init__(self, numbers: np.ndarray) -> None:
-        self._here = torch.from_numpy(np.ascontiguousarray(numbers))
+        self._on_host = torch.from_numpy(np.ascontiguousarray(numbers))
         self._on: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
         """The tensor on a device."""
         if device not in self._on:
-            self._on[device] = self._here.to(device)
+            self._on[device] = self._on_host.to(device)
         return self._on[device]
 
 

@@ -99,8 +99,8 @@ class Policies(PolicyModel):
         self._space, self._action_space = space, action_space
         self.policies = nn.ModuleDict(dict(models))
         first = next(iter(models.values()))
-        alike = all(part.action_space == action_space for part in space.parts.values())
-        usual = first.distribution if alike else make_distribution(action_space)
+        same_space = all(part.action_space == action_space for part in space.parts.values())
+        usual = first.distribution if same_space else make_distribution(action_space)
         self.distribution: ActionDistribution = distribution or usual
         self.state_size = max(model.state_size for model in models.values())
         self.has_value = all(model.has_value for model in models.values())

@@ -146,7 +146,7 @@ def section(runs: Sequence[Run], groups: Sequence[Method], named: Sequence[str],
 
 def _means(runs: Sequence[Run]) -> str:
     """A row for all runs with the same means."""
-    alike: dict[tuple[str, ...], list[str]] = {}
+    by_cells: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
         known = [name for name in run.names("lag/share_") if name.split("_")[1].isdigit()]
         counted = sorted(known, key=lambda name: int(name.split("_")[1]))
@@ -162,10 +162,10 @@ def _means(runs: Sequence[Run]) -> str:
             _number(run.largest("lag/gradient_asynchrony_max")),
             "" if math.isnan(run.average("lag/kept")) else f"{run.average('lag/kept'):.1%}",
         ]
-        alike.setdefault((*cells, _bar(shares)), []).append(run.name)
+        by_cells.setdefault((*cells, _bar(shares)), []).append(run.name)
     header = ["Run", "Lag", "PL, versions", "Oldest", "PL, gradient steps", "Versions in a trajectory"]
     header += ["Gradient lag", "GA, updates", "Oldest", "Samples kept", "Samples by versions behind"]
-    return page.table(header, [[", ".join(names), *cells] for cells, names in alike.items()])
+    return page.table(header, [[", ".join(names), *cells] for cells, names in by_cells.items()])
 
 
 def _bounded(run: Run, name: str) -> str:

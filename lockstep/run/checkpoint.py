@@ -313,8 +313,8 @@ def open_checkpoint(path: str | os.PathLike[str], only: Collection[str] | None =
     """
     path = Path(path)
     if not path.is_dir():
-        there = ", ".join(p.name for p in list_checkpoints(path.parent)) or "none"
-        raise CheckpointError(f"There is no checkpoint {path}. Checkpoints there: {there}.")
+        available = ", ".join(p.name for p in list_checkpoints(path.parent)) or "none"
+        raise CheckpointError(f"There is no checkpoint {path}. Checkpoints there: {available}.")
     try:
         return _open(path, only)
     except _Damage as damage:
@@ -368,8 +368,8 @@ def find(directory: Path, name: str | int | None = None) -> Path:
     if Path(name).name == name and (directory / name).is_dir():  # the name of a folder, for example set aside
         return directory / name
     if not name.isdecimal():
-        there = ", ".join(str(int(path.name)) for path in list_checkpoints(directory)) or "none"
-        raise CheckpointError(f"Unknown checkpoint {name!r}. Use latest, best or an iteration; {run} has: {there}.")
+        available = ", ".join(str(int(path.name)) for path in list_checkpoints(directory)) or "none"
+        raise CheckpointError(f"Unknown checkpoint {name!r}. Use latest, best or an iteration; {run} has: {available}.")
     return checkpoint_path(directory, int(name))
 
 

@@ -57,9 +57,9 @@ def platform_warning(folder: RunFolder, head: dict[str, Any], layout: Layout | N
         head: the head of the run's ledger.
         layout: the layout of the repetition that the run is compared with; by default, the CPU computes it.
     """
-    here = ledger.differing_platform(head["platform"], this_platform(head["settings"], layout))
-    told = [f"Recorded and present: {'; '.join(here)}."] if here else []
-    every, facts, elsewhere = list(here), folder.facts(), "the platform of a part of the run"
+    differing = ledger.differing_platform(head["platform"], this_platform(head["settings"], layout))
+    told = [f"Recorded and present: {'; '.join(differing)}."] if differing else []
+    every, facts, elsewhere = list(differing), folder.facts(), "the platform of a part of the run"
     for each in facts.get("resumed", []):
         if each.get("differs"):
             told.append(f"Recorded, and resumed on after {each['iteration']} iterations: {'; '.join(each['differs'])}.")
@@ -70,7 +70,7 @@ def platform_warning(folder: RunFolder, head: dict[str, Any], layout: Layout | N
     loose = _NOT_PROMISED if head["settings"].get("allow_nondeterministic") else ""
     if not told:
         return loose or None
-    what = ledger.platform_or_code(here) if here else elsewhere
+    what = ledger.platform_or_code(differing) if differing else elsewhere
     portable = head["settings"].get("precision") == "portable" and all(map(of_processor, every))
     only = (
         "differs from that at the start of the run. Portable arithmetic does not depend on the difference, but an "

@@ -39,7 +39,10 @@ def runs_in(folder: Path) -> list[Path]:
 
 def not_a_run(path: Path) -> SettingsError:
     """The error for a path that is not a run. It names runs near it."""
-    what = "is not the folder of a run (it has no experiment.json)" if path.is_dir() else "does not exist"
+    if path.is_dir():
+        what = "is not the folder of a run (it has no experiment.json)"
+    else:
+        what = "is a file" if path.exists() else "does not exist"
     near = path if path.is_dir() else path.parent
     if (near / "queue").is_dir():
         what = "is the folder of a sweep, not of a run" if path.is_dir() else what

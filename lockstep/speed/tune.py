@@ -225,8 +225,8 @@ def tune(
     # Only candidates with the most turns: a candidate dropped after a round was slower in it.
     finalists = [each for each in measured if len(each.rates) == len(measured[0].rates)]
     fastest = max(finalists, key=lambda each: each.rate)
-    alike = [each for each in finalists if each.rate > (1 - _ALIKE) * fastest.rate]
-    best = min(alike, key=lambda each: _size(each.layout))
+    fast = [each for each in finalists if each.rate > (1 - _ALIKE) * fastest.rate]
+    best = min(fast, key=lambda each: _size(each.layout))
     return Tuned(best.layout, tuple(ranked), time.perf_counter() - begin, load)
 
 

@@ -393,6 +393,21 @@ def test_new_steps_begin_with_the_largest_priority_so_far() -> None:
     assert newest.tolist() == pytest.approx([9.0**settings.algorithm.replay.alpha] * 2)  # type: ignore[attr-defined]
 
 
+def test_numbers_that_are_missing_do_not_look_like_a_reset() -> None:
+    """With --on-nonfinite continue, environments may return NaN."""
+    first, second = World(2, 1, "zero", 0.0).rollouts(4, 2)
+    first, second = (each.replace(obs=each.obs / 2) for each in (first, second))
+    first.obs[-1, 0, 0, 0, 0] = second.obs[0, 0, 0, 0, 0] = torch.nan
+    memory = Replay(experiment(steps=40, envs=2, n_step=3, rollout=4), first)
+    memory.insert(first)
+    memory.insert(second)
+    assert memory.count == 8, "no step is lost"
+    reward = memory.batch(np.array([2]), np.array([0]), np.ones(1)).reward
+    assert float(reward) == pytest.approx(
+        float(first.reward[2, 0] + 0.9 * first.reward[3, 0] + 0.81 * second.reward[0, 0])
+    )
+
+
 def test_beginnings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(2, 1, "noise", 0.01)
     (first,) = world.rollouts(8, 1)

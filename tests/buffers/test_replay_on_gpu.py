@@ -75,7 +75,7 @@ def test_items_and_checkpoints_are_those_of_a_memory_on_the_host(name: str, tmp_
     make, rollouts = worlds()[name]
     first = next(rollouts)
     here, there = make(first), make(first)
-    there.lie_on(GPU)
+    there.move_to(GPU)
     draw, histories = np.random.default_rng(1), (History(0), History(1))
     for number, each in enumerate([first, *rollouts]):
         here.insert(each)
@@ -95,7 +95,7 @@ def test_items_and_checkpoints_are_those_of_a_memory_on_the_host(name: str, tmp_
         if part.startswith("replay-000"):
             assert meta["sha256"] == saved.parts[part.replace("replay-000", "replay-001", 1)]["sha256"], part
     crossed = make(first), make(first)
-    crossed[1].lie_on(GPU)
+    crossed[1].move_to(GPU)
     History(1).restore(saved, crossed[0])  # that of the GPU on the host, and the reverse
     History(0).restore(saved, crossed[1])
     assert crossed[0].count == crossed[1].count > 0

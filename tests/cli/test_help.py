@@ -123,6 +123,7 @@ def test_flags_that_do_not_exist_are_refused(capsys: Captured) -> None:
         (["eval"], "eval lacks RUN"),
         (["eval", "--json"], "eval lacks RUN"),
         (["diff", "--json"], "diff lacks RUN_A and RUN_B"),
+        (["diff", "a", "--json"], "diff lacks RUN_B (The folder of the other)"),
     ):
         assert main(arguments) == 2
         error = capsys.readouterr().err

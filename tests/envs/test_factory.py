@@ -80,6 +80,7 @@ def test_what_is_not_installed_is_passed_over_or_named(monkeypatch: pytest.Monke
         (EnvConfig(id="Brekout"), "Did you mean Breakout"),
         (EnvConfig(id="HalfCheeta-v4"), "HalfCheetah-v4"),
         (EnvConfig(id="no_such_module:make"), "Cannot load"),
+        (EnvConfig(id=":make"), "names no function or class"),
         (EnvConfig(id="no_such_file.py:make"), "no Python file"),
         (EnvConfig(id="CartPole-v1", protocol="machado"), "protocol none"),
         (EnvConfig(id="ALE/Pong-v5", protocol="machado"), "Use --env.id Pong."),

@@ -245,6 +245,14 @@ def test_numbers_out_of_range_are_explained(arguments: dict[str, Any], flag: str
         evaluate_policy(build(settings), settings, EvaluationSettings(**arguments))
 
 
+def test_values_of_another_type_are_explained() -> None:
+    settings = experiment(CARTPOLE)
+    value: Any
+    for name, value in (("episodes", 2.5), ("seed", "a"), ("metrics", "success"), ("opponents", "random")):
+        with pytest.raises(SettingsError, match=f"{name}={value!r} must be a "):
+            evaluate_policy(build(settings), settings, EvaluationSettings(**{name: value}))
+
+
 @pytest.mark.parametrize(
     ("recipe", "acting"),
     [

@@ -24,7 +24,7 @@ from lockstep.training.job import Job
 from lockstep.training.loops import work
 
 pytestmark = pytest.mark.usefixtures("own_folder")
-OTHER_CPU = {"cpu": {"model": "Another", "features": "avx", "capability": "AVX2"}}
+OTHER_CPU = {"cpu": {"model": "Another", "features": "avx", "capability": "DEFAULT"}}
 
 
 def lagging(precision: str = "fp32") -> Experiment:

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -133,6 +134,7 @@ def test_a_second_ctrl_c_stops_at_once(layout: str, env: Callable[..., str], sta
     child.until(lambda: Path("stepping").exists(), "the first step")
     child.interrupt()
     child.until(lambda: "a further Ctrl-C stops at once" in child.output(), "the answer to the first Ctrl-C")
+    time.sleep(2 * children._CTRL_C_ECHO)
     child.interrupt()
     assert child.wait() == 130
     assert not list(Path("run/checkpoints").iterdir()), "the iteration, which takes minutes, was not waited for"

@@ -171,6 +171,8 @@ def test_open_names_the_runs_that_exist() -> None:
     RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="runs/pong"))
     with pytest.raises(SettingsError, match=r"runs/pnog does not exist.* runs: pong"):
         RunFolder.open("runs/pnog")
+    with pytest.raises(SettingsError, match=r"pong/run\.json is a file\. Give the folder"):
+        RunFolder.open("runs/pong/run.json")
     with pytest.raises(SettingsError, match=r"runs is not the folder of a run.*pong"):
         RunFolder.open("runs")
     for n in range(6):

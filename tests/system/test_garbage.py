@@ -11,6 +11,7 @@ from tiny import EXPERIMENTS, options
 from lockstep.config.layout import Layout
 from lockstep.launchers.launch import train
 from lockstep.system.garbage import objects_frozen
+from lockstep.training.callbacks import Progress
 
 
 class Node:
@@ -44,8 +45,11 @@ def test_what_a_program_freezes_itself_is_left_to_it() -> None:
     assert garbage() is None
 
 
-def test_a_run_freezes_objects_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    frozen = []
-    monkeypatch.setattr("lockstep.training.writer.RunWriter.evaluate", lambda *_: frozen.append(gc.get_freeze_count()))
-    train(EXPERIMENTS["cartpole-8-shards"](), Layout.parse("inline"), options(tmp_path / "run"))
+def test_a_run_freezes_objects_until_it_ends(tmp_path: Path) -> None:
+    frozen: list[int] = []
+
+    def follow(_: Progress) -> None:
+        frozen.append(gc.get_freeze_count())
+
+    train(EXPERIMENTS["cartpole-8-shards"](), Layout.parse("inline"), options(tmp_path / "run"), on_iteration=follow)
     assert min(frozen) > 1000 and gc.get_freeze_count() == 0

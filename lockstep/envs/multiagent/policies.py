@@ -164,10 +164,10 @@ class Views:
             self._check(agent, seen[agent], acted[agent])
         own = {agent: seen[agent] for agent in agents}
         first = seen[agents[0]]
-        self._alike = all(space == first for space in own.values())
+        self._same_space = all(space == first for space in own.values())
         self._entries = isinstance(first, spaces.Dict)
         entries: dict[str, Any] = dict(first.spaces) if isinstance(first, spaces.Dict) else {OBSERVATION: first}
-        if not self._alike:
+        if not self._same_space:
             entries = {OBSERVATION: spaces.Box(-np.inf, np.inf, (self._longest(own),), np.float32)}
         for key in self._added():
             if key in entries:
@@ -194,7 +194,7 @@ class Views:
         parts = {}
         for name, (seen, acted) in self._own.items():
             entries = {key: entry for key, entry in space.spaces.items() if key != POLICY}
-            if not self._alike:
+            if not self._same_space:
                 entries[OBSERVATION] = spaces.Box(-np.inf, np.inf, seen.shape, np.float32)
             parts[name] = Part(spaces.Dict(entries), acted)
         return PoliciesSpace(space.spaces, parts)
@@ -206,7 +206,7 @@ class Views:
         found = []
         for agent in agents:
             obs = observations[agent]
-            shown = dict(obs) if self._entries else {OBSERVATION: obs if self._alike else self._padded(obs)}
+            shown = dict(obs) if self._entries else {OBSERVATION: obs if self._same_space else self._padded(obs)}
             if state is not None:
                 shown[STATE] = state
             if self._config.several_policies:

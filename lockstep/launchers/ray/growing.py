@@ -112,11 +112,11 @@ class GrowingDriver(RayDriver):
                 self._begin_least()
             return
         # When a process has made a step, Ray's free resources no longer include its own.
-        there, starting = len(self._processes), any(process.steps < 1 for process in self._processes)
-        new = max(0, len(self._layout.collectors) - there)
+        running, starting = len(self._processes), any(process.steps < 1 for process in self._processes)
+        new = max(0, len(self._layout.collectors) - running)
         waits = starting or time.monotonic() < self._join_after
-        if not (new or waits) and (new := min(self._places.room(), self._groups - there)) > 0:
-            say(f"The cluster has room: {new} collector{'s join' if new > 1 else ' joins'} the {there}.")
+        if not (new or waits) and (new := min(self._places.room(), self._groups - running)) > 0:
+            say(f"The cluster has room: {new} collector{'s join' if new > 1 else ' joins'} the {running}.")
             joining = [self._next() for _ in range(new)]
             self._joined = [each for each in self._joined if not each.delivered] + joining
             self._processes += joining

@@ -84,9 +84,9 @@ def connected(least: int) -> Iterator[Any]:
         yield ray
         return
     with contextlib.ExitStack() as stack:
-        here = None if os.environ.get("RAY_ADDRESS") else stack.enter_context(temporary_folder())
+        scratch = None if os.environ.get("RAY_ADDRESS") else stack.enter_context(temporary_folder())
         stack.callback(ray.shutdown)
-        if here is None:
+        if scratch is None:
             with _answering(os.environ["RAY_ADDRESS"], (ray.exceptions.AuthenticationError,)):
                 ray.init(logging_level="WARNING")
         else:
@@ -96,7 +96,7 @@ def connected(least: int) -> Iterator[Any]:
                     num_cpus=max(cores(), least),
                     include_dashboard=False,
                     logging_level="WARNING",
-                    _temp_dir=str(here),
+                    _temp_dir=str(scratch),
                     _system_config={"worker_niceness": 0},  # otherwise all other programs take precedence
                 )
         yield ray

@@ -34,12 +34,12 @@ def require_places(ray: Any, layout: Layout, needed: list[dict[str, float]]) -> 
     """
     total = ray.cluster_resources()
     for name in dict.fromkeys(name for each in needed for name in each):
-        wanted, there = sum(each.get(name, 0) for each in needed), total.get(name, 0)
-        if there < wanted:
+        wanted, available = sum(each.get(name, 0) for each in needed), total.get(name, 0)
+        if available < wanted:
             local = " Without RAY_ADDRESS, a local cluster with enough CPUs is started." if name == "CPU" else ""
             raise SettingsError(
                 f"Layout {layout} needs {wanted:g} {name}{'s' * (name in _RAY.values())}, but the Ray cluster has "
-                f"{there:g} in all. Add nodes to it, or use fewer processes (the result is the same).{local}"
+                f"{available:g} in all. Add nodes to it, or use fewer processes (the result is the same).{local}"
             )
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     for each in needed:

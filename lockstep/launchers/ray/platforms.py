@@ -82,9 +82,9 @@ class Platforms:
         scheme = self._job.experiment.scheme
         decides = scheme.timing_decides and self._job.recorded is None
         differs = self._differing(self._first.platform, node)
-        alike = learns and scheme.gradient_lag != "async"  # all learners make the same updates, each in its copy
-        if differs and (alike or not decides):
-            raise SettingsError(self._refusal(name, node, differs, alike=alike))
+        same_updates = learns and scheme.gradient_lag != "async"  # all learners make the same updates, each in its copy
+        if differs and (same_updates or not decides):
+            raise SettingsError(self._refusal(name, node, differs, same_updates=same_updates))
         if not decides:
             return
         self._job.folder.note_node(name, node.host, differs)
@@ -102,7 +102,7 @@ class Platforms:
         portable = self._job.experiment.precision == "portable"
         return tuple(each for each in differs if not (portable and of_processor(each)))
 
-    def _refusal(self, name: str, node: Node, differs: tuple[str, ...], *, alike: bool) -> str:
+    def _refusal(self, name: str, node: Node, differs: tuple[str, ...], *, same_updates: bool) -> str:
         assert self._first is not None
         layout, portable = self._job.layout, self._job.experiment.precision == "portable"
         roles, known = ("collector", "learner") if layout.split else ("worker",), dict(layout.resources)
@@ -115,11 +115,11 @@ class Platforms:
             processors
         )
         ways.insert(0, " and ".join(mend))
-        if not (alike or portable):
+        if not (same_updates or portable):
             ways.append("let timing decide (--scheme.lag async), and each node is recorded")
         why = (
             "All learners must compute alike, since each applies the same gradients to its copy of the parameters"
-            if alike
+            if same_updates
             else "This scheme promises the bits of every other layout, which needs nodes that compute alike"
         )
         return (
