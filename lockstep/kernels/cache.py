@@ -1,4 +1,5 @@
-"""A cache of compiled functions on disk. An entry is valid until one of the sources that it was made from changes."""
+"""A cache of compiled functions on disk, which all installations of lockstep on a machine share. The name of an entry
+contains a digest of what it was made from (sources.py)."""
 
 from __future__ import annotations
 
@@ -6,21 +7,23 @@ import contextlib
 import copy
 import fcntl
 import functools
-import hashlib
-import inspect
+import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
-import numpy as np
 from llvmlite import binding
 from numba import njit, types
 from numba.core import event
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
 
+from lockstep.kernels.sources import Sources
+from lockstep.system.machine import user_cache
 from lockstep.system.output import print_line
 
 _PATIENCE = 3.0
@@ -41,7 +44,10 @@ class _Notice(event.Listener):
         self._depth += 1
         if not self.silent and self._seconds + now - self._begin > _PATIENCE:
             self.silent = True
-            print_line("Compiling kernels, which takes up to a minute. Later runs load them from a cache.", sys.stderr)
+            later = "Later runs load them from a cache."
+            if _folder() is None:
+                later = "Later runs repeat it, unless you set NUMBA_CACHE_DIR to a folder that can be written."
+            print_line(f"Compiling kernels, which takes up to a minute. {later}", sys.stderr)
 
     def on_end(self, event: event.Event) -> None:
         self._depth -= 1
@@ -60,10 +66,8 @@ def part(function: Any) -> Any:
 
 
 def compiled(function: Any, **names: Any) -> Any:
-    """Compile a function with Numba, or load what an earlier process compiled of it.
-
-    Numba notices a change of the function's own file only. So the name in its cache contains a digest of every function
-    that this one calls, directly or not. All of them must be defined before.
+    """Compile a function with Numba, or load what an earlier process compiled of it. All that it calls must be defined
+    before.
 
     Division by zero gives an infinity, as IEEE 754 has it: a check for it would keep loops from being vectorized.
 
@@ -71,15 +75,13 @@ def compiled(function: Any, **names: Any) -> Any:
         names: globals of the function to replace, such as functions that it calls.
     """
     names = {**function.__globals__, **names}
-    found: dict[str, str] = {}
-    needed: list[Any] = []
-    _collect(function, names, found, needed)
-    text = "\n".join(f"{name} {found[name]}" for name in sorted(found))
-    digest = hashlib.sha256(f"{inspect.getsource(function)}\n{text}".encode()).hexdigest()[:16]
+    sources = Sources(function, names)
     named = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    named.__module__, named.__qualname__ = function.__module__, f"{function.__qualname__}_{digest}"
-    made = njit(error_model="numpy", nogil=True, cache=True)(named)
-    return _compiled_once(_without_literals(made), [each.load for each in needed])
+    named.__module__, named.__qualname__ = function.__module__, f"{function.__qualname__}_{sources.digest()}"
+    made: Any = njit(error_model="numpy", nogil=True)(named)
+    if _folder() is not None:
+        made._cache = _Cache(named)
+    return _compiled_once(_without_literals(made), [each.load for each in sources.apart])
 
 
 def apart(*arguments: types.Type) -> Callable[[Any], Any]:
@@ -134,7 +136,7 @@ def _compiled_once(function: Any, before: list[Callable[[], None]]) -> Any:
     Args:
         before: load what the function jumps to.
     """
-    compile_it, lock = function.compile, Path(function._cache.cache_path, f"{function.py_func.__qualname__}.lock")
+    compile_it, lock = function.compile, f"{function.py_func.__qualname__}.lock"
 
     def compile_once(signature: Any) -> Any:
         # Numba's lock comes first: a thread that has it, and compiles what this function calls, would wait forever.
@@ -149,49 +151,73 @@ def _compiled_once(function: Any, before: list[Callable[[], None]]) -> Any:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(name: str) -> Iterator[None]:
     """A context that one process at a time can enter, if the file system has locks. A lock ends with its process."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context(path.open("a")), fcntl.LOCK_EX)
+        if (folder := _folder()) is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(stack.enter_context((folder / name).open("a")), fcntl.LOCK_EX)
         yield
 
 
 @functools.cache
-def _digest(file: str) -> str:
-    """Of a source file, which many functions refer to."""
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+def _folder() -> Path | None:
+    """Where compiled functions are kept: in NUMBA_CACHE_DIR if it is set, else in the user's cache, else beside the
+    sources. None if that cannot be written."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    for folder in [Path(given)] if given else [user_cache() / "kernels", Path(__file__).parent / "__pycache__"]:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+            return folder
+    return None
 
 
-def _names(code: CodeType) -> tuple[str, ...]:
-    """The names that code refers to, and the functions in it: those that write LLVM's code call each other."""
-    inner = (_names(each) for each in code.co_consts if isinstance(each, CodeType))
-    return (*code.co_names, *(name for names in inner for name in names))
+class _Locator:
+    """Tells Numba where a function's code is. Numba itself would look for it by the path of its source."""
+
+    def __init__(self, source: str) -> None:
+        self._py_file = source
+
+    @classmethod
+    def from_function(cls, function: FunctionType, source: str) -> _Locator:
+        return cls(source)
+
+    def get_cache_path(self) -> str:
+        return str(_folder())
+
+    def ensure_cache_path(self) -> None:
+        Path(self.get_cache_path()).mkdir(parents=True, exist_ok=True)
+
+    def get_source_stamp(self) -> str:
+        return ""  # the function's name contains the digest of its sources
+
+    def get_disambiguator(self) -> str:
+        return "lockstep"
 
 
-def _collect(function: FunctionType, names: Mapping[str, Any], found: dict[str, str], needed: list[Any]) -> None:
-    """Add the digest of everything that a function refers to by name: of the files of functions, and of constants.
-    Those that were compiled apart are also needed."""
-    code = function.__code__
-    cells = (cell.cell_contents for cell in function.__closure__ or ())
-    names = {**names, **dict(zip(code.co_freevars, cells, strict=True))}
-    used = _names(code)
-    for name in (*used, *code.co_freevars):
-        value = names.get(name)
-        of_module = isinstance(value, ModuleType)
-        for each in [getattr(value, attribute, None) for attribute in used] if of_module else [value]:
-            called = getattr(each, "py_func", getattr(each, "_defn", None))  # of a Dispatcher, or an intrinsic
-            if isinstance(each, FunctionType) and each.__module__.startswith("lockstep."):
-                called = each  # it writes LLVM's code
-            if isinstance(called, FunctionType):
-                key = f"{inspect.getfile(called)}:{called.__qualname__}"
-                if key not in found:
-                    found[key] = _digest(inspect.getfile(called))
-                    if hasattr(each, "load"):
-                        needed.append(each)
-                    _collect(called, called.__globals__, found, needed)
-            elif isinstance(each, np.ndarray):
-                found[f"{code.co_filename}:{name}"] = hashlib.sha256(each.tobytes()).hexdigest()
-            elif isinstance(each, (bool, int, float, tuple, np.generic)):
-                found[f"{code.co_filename}:{name}"] = repr(each)
+class _Storage(CompileResultCacheImpl):
+    _locator_classes = (_Locator,)
+
+
+class _Cache(FunctionCache):
+    """Finds the code of a function for the types of its arguments."""
+
+    _impl_class = _Storage
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with contextlib.suppress(OSError):  # a full disk: the next process compiles it again
+            super().save_overload(sig, data)
+
+    def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
+        return (", ".join(map(_described, sig)), *super()._index_key(sig, codegen)[1:])
+
+
+def _described(given: Any) -> str:
+    """A type as text, which every process can read, also one whose named tuples have changed. Numba's text of a named
+    tuple lacks the names of its fields."""
+    if not isinstance(given, types.BaseTuple):
+        return str(given)
+    parts: tuple[Any, ...] = getattr(given, "types", ())
+    cls = getattr(given, "instance_class", tuple)
+    return f"{cls.__module__}.{cls.__qualname__} {getattr(cls, '_fields', '')}({', '.join(map(_described, parts))})"

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import multiprocessing
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from lockstep.models.encoders import IMAGE_ENCODERS
 from lockstep.models.trunk import TrunkConfig
 from lockstep.run.files import write_whole
 from lockstep.run.platform import this_platform
-from lockstep.system.machine import cores
+from lockstep.system.machine import cores, user_cache
 from lockstep.system.output import print_line
 from lockstep.training.callbacks import CallbackLike, unsendable
 
@@ -234,8 +233,7 @@ def remembered(experiment: Experiment) -> Layout | None:
 
 
 def _file() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "lockstep" / _FILE
+    return user_cache() / _FILE
 
 
 def _known(path: Path) -> dict[str, Any]:

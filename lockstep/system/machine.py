@@ -23,6 +23,15 @@ def cores() -> int:
     return allowed
 
 
+def user_cache() -> Path:
+    """Where lockstep keeps files of this user that it can make again. The folder may be missing, or not writable."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(given or Path.home() / ".cache") / "lockstep"
+    except RuntimeError:  # a user without a home
+        return Path(os.devnull) / "lockstep"  # which can neither be read nor written
+
+
 def belongs_to_a_run_with(count: int) -> None:
     """Record that this process is one of several processes of a run that share this many cores."""
     global _of_the_run

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from lockstep.system.machine import user_cache
+
 HELPER = "from numba import njit\n@njit\ndef change(x):\n    return x + 1\n"
 LIMITS = "LIMIT = 10\n"
 MAIN = """
@@ -37,6 +41,16 @@ def outer(x):
     return 10 * inner(x)
 
 print(outer(1), sum(outer.stats.cache_hits.values()), sum(inner.stats.cache_hits.values()))
+"""
+
+PAIR = "from typing import NamedTuple\nclass Pair(NamedTuple):\n    first: int\n    second: int\n"
+TUPLES = """
+from lockstep.kernels.cache import compiled
+from pair import Pair
+
+take = compiled(lambda pair: pair.first)
+make = compiled(lambda: Pair(1, 2))
+print(take(Pair(1, 2)), make().first, *(sum(function.stats.cache_hits.values()) for function in (take, make)))
 """
 
 TOGETHER = """
@@ -70,12 +84,12 @@ print(function(1), sum(function.stats.cache_hits.values()))
 """
 
 
-def run(folder: Path) -> list[int]:
-    return ended(start(folder))
+def run(folder: Path, cache: Path | None = None) -> list[int]:
+    return ended(start(folder, cache=cache))
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+def start(folder: Path, *words: str, cache: Path | None = None) -> subprocess.Popen[str]:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache or folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "main.py", *words]
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
 
@@ -111,3 +125,43 @@ def test_a_change_of_what_a_function_calls_or_reads_is_noticed(tmp_path: Path) -
     assert run(tmp_path) == [4, 10, 0]
     (tmp_path / "limits.py").write_text("LIMIT = 20\n")
     assert run(tmp_path) == [4, 20, 0]
+
+
+def test_copies_of_the_same_sources_share_what_is_compiled(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        for file, text in (("helper.py", HELPER), ("limits.py", LIMITS), ("main.py", MAIN)):
+            (tmp_path / name / file).write_text(text)
+    assert run(tmp_path / "one", tmp_path / "cache") == [2, 10, 0]
+    assert run(tmp_path / "other", tmp_path / "cache") == [2, 10, 1], "loaded"
+
+
+def test_a_change_of_a_named_tuple_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(TUPLES)
+    (tmp_path / "pair.py").write_text(PAIR)
+    assert run(tmp_path) == [1, 1, 0, 0]
+    assert run(tmp_path) == [1, 1, 1, 1], "loaded"
+    (tmp_path / "pair.py").write_text(PAIR.replace("first", "third").replace("second", "first"))
+    assert run(tmp_path) == [2, 2, 0, 0]
+
+
+def test_without_a_folder_that_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(APART)
+    for _ in range(2):
+        assert run(tmp_path, Path(os.devnull) / "cache") == [20, 0, 0]
+
+
+def test_the_cache_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_cache() == tmp_path / "lockstep"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert user_cache() == tmp_path / "home/.cache/lockstep"
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", dict[int, str]().__getitem__)
+    with pytest.raises(OSError):
+        user_cache().mkdir(parents=True)

@@ -32,7 +32,7 @@ def scheme(**changes: Any) -> Experiment:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What tune has kept on this machine is not for tests."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(auto, "user_cache", lambda: tmp_path / "cache")
 
 
 @pytest.mark.parametrize(

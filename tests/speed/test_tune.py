@@ -16,6 +16,7 @@ from lockstep import Experiment, Layout, SettingsError, recipes, train
 from lockstep.algorithms import OnPolicyConfig
 from lockstep.cli.main import main
 from lockstep.config.options import RunOptions
+from lockstep.launchers import auto
 from lockstep.launchers.auto import remembered
 from lockstep.recipes import RECIPES
 from lockstep.speed import tune as module
@@ -198,7 +199,7 @@ def test_it_ends_within_its_budget_with_a_layout_that_trains(
     monkeypatch.setattr(module, "_with_helpers", lambda *_: [])
     monkeypatch.setattr(module, "cores", lambda: 2)
     monkeypatch.setattr("lockstep.cli.main.BEGAN", time.perf_counter())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(auto, "user_cache", lambda: tmp_path)
     flags = [
         "--env.adapter",
         "gymnasium",
@@ -244,7 +245,7 @@ def test_auto_is_told_of_the_best_layout_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(auto, "user_cache", lambda: tmp_path)
     tried = tuple(Candidate(Layout.parse(text), [1.0]) for text in found)
     monkeypatch.setattr(module, "tune", lambda *given, **named: Tuned(tried[0].layout, tried, 1.0, 0.0))
     assert main(["tune", "ppo-cartpole", "--scheme.lag", lag]) == 0
