@@ -273,7 +273,7 @@ EXPERIMENTS["curriculum-lag-1"] = with_curriculum
 
 EXPERIMENTS["crossq"] = lambda: replaying(
     recipes.crossq_mujoco, replay={}, critic_sizes=(24, 24), algorithm={"renorm_warmup": 4}
-)
+).replace(**{"algorithm.target_period": 1})
 
 
 def squashed() -> Experiment:

@@ -30,7 +30,7 @@ _OPTIMIZER = OptimizerConfig(eps=1e-8, betas=(0.5, 0.999))
 
 @dataclass(frozen=True)
 class CrossQConfig(SACConfig):
-    """SAC without target networks. It needs model.batch_renorm; target_period and target_rate have no effect."""
+    """SAC without target networks. It needs model.batch_renorm."""
 
     name = "crossq"
     batch_renorm: ClassVar[bool] = True
@@ -66,6 +66,12 @@ class CrossQConfig(SACConfig):
     def validate_with(self, setup: Setup) -> None:
         """Raise SettingsError for settings that do not fit the rest of the experiment."""
         super().validate_with(setup)
+        for setting in ("target_period", "target_rate"):
+            if getattr(self, setting) != getattr(type(self), setting):
+                raise SettingsError(
+                    f"algorithm.{setting} has no effect with algorithm=crossq, which has no target networks. Leave it "
+                    "out."
+                )
         if self.replay.prioritized:
             raise SettingsError(
                 "algorithm.replay.prioritized draws minibatches whose statistics are not those of the replay memory, "

@@ -65,8 +65,8 @@ class MPCConfig(OffPolicyConfig):
 
         if setup.normalize.clip != type(setup.normalize).clip:
             raise SettingsError(
-                f"normalize.clip={setup.normalize.clip:g} has no effect with algorithm=mpc, whose models predict "
-                "observations and must distinguish all of them: leave it out."
+                f"algorithm=mpc refuses normalize.clip={setup.normalize.clip:g}, because its models predict "
+                "observations and must distinguish all of them. Leave it out."
             )
 
     def build(self) -> MPC:

@@ -200,6 +200,8 @@ def test_what_does_not_fit_is_refused() -> None:
         (recipe, {"algorithm.batch_size": 4}, r"batch_size=4.*at least 8"),
         (recipe, {"algorithm.statistics_rate": 0.0}, "statistics_rate=0.0"),
         (recipe, {"algorithm.policy_period": 0}, "policy_period=0"),
+        (recipe, {"algorithm.target_period": 2}, "target_period has no effect"),
+        (recipe, {"algorithm.target_rate": 1.0}, "target_rate has no effect"),
         (recipe, {"model.layer_norm": True}, "layer_norm"),
     ):
         with pytest.raises(SettingsError, match=words):
