@@ -20,6 +20,7 @@ from lockstep.config.extras import EXTRAS, install_command
 from lockstep.config.settings import SettingsError
 from lockstep.envs.level_cache import FOLDER, folder, kept, limit
 from lockstep.envs.settings import EnvConfig
+from lockstep.kernels.cache import folder as kernels_folder
 from lockstep.run.platform import version
 from lockstep.system.machine import cores, cpu, emulates_bf16
 
@@ -67,7 +68,8 @@ def doctor(arguments: list[str]) -> int:
     say(f"memory    {machine['memory_gigabytes']} GB")
     say(f"GPU       {', '.join(machine['gpus']) or 'none'}")
     say("packages  " + ", ".join(f"{name} {found}" for name, found in report["packages"].items()))
-    say(f"levels    {_told(report['levels'])}")
+    say(f"kernels   {_kernels_told(report['kernels'])}")
+    say(f"levels    {_levels_told(report['levels'])}")
     for extra, entry in report["extras"].items():
         say(f"extra     {extra}: {entry['version'] or 'missing'} ({entry['purpose']})")
     if absent := [extra for extra, entry in report["extras"].items() if not entry["version"]]:
@@ -80,7 +82,7 @@ def doctor(arguments: list[str]) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Facts about the machine, packages, extras and the cache of levels."""
+    """Facts about the machine, packages, extras and caches."""
     processor = cpu()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     machine = {
@@ -103,7 +105,20 @@ def examine() -> dict[str, Any]:
         for extra, (module, purpose, _) in EXTRAS.items()
     }
     packages = {name: version(name) or "missing" for name in _CORE}
-    return {"machine": machine, "packages": packages, "extras": extras, "levels": _levels()}
+    return {"machine": machine, "packages": packages, "extras": extras, "kernels": _kernels(), "levels": _levels()}
+
+
+def _kernels() -> dict[str, Any]:
+    """Facts about the cache of compiled kernels."""
+    root = kernels_folder()
+    sizes = [] if root is None else [path.stat().st_size for path in root.glob("*.nbc")]
+    return {"folder": root and str(root), "functions": len(sizes), "bytes": sum(sizes)}
+
+
+def _kernels_told(kernels: dict[str, Any]) -> str:
+    if kernels["folder"] is None:
+        return "compiled anew by every process, because no folder can be written; NUMBA_CACHE_DIR may name one"
+    return f"{kernels['folder']}: {kernels['functions']:,} compiled functions, {kernels['bytes'] / 1e6:.0f} MB"
 
 
 def _levels() -> dict[str, Any]:
@@ -116,7 +131,7 @@ def _levels() -> dict[str, Any]:
     return {"folder": str(root), "levels": len(levels), "bytes": size, "limit": limit()}
 
 
-def _told(levels: dict[str, Any]) -> str:
+def _levels_told(levels: dict[str, Any]) -> str:
     if levels["folder"] is None:
         return f"not kept ({FOLDER} names no folder)"
     used = f"{levels['bytes'] / 1e9:.2f} of at most {levels['limit'] / 1e9:g} GB"

@@ -45,7 +45,7 @@ class _Notice(event.Listener):
         if not self.silent and self._seconds + now - self._begin > _PATIENCE:
             self.silent = True
             later = "Later runs load them from a cache."
-            if _folder() is None:
+            if folder() is None:
                 later = "Later runs repeat it, unless you set NUMBA_CACHE_DIR to a folder that can be written."
             print_line(f"Compiling kernels, which takes up to a minute. {later}", sys.stderr)
 
@@ -79,7 +79,7 @@ def compiled(function: Any, **names: Any) -> Any:
     named = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     named.__module__, named.__qualname__ = function.__module__, f"{function.__qualname__}_{sources.digest()}"
     made: Any = njit(error_model="numpy", nogil=True)(named)
-    if _folder() is not None:
+    if folder() is not None:
         made._cache = _Cache(named)
     return _compiled_once(_without_literals(made), [each.load for each in sources.apart])
 
@@ -154,22 +154,22 @@ def _compiled_once(function: Any, before: list[Callable[[], None]]) -> Any:
 def _locked(name: str) -> Iterator[None]:
     """A context that one process at a time can enter, if the file system has locks. A lock ends with its process."""
     with contextlib.ExitStack() as stack:
-        if (folder := _folder()) is not None:
+        if (root := folder()) is not None:
             with contextlib.suppress(OSError):
-                fcntl.flock(stack.enter_context((folder / name).open("a")), fcntl.LOCK_EX)
+                fcntl.flock(stack.enter_context((root / name).open("a")), fcntl.LOCK_EX)
         yield
 
 
 @functools.cache
-def _folder() -> Path | None:
+def folder() -> Path | None:
     """Where compiled functions are kept: in NUMBA_CACHE_DIR if it is set, else in the user's cache, else beside the
     sources. None if that cannot be written."""
     given = os.environ.get("NUMBA_CACHE_DIR")
-    for folder in [Path(given)] if given else [user_cache() / "kernels", Path(__file__).parent / "__pycache__"]:
+    for root in [Path(given)] if given else [user_cache() / "kernels", Path(__file__).parent / "__pycache__"]:
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-            return folder
+            root.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=root).close()
+            return root
     return None
 
 
@@ -184,7 +184,7 @@ class _Locator:
         return cls(source)
 
     def get_cache_path(self) -> str:
-        return str(_folder())
+        return str(folder())
 
     def ensure_cache_path(self) -> None:
         Path(self.get_cache_path()).mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from sentences import says
 from lockstep.cli import common
 from lockstep.cli.main import VERBS, main
 from lockstep.config.extras import install_command
+from lockstep.kernels import cache
 from lockstep.system.supervision import WorkerError
 
 Captured = pytest.CaptureFixture[str]
@@ -152,6 +153,13 @@ def test_doctor_examines_and_measures(capsys: Captured) -> None:
     assert main(["doctor", "--seconds", "0"]) == 0
     printed = capsys.readouterr().out
     assert "memory" in printed and "speed" not in printed
+    assert f"kernels   {cache.folder()}: " in printed
+
+
+def test_doctor_says_that_kernels_cannot_be_kept(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr("lockstep.cli.doctor.kernels_folder", lambda: None)
+    assert main(["doctor", "--seconds", "0"]) == 0
+    assert "kernels   compiled anew by every process" in capsys.readouterr().out
 
 
 def test_progress_of_children_goes_to_standard_error_too(tmp_path: Path) -> None:
