@@ -208,6 +208,28 @@ def test_other_options_are_other_levels(root: Path) -> None:
     assert small._envs[0].field.shape == (32, 4)
 
 
+def length_of_memory(env_id: str) -> int:
+    """The steps of an episode of lockstep/Memory-v0."""
+    env = envs.make(EnvConfig(env_id, num_levels=1), seed=1, first_index=0, num_envs=1)
+    out = np.zeros((1, *(env.observation_space.shape or ())), np.float32)
+    env.reset(out)
+    for steps in range(1, 100):
+        env.send(np.zeros(1, np.int64))
+        if env.recv(out).terminated[0]:
+            return steps
+    raise AssertionError("the episode did not end")
+
+
+def test_a_changed_callable_makes_other_levels(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "maker.py"
+    found = []
+    for length in (2, 2, 9):
+        file.write_text(f"import gymnasium\ndef make(): return gymnasium.make('lockstep/Memory-v0', length={length})\n")
+        with multiprocessing.get_context("fork").Pool(1) as pool:  # imports the file anew
+            found.append((pool.apply(length_of_memory, [f"{file}:make"]), len(kept(root))))
+    assert found == [(4, 1), (4, 1), (11, 2)]
+
+
 def test_settings_are_checked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root.write_text("a file")
     with pytest.raises(SettingsError, match=f"{FOLDER}={root} "):
