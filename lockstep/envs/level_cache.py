@@ -22,10 +22,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
-from lockstep.envs.construct import is_callable
+from lockstep.envs.construct import PREFIX, is_callable
 from lockstep.envs.settings import EnvConfig
 
 FOLDER, SIZE = "LOCKSTEP_LEVEL_CACHE", "LOCKSTEP_LEVEL_CACHE_GB"
@@ -116,7 +117,8 @@ class LevelCache:
             data = path.read_bytes()
             if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
                 answer = _restore(env, data[_DIGEST:])
-                os.utime(path)
+                with contextlib.suppress(OSError):  # a folder that cannot be written
+                    os.utime(path)
                 return answer
         answer = env.reset(seed=level)
         if not (isinstance(answer, tuple) and len(answer) == 2):
@@ -175,7 +177,8 @@ class LevelCache:
         for _, size, old in levels:
             if excess <= 0:
                 break
-            old.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another process removed it, or nobody can
+                old.unlink()
             excess -= size
 
 
@@ -221,11 +224,13 @@ def _origin(env_id: str, env: Any) -> tuple[str, ...]:
     while isinstance(layers[-1], gymnasium.Wrapper):
         layers.append(layers[-1].env)
     found = {f"python {platform.python_version()}", f"numpy {np.__version__}", platform.machine()}
-    if (spec := getattr(layers[-1], "spec", None)) is not None:
+    if isinstance(spec := getattr(layers[-1], "spec", None), EnvSpec):
         found.add(repr((spec.kwargs, spec.max_episode_steps)))
     if is_callable(env_id):
         with contextlib.suppress(TypeError, OSError):  # an object without a source file
-            found.add(_digest(Path(inspect.getsourcefile(inspect.unwrap(load_object(env_id))) or "")))
+            found.add(
+                _digest(Path(inspect.getsourcefile(inspect.unwrap(load_object(env_id.removeprefix(PREFIX)))) or ""))
+            )
     for cls in {cls for layer in layers for cls in type(layer).__mro__ if cls is not object}:
         top = cls.__module__.partition(".")[0]
         found |= {f"{name} {importlib.metadata.version(name)}" for name in _distributions().get(top, ())}
