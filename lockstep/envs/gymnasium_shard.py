@@ -206,9 +206,10 @@ class GymShard(ShardEnv):
 
     def _doing(self, j: int, *, first: bool) -> str:
         """What environment j was doing when it raised an error."""
-        actions = [single_action(self.action_space, self._action, row) for row in range(j, j + self._agents)]
-        when = f"in step {self._steps[j] + 1} of an episode, upon action {', '.join(map(str, actions))}"
-        when = "when it was reset" if first else when
+        when = "when it was reset"
+        if not first:
+            actions = [single_action(self.action_space, self._action, row) for row in range(j, j + self._agents)]
+            when = f"in step {self._steps[j] + 1} of an episode, upon action {', '.join(map(str, actions))}"
         environment = f"Environment {self._seeds.first_index + j}"
         return f"{environment} raised this error {when}. The episode's seed is {self._seed(j)}."
 

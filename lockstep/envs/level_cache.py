@@ -22,8 +22,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
+from lockstep.envs.construct import PREFIX, is_callable
 from lockstep.envs.settings import EnvConfig
 
 FOLDER, SIZE = "LOCKSTEP_LEVEL_CACHE", "LOCKSTEP_LEVEL_CACHE_GB"
@@ -84,7 +87,7 @@ class LevelCache:
 
     def __init__(self, root: Path, config: EnvConfig, env: Any) -> None:
         self._root, self._id, self._limit = root, config.id, limit()
-        self._key = repr((_FORM, config.id, config.protocol, sorted(config.options.items()), _origin(env)))
+        self._key = repr((_FORM, config.id, config.protocol, sorted(config.options.items()), _origin(config.id, env)))
         self._written, self._tried = self._limit, False  # so that the first new level triggers a cleanup
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -114,7 +117,8 @@ class LevelCache:
             data = path.read_bytes()
             if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
                 answer = _restore(env, data[_DIGEST:])
-                os.utime(path)
+                with contextlib.suppress(OSError):  # a folder that cannot be written
+                    os.utime(path)
                 return answer
         answer = env.reset(seed=level)
         if not (isinstance(answer, tuple) and len(answer) == 2):
@@ -173,7 +177,8 @@ class LevelCache:
         for _, size, old in levels:
             if excess <= 0:
                 break
-            old.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another process removed it, or nobody can
+                old.unlink()
             excess -= size
 
 
@@ -211,14 +216,21 @@ def _same(a: Any, b: Any) -> bool:
     return np.array_equal(a, b, equal_nan=isinstance(a, np.ndarray) and a.dtype.kind == "f")
 
 
-def _origin(env: Any) -> tuple[str, ...]:
-    """Everything that an environment's code depends on: versions of Python and of libraries, and digests of source
-    files. For a file outside installed libraries, the digest covers all Python files of its folder, since it may import
-    them."""
+def _origin(env_id: str, env: Any) -> tuple[str, ...]:
+    """Everything that an environment's code depends on: versions of Python and of libraries, how it was registered, and
+    digests of source files. For a file outside installed libraries, the digest covers all Python files of its folder,
+    since it may import them."""
     layers = [env]
     while isinstance(layers[-1], gymnasium.Wrapper):
         layers.append(layers[-1].env)
     found = {f"python {platform.python_version()}", f"numpy {np.__version__}", platform.machine()}
+    if isinstance(spec := getattr(layers[-1], "spec", None), EnvSpec):
+        found.add(repr((spec.kwargs, spec.max_episode_steps)))
+    if is_callable(env_id):
+        with contextlib.suppress(TypeError, OSError):  # an object without a source file
+            found.add(
+                _digest(Path(inspect.getsourcefile(inspect.unwrap(load_object(env_id.removeprefix(PREFIX)))) or ""))
+            )
     for cls in {cls for layer in layers for cls in type(layer).__mro__ if cls is not object}:
         top = cls.__module__.partition(".")[0]
         found |= {f"{name} {importlib.metadata.version(name)}" for name in _distributions().get(top, ())}

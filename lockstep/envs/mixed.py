@@ -340,7 +340,7 @@ def value_sees_task(config: EnvConfig) -> bool:
 def _task_entries(config: EnvConfig) -> tuple[str, ...]:
     """The entries of observations that env.options lets show the task."""
     asked = config.options.get(_INPUT, False)
-    if asked not in _ENTRIES:
+    if asked not in tuple(_ENTRIES):  # a list cannot be a key
         raise SettingsError(f"env.options.{_INPUT}={asked!r} must be true, false, value or both.")
     return _ENTRIES[asked]
 

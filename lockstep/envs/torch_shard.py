@@ -181,10 +181,9 @@ class TorchShard(ShardEnv):
         """
         where = f"The {method} of env.id={self._id} returned"
         if not isinstance(state, dict) or not state or (like is not None and state.keys() != like.keys()):
-            found = f"a state with {', '.join(map(str, state)) or 'no entry'}"
-            found = found if isinstance(state, dict) else form_of(state)
+            named = f"a state with {', '.join(map(str, state)) or 'no entry'}" if isinstance(state, dict) else ""
             wanted = "a dict of tensors" if like is None else f"a state with {', '.join(like)}, as reset first did"
-            raise SettingsError(f"{where} {found}, but must return {wanted}.")
+            raise SettingsError(f"{where} {named or form_of(state)}, but must return {wanted}.")
         for name, x in state.items():
             known = None if like is None else like[name]
             shape = None if known is None else tuple(known.shape[1:])

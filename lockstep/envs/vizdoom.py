@@ -141,7 +141,7 @@ class VizdoomShard(EnvPoolShard):
             "selected_weapon_reward_config": {},
         }
         super().__init__(
-            EnvConfig(id=_LIBRARY_ID, reseed_every=config.reseed_every, options={**ours, **options}),
+            replace(config, id=_LIBRARY_ID, options={**ours, **options}),
             seeds=seeds,
             num_envs=num_envs,
             threads=threads,

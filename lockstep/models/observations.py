@@ -127,12 +127,13 @@ def unused_mask(space: gymnasium.Space[Any], choices: int) -> str:
     if not choices or ACTION_MASK in entries:
         return ""
     for key, found in entries.items():
-        name = key.rpartition(".")[2]
-        if name == ACTION_MASK or (_LIKE_A_MASK.search(name) and math.prod(found.shape or ()) == choices):
+        names = key.split(".")
+        if ACTION_MASK in names or (_LIKE_A_MASK.search(names[-1]) and math.prod(found.shape or ()) == choices):
             return (
                 f"The entry {key!r} of the observation looks like a mask of the {choices} actions, but the model only "
-                f"observes it, and it forbids no action. A mask must be the entry {ACTION_MASK!r} of the outermost "
-                "Dict, with 1 for each allowed action. If it is a mask, rename it in the environment or a wrapper."
+                f"observes it, and it forbids no action. A mask must be one array, the entry {ACTION_MASK!r} of the "
+                "outermost Dict, with 1 for each allowed action. If it is a mask, change it in the environment or a "
+                "wrapper."
             )
     return ""
 

@@ -297,3 +297,14 @@ def test_an_error_says_what_the_environment_was_doing(tmp_path: Path, capsys: py
         play(env, [np.array([1, 0])])
     told = explained(raised.value, capsys.readouterr().err)
     assert re.search(r"Environment \d+ .*step 1 .*action 1\. .*seed .*\d+", told)
+
+
+def test_an_error_of_the_first_reset_is_seen_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "careless.py").write_text(
+        f"{CARELESS}\nclass Unready(Faulty):\n    def reset(self, **given):\n        raise RuntimeError('no wheel')\n"
+    )
+    env = make(f"{tmp_path}/careless.py:Unready", options={"fault": ""})
+    with pytest.raises(RuntimeError, match="no wheel") as raised:
+        reset(env)
+    told = explained(raised.value, capsys.readouterr().err)
+    assert re.search(r"Environment \d+ .*when it was reset\. .*seed .*\d+", told)

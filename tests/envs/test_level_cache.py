@@ -48,6 +48,9 @@ class Field(gymnasium.Env):
         seen = self.field[self.place % self.size]
         return seen, float(seen[0]), self.place > 12, False, {}
 
+class Named(Field):
+    spec = "a text of its own"
+
 class Telling(Field):
     def __init__(self):
         super().__init__()
@@ -165,6 +168,21 @@ def test_a_damaged_file_is_made_anew(root: Path) -> None:
     assert {path: path.read_bytes() for path in whole} == whole
 
 
+def test_a_folder_that_cannot_be_written_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any, **named: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    expected, levels = played("Field"), kept(root)
+    monkeypatch.setenv(SIZE, "1e-6")  # too small, so that levels should be removed
+    for owner, name in ((os, "utime"), (os, "replace"), (Path, "unlink"), (Path, "write_bytes")):
+        monkeypatch.setattr(owner, name, refuse)
+    before = resets("Field")
+    assert played("Field") == expected and resets("Field") == before, "all levels were read"
+    small = shard("Field", size=32)
+    small.reset(np.zeros((3, 4), np.float32))
+    assert small._envs[0].field.shape == (32, 4) and kept(root) == levels, "a new one is made and not stored"
+
+
 def test_several_processes_share_levels(root: Path) -> None:
     with multiprocessing.get_context("fork").Pool(2) as pool:
         found = pool.map(played, ["Field"] * 4, chunksize=1)
@@ -206,6 +224,34 @@ def test_other_options_are_other_levels(root: Path) -> None:
     small.reset(np.zeros((3, 4), np.float32))
     assert len(kept(root)) > before
     assert small._envs[0].field.shape == (32, 4)
+
+
+def length_of_memory(env_id: str) -> int:
+    """The steps of an episode of lockstep/Memory-v0."""
+    env = envs.make(EnvConfig(env_id, num_levels=1), seed=1, first_index=0, num_envs=1)
+    out = np.zeros((1, *(env.observation_space.shape or ())), np.float32)
+    env.reset(out)
+    for steps in range(1, 100):
+        env.send(np.zeros(1, np.int64))
+        if env.recv(out).terminated[0]:
+            return steps
+    raise AssertionError("the episode did not end")
+
+
+def test_a_changed_callable_makes_other_levels(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "maker.py"
+    found = []
+    for length in (2, 2, 9):
+        file.write_text(f"import gymnasium\ndef make(): return gymnasium.make('lockstep/Memory-v0', length={length})\n")
+        with multiprocessing.get_context("fork").Pool(1) as pool:  # imports the file anew
+            found.append((pool.apply(length_of_memory, [f"{file}:make"]), len(kept(root))))
+    assert found == [(4, 1), (4, 1), (11, 2)]
+
+
+def test_other_forms_of_ids_and_of_spec_are_taken(root: Path) -> None:
+    env = shard("Named")._envs[0]
+    for env_id in ("fields.py:Named", "pettingzoo/fields.py:Named"):
+        assert LevelCache.of(EnvConfig(env_id), env) is not None
 
 
 def test_settings_are_checked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,9 @@ def test_observations_may_tell_the_task() -> None:
         assert with_task.obs["task"].tolist() == told
     env.close()
     plain.close()
-    with pytest.raises(SettingsError, match=r"task_input='yes' must be true, false, value or both"):
-        make(EnvConfig(TWO, num_envs=3, options={"task_input": "yes"}), 3)
+    for value in ("yes", [1]):
+        with pytest.raises(SettingsError, match=re.escape(f"task_input={value!r} must be true, false, value or both")):
+            make(EnvConfig(TWO, num_envs=3, options={"task_input": value}), 3)
 
 
 def test_a_file_lists_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,12 +80,12 @@ class Folding(pettingzoo.AECEnv):
     "The first to act folds with action 1, and loses; after action 0 the other one is asked, up to eight times."
     metadata = {"name": "folding"}
 
-    def __init__(self, discrete=True, several=False):
+    def __init__(self, discrete=True, several=False, told=False):
         self.possible_agents = ["a", "b"]
-        self.discrete, self.several = discrete, several
+        self.discrete, self.several, self.told = discrete, several, told
 
     def observation_space(self, agent):
-        return spaces.Discrete(9)
+        return spaces.Dict(turn=spaces.Discrete(9)) if self.told else spaces.Discrete(9)
 
     def action_space(self, agent):
         if self.several:
@@ -338,6 +338,7 @@ def test_turns_without_masks_get_some() -> None:
             {"id": "pettingzoo/user_matches.py:Folding", "options": {"discrete": False}},
             "take turns.*Box.*parallel",
         ),
+        ({"id": "pettingzoo/user_matches.py:Folding", "options": {"told": True}}, "entry 'turn'.*Rename"),
         ({"id": FOUR, "num_envs": 12}, r"A shard has 3 .*takes groups of 2, .*--env.num-envs 16\."),
         ({"id": "user_matches.py:Leaving"}, "gymnasium.Env.* pettingzoo/file.py:make"),
         ({"id": "pettingzoo/lockstep.envs.tasks:BitFlip"}, "PettingZoo environment"),

@@ -50,8 +50,9 @@ class Counts(TorchEnv):
         super().__init__(num_envs, device)
         self.steps, self.wrong = steps, wrong
 
-    def reset(self, seeds: Tensor) -> State:
-        return {"count": torch.zeros_like(seeds), "seed": seeds, "before": torch.full_like(seeds, -1)}
+    def reset(self, seeds: Tensor) -> Any:
+        state = {"count": torch.zeros_like(seeds), "seed": seeds, "before": torch.full_like(seeds, -1)}
+        return None if self.wrong == "nothing" else state
 
     def step(self, state: State, actions: Tensor) -> Any:
         count, wrong = state["count"] + 1, self.wrong
@@ -167,6 +168,7 @@ def test_restoring_goes_on_with_the_same_bits_and_replays_nothing(env: str) -> N
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ("nothing", "reset .* returned a NoneType, but must return a dict of tensors"),
         ("item", "reads a number of a tensor"),
         ("if", "reads a number of a tensor|branches"),
         ("mask", "indexes with a mask.*torch.where"),
@@ -179,8 +181,8 @@ def test_restoring_goes_on_with_the_same_bits_and_replays_nothing(env: str) -> N
     ],
 )
 def test_mistakes_are_named(wrong: str, message: str) -> None:
-    env = make("Counts", options={"wrong": wrong})
     with pytest.raises(SettingsError, match=message):
+        env = make("Counts", options={"wrong": wrong})
         reset(env)
         play(env, [np.zeros(3, int)])
 

@@ -125,6 +125,17 @@ def test_kills_are_the_score_of_a_battle() -> None:
         assert np.array_equal(moment.step.reward[going], (after - before)[going])
 
 
+def test_metrics_are_the_games_variables_over_an_episode() -> None:
+    metrics, options = ("HEALTH", "HEALTH:mean"), {"max_episode_steps": 30}
+    config = EnvConfig(id="vizdoom/HealthGathering", metrics=metrics, options=options)
+    with contextlib.closing(envs.make(config, seed=3, first_index=0, num_envs=2)) as env:
+        reset(env)
+        episode = until_the_end(play(env, [np.zeros((2, 2), np.int64)] * 40))
+    health = np.array([m.obs["measurements"][:, 0] for m in episode])
+    assert health[-1].min() < health[0].min(), "the test saw no change"
+    assert episode[-1].step.metrics == pytest.approx(np.stack([health[-1], health.mean(0)], -1))
+
+
 @pytest.mark.parametrize(
     ("weights", "found", "lost", "loaded", "spent"),
     [({}, 0.005, 0.003, 0.0012, 0.0006), ({"health": 0.1, "ammo_spent": 0.0}, 0.1, 0.003, 0.0012, 0.0)],

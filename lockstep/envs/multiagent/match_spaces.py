@@ -46,6 +46,11 @@ def _of_turns(seen: spaces.Space[Any], acted: spaces.Space[Any], name: str) -> s
             "cannot be masked, so agents that wait would learn from actions that do nothing. Use the parallel form "
             "of the environment, such as its parallel_env or pettingzoo.utils.aec_to_parallel."
         )
+    if TURN in entries:
+        raise SettingsError(
+            f"The agents of env.id={name} take turns and observe an entry {TURN!r}, a name that lockstep needs to say "
+            "whose turn it is. Rename it in a wrapper."
+        )
     if ACTION_MASK not in entries:
         entries = {**entries, ACTION_MASK: spaces.MultiBinary(sum(choices_of(acted)))}
     # A board may look the same to the agent to move and, with colors exchanged, to the waiting one. Without the entry
