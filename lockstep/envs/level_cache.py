@@ -228,9 +228,8 @@ def _origin(env_id: str, env: Any) -> tuple[str, ...]:
         found.add(repr((spec.kwargs, spec.max_episode_steps)))
     if is_callable(env_id):
         with contextlib.suppress(TypeError, OSError):  # an object without a source file
-            found.add(
-                _digest(Path(inspect.getsourcefile(inspect.unwrap(load_object(env_id.removeprefix(PREFIX)))) or ""))
-            )
+            make = inspect.unwrap(load_object(env_id.removeprefix(PREFIX)))
+            found.add(_digest(Path(inspect.getsourcefile(make) or "")))
     for cls in {cls for layer in layers for cls in type(layer).__mro__ if cls is not object}:
         top = cls.__module__.partition(".")[0]
         found |= {f"{name} {importlib.metadata.version(name)}" for name in _distributions().get(top, ())}
