@@ -382,6 +382,7 @@ def test_pairs_that_are_not_shown_are_counted(tmp_path: Path) -> None:
         ("experiment.json", '{"seed": 1'),
         ("experiment.json", "[]"),
         ("experiment.json", "{}"),
+        ("metrics.jsonl", '{"score/mean": 1.0}\n'),
         ("run.json", "{"),
         ("run.json", '{"layout": "inline", "versions": 5}'),
         ("run.json", '{"layout": "inline", "resumed": [7]}'),
