@@ -31,7 +31,9 @@ from lockstep.experiment import WarmStart
 from lockstep.export import hub
 from lockstep.export.card import card, public_command
 from lockstep.recipes import RECIPES
+from lockstep.run import ledger
 from lockstep.run.checkpoint import latest, open_checkpoint
+from lockstep.run.consistency import platform_warning
 from lockstep.run.folder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use .content=:DeprecationWarning")  # by huggingface_hub itself
@@ -228,6 +230,14 @@ def test_a_command_that_no_shell_would_take_is_pulled_as_text(pushed: Repository
     files["run.json"] = json.dumps(facts).encode()
     pulled = hub.pull(REPO, tmp_path / "a")
     assert "it" in json.loads((pulled / "run.json").read_text())["command"]
+
+
+def test_a_pulled_run_of_several_machines_is_warned_of_without_their_names(pushed: Repository, tmp_path: Path) -> None:
+    node = {"process": "Collector 1 of 2", "host": "barn", "differs": ["cpu.model: a != b"]}
+    pushed.files["run.json"] = json.dumps({**json.loads(pushed.files["run.json"]), "nodes": [node]}).encode()
+    pulled = RunFolder.open(hub.pull(REPO, tmp_path / "a"))
+    warning = platform_warning(pulled, ledger.read(pulled.ledger)[0])
+    assert warning is not None and "of Collector 1 of 2: cpu.model: a != b" in warning and "barn" not in warning
 
 
 def test_the_card_of_an_unfinished_run_says_how_far_it_came(run: Path, server: StandIn, tmp_path: Path) -> None:
