@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import gzip
+import hashlib
 import json
 import re
 import shutil
@@ -26,7 +27,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation.scores import evaluate
+from lockstep.evaluation.scores import Evaluation, evaluate
 from lockstep.experiment import WarmStart
 from lockstep.export import hub
 from lockstep.export.card import card, public_command
@@ -251,6 +252,24 @@ def test_the_card_of_an_unfinished_run_says_how_far_it_came(run: Path, server: S
     assert "512 samples, seed" in server.repositories[REPO].files["README.md"].decode()
 
 
+def test_the_card_describes_the_ledger_that_was_uploaded(
+    run: Path, server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = shutil.copytree(run, tmp_path / "training")
+    whole = (training / "ledger.jsonl").read_bytes()
+    (training / "ledger.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+
+    def evaluating(*args: Any, **kwargs: Any) -> Evaluation:
+        (training / "ledger.jsonl").write_bytes(whole)  # an iteration has ended meanwhile
+        return evaluate(*args, **kwargs)
+
+    monkeypatch.setattr(hub, "evaluate", evaluating)
+    hub.push(training, REPO, episodes=1)
+    files = server.repositories[REPO].files
+    card = files["README.md"].decode()
+    assert f"`{hashlib.sha256(files['ledger.jsonl']).hexdigest()}`" in card and "| iterations recorded | 1 |" in card
+
+
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_not_pulled(run: Path, server: StandIn, tmp_path: Path) -> None:
     hub.push(run, REPO, episodes=1, checkpoint="1")
@@ -283,7 +302,7 @@ def test_the_card_says_what_is_needed_and_not_uploaded(
     run: Path, server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, saved, score = RunFolder.open(run), open_checkpoint(latest(run / "checkpoints")), evaluate(run, episodes=1)
-    told = partial(card, folder, REPO, folder.facts(), [score], [saved], [])
+    told = partial(card, folder, REPO, folder.facts(), folder.ledger.read_bytes(), [score], [saved], [])
     text = told(["/home/al ice/p/env.py:make"])
     assert f"lockstep pull {REPO} --to run --trust" in text
     assert says(text, "`experiment.json`", "`env.py:make`")
