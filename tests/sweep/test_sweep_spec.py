@@ -86,6 +86,16 @@ def test_flags_with_several_values_are_what_a_grid_is() -> None:
         (("--env.options", "a='x, y',z"), "env.options", [{"a": "x, y"}, {"a": "z"}]),
         (("--env.options", "a={'k': 'v=1,2'},None"), "env.options", [{"a": {"k": "v=1,2"}}, {"a": None}]),
         (("--env.options", "a=it's"), "env.options", [{"a": "it's"}]),
+        (
+            ("--algorithm.anneal", "learning_rate=warmup:1k,cosine"),
+            "algorithm.anneal",
+            [{"learning_rate": "warmup:1k,cosine"}],
+        ),
+        (
+            ("--algorithm.anneal", "clip=0:0.2,1k:0.1", "learning_rate=linear,", "clip=linear"),
+            "algorithm.anneal",
+            [{"clip": "0:0.2,1k:0.1", "learning_rate": "linear"}, {"clip": "linear"}],
+        ),
         (("--seed", "5"), "seed", [5]),
     ],
 )
