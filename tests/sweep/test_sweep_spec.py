@@ -51,6 +51,11 @@ def test_a_grid_over_an_unknown_setting(setting: str) -> None:
         grid(recipes.ppo_cartpole(), {setting: [1]})
 
 
+def test_a_number_of_several_is_named_by_its_place() -> None:
+    with pytest.raises(SettingsError, match=r"algorithm\.optimizer\.betas\.2: .* It has: 0, 1\."):
+        grid(recipes.ppo_cartpole(), {"algorithm.optimizer.betas.2": [0.9]})
+
+
 def test_a_grid_varies_an_experiment() -> None:
     with pytest.raises(SettingsError, match=r"'ppo-cartpole' .*recipes\.ppo_cartpole\(\)"):
         grid("ppo-cartpole", {"seed": [1]})  # type: ignore[arg-type]
