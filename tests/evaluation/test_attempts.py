@@ -180,6 +180,7 @@ def test_checkpoints_that_a_run_removes_meanwhile_are_left_out(
         (["--attempts", "5"], "--attempts 5 repeats the same levels"),
         (["--levels", "1..3", "--attempts", "0"], "--attempts 0 is out of range"),
         (["--levels", "1..3", "--episodes", "30"], "--episodes 30 with --levels"),
+        (["--levels", "1..3", "--metrics", "a", "b"], r"--metrics a b with --levels 1\.\.3"),
         (["--plot", "a.png"], "add --checkpoint all"),
         (["--checkpoint", "all", "--plot", "a.gif"], "Cannot write an image to a.gif"),
     ],
