@@ -164,17 +164,19 @@ def export(
             space = plain.experiment.model.policy_space(player.env.observation_space)
             module = ExportedPolicy(plain.model, space, trained.experiment.model.uses_previous, sample)
             example = module.example(space, 2)
-            with writing(out):
-                out.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as scratch:
+            with contextlib.ExitStack() as held:
+                with writing(out):
+                    out.parent.mkdir(parents=True, exist_ok=True)
+                    scratch = held.enter_context(tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent))
                 partial = Path(scratch) / out.name
                 outputs = _write(module, example, partial, format)
                 check = _compare(player, plain, list(example), load(partial), observations)
                 description = _describe(trained, folder, player, example, outputs, check, out.name, format, acting)
                 beside = Path(scratch) / f"{out.name}.json"
-                beside.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-                os.replace(partial, out)
-                os.replace(beside, out.with_name(beside.name))
+                with writing(out):
+                    beside.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+                    os.replace(partial, out)
+                    os.replace(beside, out.with_name(beside.name))
         finally:
             player.close()
     return Export(

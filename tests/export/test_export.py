@@ -229,6 +229,8 @@ def test_mistakes_are_explained(trained: Callable[[str], Path], tmp_path: Path) 
         export(run, tmp_path / "policy.pt2", format="onnx")
     with pytest.raises(SettingsError, match="--observations 0"):
         export(run, observations=0)
+    with pytest.raises(SettingsError, match=r"Cannot write /proc/policy\.pt2"):
+        export(run, "/proc/policy.pt2")
     with pytest.raises(SettingsError, match=r"/none .*train"):
         export(tmp_path / "none")
 
