@@ -25,7 +25,7 @@ class ReportArguments:
     """The metric in metrics.jsonl that counts as the score, such as eval/score for runs with evaluations. Default: the
     suite's metric, or score/mean without a suite."""
     suite: str | None = None
-    """Show the runs beside published scores of a suite: atari100k, atari57 or mujoco."""
+    """Show the runs beside published scores of a suite: atari100k, atari57, mujoco or minatar."""
     verify: int = 0
     """Iterations of each run to repeat and compare with its ledger. More prove more but take longer."""
     json: bool = False

@@ -16,7 +16,7 @@ from lockstep.run.files import writing
 from lockstep.sweep.core_locks import CoreLocks
 from lockstep.sweep.options import LASTING, SweepOptions
 from lockstep.sweep.queue import Entry, Queue, State, write_json
-from lockstep.sweep.runner import Runner, needs_of
+from lockstep.sweep.runner import Runner, layout_of, needs_of
 from lockstep.sweep.slots import Machine, Needs, Place
 
 if TYPE_CHECKING:
@@ -110,10 +110,10 @@ def _refuse_nested(queue: Queue, runs: list[Run], trials: Proposals[Any] | None,
     """Raise SettingsError if a waiting run would use Ray within a sweep on Ray."""
     asked: dict[State, bool] = {"failed": options.retry_failed, "stopped": options.retry_stopped}
     again: list[State] = [state for state, wanted in asked.items() if wanted]
-    outcomes = ((entry.layout, queue.outcome(entry.name)) for entry in queue.with_runs(runs, again=again))
-    layouts = [layout for layout, outcome in outcomes if outcome is None or outcome.state in again]
-    layouts += [run.layout for run in (trials.search.runs if trials else ())]
-    if nested := next((layout for layout in layouts if not Layout.parse(layout).launcher.one_machine), None):
+    outcomes = ((entry, queue.outcome(entry.name)) for entry in queue.with_runs(runs, again=again))
+    layouts = [layout_of(entry) for entry, outcome in outcomes if outcome is None or outcome.state in again]
+    layouts += [Layout.parse(run.layout) for run in (trials.search.runs if trials else ())]
+    if nested := next((layout for layout in layouts if not layout.launcher.one_machine), None):
         raise SettingsError(
             f"A run of this sweep has --layout {nested}, which would wait for resources of the cluster that the sweep "
             "itself has taken. With --ray, give the runs --layout inline or processes:N: each uses one node, and the "

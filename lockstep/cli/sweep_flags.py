@@ -43,6 +43,8 @@ class RecipeArguments:
 
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+_NAMED = r"(?=[\w-]+=)"
+"""Before a NAME=VALUE."""
 _LEARNED = {"--preset", *("--" + f.name.replace("_", "-") for f in dataclasses.fields(Experiment))}
 """Flags without a dot whose commas separate values. Other flags without a dot do not affect what is learned."""
 
@@ -227,6 +229,8 @@ def _alternatives(group: list[str], recipes: list[Experiment]) -> list[list[str]
     merged = _normal(flag) in MERGED
     if _is_single(flag) or not ("," in text or _RANGE.fullmatch(text.rpartition("=")[2] if merged else text)):
         return [group]
+    if _normal(flag) == "--algorithm.anneal":  # schedules contain commas, so the next value begins with a name
+        return [[flag, *re.split(rf"\s+{_NAMED}", part)] for part in re.split(rf",\s*{_NAMED}", text)]
     found: list[list[str]] = []
     for part in map(str.strip, _split(",", text) if merged else text.split(",")):
         named = re.match(r"([^=\[({'\"]*)=", part) if merged else None

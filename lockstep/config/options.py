@@ -58,6 +58,11 @@ class EvaluationSettings:
                 f"--episodes {self.episodes} with --levels {self.levels}: every attempt plays each of these levels "
                 "once. Use --attempts for more episodes."
             )
+        if self.fixed_levels is not None and self.metrics:
+            raise SettingsError(
+                f"--metrics {' '.join(self.metrics)} with --levels {self.levels}: attempts report scores alone. Leave "
+                "it out, or evaluate without --levels."
+            )
         for flag, value in (
             ("--attempts", self.attempts),
             ("--num-envs", self.num_envs),

@@ -21,7 +21,7 @@ from lockstep.evaluation.policy import Policy
 from lockstep.evaluation.progress import EpisodeProgress
 from lockstep.evaluation.scores import Evaluation, described, evaluate_policy, evaluate_run, prepared, training_of
 from lockstep.evaluation.statistics import Interval, estimate, mean, readable
-from lockstep.run.checkpoint import iteration_of, list_checkpoints, open_checkpoint
+from lockstep.run.checkpoint import CheckpointError, iteration_of, list_checkpoints, open_checkpoint
 from lockstep.run.folder import RunFolder
 from lockstep.system.machine import cores
 from lockstep.system.numerics import torch_configured
@@ -202,7 +202,8 @@ class Point:
 
 
 def evaluate_checkpoints(run: Path | str, settings: EvaluationSettings) -> list[Point]:
-    """Evaluate all checkpoints that a run has kept, the oldest first, each with the same episodes.
+    """Evaluate all checkpoints that a run has kept, the oldest first, each with the same episodes. If the run is still
+    training, those that it removes meanwhile are left out.
 
     Raises:
         SettingsError: there are no checkpoints, or as for evaluate.
@@ -214,10 +215,21 @@ def evaluate_checkpoints(run: Path | str, settings: EvaluationSettings) -> list[
     training = {record["iteration"]: record["score/mean"] for record in folder.records() if "score/mean" in record}
     points = []
     for iteration, path in sorted(paths.items()):
-        samples = open_checkpoint(path, only=()).meta["recorder"]["samples"]
-        result = evaluate_either(folder.path, settings, iteration)
+        try:
+            samples = open_checkpoint(path, only=()).meta["recorder"]["samples"]
+            result = evaluate_either(folder.path, settings, iteration)
+        except CheckpointError:
+            if path.exists():
+                raise
+            print_line(f"iteration {iteration}: left out, since the run has removed this checkpoint", sys.stderr)
+            continue
         points.append(Point(iteration, samples, training.get(iteration), result))
         print_line(f"iteration {iteration}: {readable(result.mean)}", sys.stderr)
+    if not points:
+        raise SettingsError(
+            f"{folder.path} is still training, and has removed each of its checkpoints before it was evaluated. Wait "
+            "until the run has ended, or train with more --keep-checkpoints."
+        )
     return points
 
 

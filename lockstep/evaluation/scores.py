@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,12 @@ MAX_STEPS = 27_000
 """Default limit of environment steps per episode with gymnasium: Atari's 108,000 frames at 4 per step."""
 
 
+def _of(statistic: Callable[[Sequence[float]], Any], values: Sequence[float]) -> float:
+    """A statistic of values, which may be infinite: NumPy would warn of differences that are not numbers."""
+    with np.errstate(invalid="ignore"):
+        return float(statistic(values))
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number that the environment reported for a policy's episodes."""
@@ -51,12 +57,12 @@ class Metric:
     @property
     def mean(self) -> float:
         """The mean; NaN if no episode reported a number."""
-        return float(np.mean(self.known)) if self.known else math.nan
+        return _of(np.mean, self.known) if self.known else math.nan
 
     @cached_property
     def interval(self) -> Interval | None:
         """95% confidence interval of the mean, as of scores; None for fewer than two episodes."""
-        return bootstrap_interval(self.known) if len(self.known) > 1 else None
+        return bootstrap_interval(self.known)
 
     def __str__(self) -> str:
         if not self.known:
@@ -90,20 +96,21 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
-        return float(np.mean(self.scores))
+        return _of(np.mean, self.scores)
 
     @property
     def std(self) -> float:
         """Sample standard deviation (n - 1) over episodes; 0 for a single one."""
-        return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else 0.0
+        return _of(partial(np.std, ddof=1), self.scores) if len(self.scores) > 1 else 0.0
 
     @property
     def median(self) -> float:
-        return float(np.median(self.scores))
+        return _of(np.median, self.scores)
 
     @cached_property
     def interval(self) -> Interval | None:
-        """95% confidence interval of the mean (see statistics.bootstrap_interval); None for a single episode."""
+        """95% confidence interval of the mean (see statistics.bootstrap_interval); None for a single episode, or if a
+        score is not finite."""
         return bootstrap_interval(self.scores)
 
     def __str__(self) -> str:

@@ -103,7 +103,7 @@ class Estimate:
 
     value: float
     interval: Interval | None
-    """Confidence interval, 95% by default; None if a method has only one run of a task."""
+    """Confidence interval, 95% by default; None if a method has only one run of a task, or a score is not finite."""
 
     def __str__(self) -> str:
         if self.interval is None:
@@ -134,11 +134,12 @@ def bootstrap(
 
     Returns:
         The statistic of the given scores, and the ends of the interval, all [...]. The ends are NaN if a method has
-        only one run of a task: resampling it would pretend that there is no spread.
+        only one run of a task, since resampling it would pretend that there is no spread, or if a score is not finite.
     """
     assert samples and 0 < confidence < 1
-    value = np.asarray(statistic(*samples), np.float64)
-    if any(task.shape[-1] < 2 for sample in samples for task in sample):
+    with np.errstate(invalid="ignore"):  # infinite scores
+        value = np.asarray(statistic(*samples), np.float64)
+    if any(task.shape[-1] < 2 or not np.isfinite(task).all() for sample in samples for task in sample):
         unknown = np.full_like(value, np.nan)
         return value, unknown, unknown
     generator = np.random.default_rng(seed)
@@ -171,7 +172,7 @@ def bootstrap_interval(
         values: [n], one score per episode (or per run), in the score's own unit.
 
     Returns:
-        Lower and upper end, or None for fewer than two values, which have no spread.
+        Lower and upper end, or None for fewer than two values, which have no spread, or if a value is not finite.
     """
     sample = np.asarray(values, dtype=np.float64)
     assert sample.ndim == 1

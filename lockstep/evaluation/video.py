@@ -135,9 +135,10 @@ def write_mp4(out: Path, pictures: Iterator[np.ndarray], fps: int) -> None:
     """Encode images, uint8 [H, W, 3], as H.264 in an MP4 file that every player supports. The first image sets the
     size, and the others are fitted to it."""
     first = fit(next(pictures))
+    partial = out.with_name(f".{out.stem}.partial.mp4")
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.stem}.partial.mp4")
+        partial.touch()  # ffmpeg would not say why it cannot
     height, width, _ = first.shape
     writer = imageio_ffmpeg.write_frames(
         str(partial), (width, height), fps=fps, codec="libx264", quality=8, macro_block_size=2, ffmpeg_log_level="error"

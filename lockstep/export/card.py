@@ -30,6 +30,7 @@ def card(
     folder: RunFolder,
     repo: str,
     facts: dict[str, Any],
+    recorded: bytes,
     evaluations: Sequence[Evaluation],
     checkpoints: Sequence[Checkpoint],
     shown: Sequence[str],
@@ -41,13 +42,15 @@ def card(
         folder: the run.
         repo: NAME/REPOSITORY.
         facts: the contents of run.json, cleaned by public_facts.
+        recorded: the uploaded ledger. That of the run may have grown meanwhile.
         evaluations: evaluations of one checkpoint. The first becomes the score in the metadata.
         checkpoints: the uploaded checkpoints, newest first.
         shown: the uploaded pictures and videos.
         foreign: code from outside lockstep that the run needs and that is not uploaded.
     """
     experiment = folder.experiment()
-    head, lines = ledger.read(folder.ledger)
+    head, _ = ledger.read(folder.ledger)
+    iterations = recorded.count(b"\n") - 1
     name = f"{experiment.algorithm.name.upper()} on {experiment.env.id}"
     scores = "\n".join(f"| {_interval(result)} | {result.protocol} |" for result in evaluations)
     pictures = f"![Learning curve]({CURVE})\n\n" if CURVE in shown else ""
@@ -99,8 +102,8 @@ All settings are in `experiment.json`, all metrics in `metrics.jsonl`. Checkpoin
 | | |
 |---|---|
 | experiment | `{head["experiment"]}` |
-| iterations recorded | {len(lines):,} |
-| SHA-256 of the ledger | `{hashlib.sha256(folder.ledger.read_bytes()).hexdigest()}` |
+| iterations recorded | {iterations:,} |
+| SHA-256 of the ledger | `{hashlib.sha256(recorded).hexdigest()}` |
 | digest after iteration {checkpoints[0].iteration:,} | `{digest}` |
 
 `lockstep verify run` computes the first iterations again and compares every bit with the ledger (`--iterations all`:

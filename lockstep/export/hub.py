@@ -108,12 +108,15 @@ def push(
     if all(scored.iteration != each.iteration for each in checkpoints):
         checkpoints.append(scored)
     facts = public_facts(folder.facts())
-    files, notes = _files(folder, facts, checkpoints, record=record)
+    lines = {name: (folder.path / name).read_bytes() for name in _LINES}
+    files, notes = _files(folder, facts, lines, checkpoints, record=record)
     levels = ("test", "train") if experiment.env.num_levels else ("train",)
     name = f"{scored.iteration:08d}"
     scores = [evaluate(run, episodes=episodes, greedy=greedy, checkpoint=name, levels=each) for each in levels]
     foreign = foreign_code(folder.read("experiment.json"))
-    files["README.md"] = card(folder, repo, facts, scores, checkpoints, list(files), foreign).encode()
+    files["README.md"] = card(
+        folder, repo, facts, lines["ledger.jsonl"], scores, checkpoints, list(files), foreign
+    ).encode()
     with _explained(repo):
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -251,14 +254,18 @@ def _shared_checkpoints(folder: RunFolder) -> list[Checkpoint]:
 
 
 def _files(
-    folder: RunFolder, facts: dict[str, Any], checkpoints: list[Checkpoint], *, record: bool
+    folder: RunFolder,
+    facts: dict[str, Any],
+    lines: dict[str, bytes],
+    checkpoints: list[Checkpoint],
+    *,
+    record: bool,
 ) -> tuple[dict[str, bytes | Path], list[str]]:
     """All files to upload except the card, by their names in the repository, and notes on missing ones."""
     files: dict[str, bytes | Path] = {"experiment.json": folder.path / "experiment.json"}
     notes = []
     files["run.json"] = (json.dumps(facts, indent=2) + "\n").encode()
-    for name in _LINES:
-        data = (folder.path / name).read_bytes()
+    for name, data in lines.items():
         packed = len(data) > _LARGE
         # Leave the time out, so that equal runs give equal files.
         files[f"{name}.gz" if packed else name] = gzip.compress(data, mtime=0) if packed else data

@@ -32,6 +32,7 @@ from lockstep.evaluation.policy import Player, Policy, acting_of, load_policy
 from lockstep.export.step import FEEDBACK, ExportedPolicy, normal_quantile
 from lockstep.models.base import ActionDistribution, Described
 from lockstep.models.policies import PoliciesSpace
+from lockstep.run.checkpoint import find
 from lockstep.run.files import writing
 from lockstep.run.folder import RunFolder
 from lockstep.system.numerics import torch_configured
@@ -148,7 +149,8 @@ def export(
     out = Path(out) if out else folder.path / f"policy{SUFFIXES[format]}"
     if out.suffix != SUFFIXES[format]:
         raise SettingsError(f"Cannot write {format} to {out}: end its name in {SUFFIXES[format]}, or use --format.")
-    trained, plain = load_policy(folder.path, checkpoint), load_policy(folder.path, checkpoint, precision="fp32")
+    name = find(folder.checkpoints, checkpoint).name  # while the run is training, latest may soon be another one
+    trained, plain = load_policy(folder.path, name), load_policy(folder.path, name, precision="fp32")
     acting = acting_of(trained.model, greedy=not sample)
     if acting_of(trained.model, greedy=False) == "deterministic":
         acting = "deterministic"
@@ -162,17 +164,19 @@ def export(
             space = plain.experiment.model.policy_space(player.env.observation_space)
             module = ExportedPolicy(plain.model, space, trained.experiment.model.uses_previous, sample)
             example = module.example(space, 2)
-            with writing(out):
-                out.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as scratch:
+            with contextlib.ExitStack() as held:
+                with writing(out):
+                    out.parent.mkdir(parents=True, exist_ok=True)
+                    scratch = held.enter_context(tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent))
                 partial = Path(scratch) / out.name
                 outputs = _write(module, example, partial, format)
                 check = _compare(player, plain, list(example), load(partial), observations)
                 description = _describe(trained, folder, player, example, outputs, check, out.name, format, acting)
                 beside = Path(scratch) / f"{out.name}.json"
-                beside.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-                os.replace(partial, out)
-                os.replace(beside, out.with_name(beside.name))
+                with writing(out):
+                    beside.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+                    os.replace(partial, out)
+                    os.replace(beside, out.with_name(beside.name))
         finally:
             player.close()
     return Export(

@@ -275,7 +275,7 @@ def _captioned(chart: Chart) -> Chart:
     lines = [[value or 0.0 for value in line["y"]] for line in chart.spec["lines"]]
     if chart.caption.startswith("wait/"):
         top = 1.1 * max(max(line[_beginning(len(line)) :], default=0.0) for line in lines)
-    if not 0 < top < max(map(max, lines)):
+    if not 0 < top < max(max(line, default=0.0) for line in lines):
         return Chart(caption, chart.spec)
     return Chart(f"{caption}; the beginning is higher", {**chart.spec, "range": [-0.05 * top, top]})
 

@@ -261,6 +261,8 @@ def _notes(
     for name, value in suite.rules.items():
         if others := [run.name for run in runs if run.settings.get(name) != value]:
             notes.append(f"The suite has {name}={value}, but not these runs: {some(others)}.")
+    if going := [run.name for run in runs if not run.finished]:
+        notes.append(f"These runs have not finished all their iterations: {some(going)}.")
     if other := [run.name for group in groups for run in group.runs if not suite.has(run.task)]:
         notes.append(f"These runs are on other tasks: {some(other)}.")
     return notes

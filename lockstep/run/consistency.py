@@ -86,7 +86,8 @@ def _by_difference(nodes: Sequence[dict[str, Any]]) -> dict[tuple[str, ...], lis
     found: dict[tuple[str, ...], list[str]] = {}
     for each in nodes:
         if each.get("differs"):
-            found.setdefault(tuple(each["differs"]), []).append(f"{each['process']} on {each['host']}")
+            host = f" on {each['host']}" if "host" in each else ""  # a pulled run does not name its hosts
+            found.setdefault(tuple(each["differs"]), []).append(f"{each['process']}{host}")
     return found
 
 

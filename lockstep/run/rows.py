@@ -22,7 +22,8 @@ def read_rows(path: Path) -> list[dict[str, float | None]]:
     """
     found = []
     for number, (_, values) in enumerate(read_objects(path.read_bytes()), 1):
-        if values is None or not all(x is None or isinstance(x, (int, float)) for x in values.values()):
+        numbers = values is not None and all(x is None or isinstance(x, (int, float)) for x in values.values())
+        if values is None or not numbers or iteration_of(values) is None:
             raise SettingsError(
                 f"Line {number} of {path} is damaged: train did not write it. Remove the line, which only loses the "
                 "metrics of one iteration."

@@ -14,7 +14,7 @@ class SweepOptions:
     """The options of a sweep. They do not change what a run learns, only whether it is stopped early."""
 
     suite: str | None = None
-    """Train recipes on every task of a suite, in place of --env.id: atari100k, atari57 or mujoco."""
+    """Train recipes on every task of a suite, in place of --env.id: atari100k, atari57, mujoco or minatar."""
     slots: int = 0
     """The maximum number of runs at once; 0 fills the cores and GPUs of this machine (on Slurm 256 runs, or 4 of a
     search)."""

@@ -91,8 +91,6 @@ class Population:
             raise SettingsError(f"A population's share={self.share} must be above 0 and at most 0.5.")
         check_objective(self.objective, self.runs, self.space)
         experiment = self.run.experiment
-        if self.evolution is not None:
-            self._check_evolution(self.evolution)
         if self.rivals and not agents_of(envs.resolve(experiment.env)):
             raise SettingsError(
                 f"--rivals lets members play against each other, but env.id={experiment.env.id} is not a PettingZoo "
@@ -141,12 +139,17 @@ class Population:
                 raise SettingsError(
                     f"The population cannot vary {name} to {' as well as '.join(map(str, values))}: {_INHERITED}"
                 )
+        if self.evolution is not None:
+            self._check_evolution(self.evolution)
 
     def _check_evolution(self, evolution: SampleFactory) -> None:
         evolution.validate()
         for name, space in self.space.items():
             value = setting(self.run.experiment, name)
-            inside = value in space.values if isinstance(space, OneOf) else space.low <= value <= space.high
+            if isinstance(space, OneOf):
+                inside = value in space.values
+            else:
+                inside = value is not None and space.low <= value <= space.high
             if not inside:
                 raise SettingsError(
                     f"With Sample Factory's evolution, all members begin with {name}={value}, which is not in the "

@@ -345,7 +345,7 @@ def _read(cls: type[Kept], path: Path) -> Kept:
 def _damaged(path: Path, why: object) -> SettingsError:
     return SettingsError(
         f"{path} cannot be read: {why}. The sweep's folder is damaged: restore this file from a copy, or remove it to "
-        "forget this run."
+        "forget what it held."
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import look_for_files_in
 from lockstep.run.rows import diverged
 from lockstep.sweep import child
 from lockstep.sweep.options import SweepOptions
@@ -33,7 +34,13 @@ _LOSSES = 3
 
 def needs_of(entry: Entry) -> Needs:
     """The cores, GPUs and memory that a run occupies."""
-    return needs(Layout.parse(entry.layout), entry.experiment["torch_threads"], entry.memory)
+    return needs(layout_of(entry), entry.experiment["torch_threads"], entry.memory)
+
+
+def layout_of(entry: Entry) -> Layout:
+    """A run's layout. A launcher in a user's file is looked for where the run was added."""
+    look_for_files_in(entry.directory)
+    return Layout.parse(entry.layout)
 
 
 class Search(Protocol):

@@ -227,6 +227,7 @@ def _field(settings: Any, part: str, name: str) -> Any:
             f"A sweep cannot vary {name}: it is not given. Give it a first value, as in --env.options {part}=0.5."
         )
     known = [f.name for f in dataclasses.fields(settings)] if dataclasses.is_dataclass(settings) else []
+    known = [str(place) for place in range(len(settings))] if isinstance(settings, tuple) else known
     if part not in known:
         raise SettingsError(
             f"A sweep cannot vary {name}: {type(settings).__name__} has no setting {part}. It has: "

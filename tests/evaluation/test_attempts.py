@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from lockstep.algorithms import PPOConfig
 from lockstep.cli.main import main
 from lockstep.config.options import EvaluationSettings, RunOptions
 from lockstep.envs import EnvConfig
-from lockstep.evaluation.attempts import Attempts, evaluate_attempts, evaluate_checkpoints
+from lockstep.evaluation import attempts
+from lockstep.evaluation.attempts import Attempts, evaluate_attempts, evaluate_checkpoints, evaluate_either
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
 from lockstep.scheme import Scheme
@@ -145,6 +147,30 @@ def test_all_checkpoints_are_a_table_json_and_a_picture(
     assert float(lines[1].split()[3].replace(",", "")) == pytest.approx(expected, rel=1e-2)
 
 
+@pytest.mark.parametrize("removed", [(2,), (2, 4)])
+def test_checkpoints_that_a_run_removes_meanwhile_are_left_out(
+    removed: tuple[int, ...],
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+
+    def evaluated(folder: Path, settings: EvaluationSettings, iteration: int) -> Any:
+        if iteration in removed:
+            shutil.rmtree(run / "checkpoints" / f"{iteration:08d}")
+        return evaluate_either(folder, settings, iteration)
+
+    monkeypatch.setattr(attempts, "evaluate_either", evaluated)
+    if removed == (2,):
+        assert [point.iteration for point in evaluate_checkpoints(run, EvaluationSettings(episodes=2))] == [4]
+        assert "iteration 2: left out" in capsys.readouterr().err
+    else:
+        with pytest.raises(SettingsError, match=r"still training.*--keep-checkpoints"):
+            evaluate_checkpoints(run, EvaluationSettings(episodes=2))
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -154,6 +180,7 @@ def test_all_checkpoints_are_a_table_json_and_a_picture(
         (["--attempts", "5"], "--attempts 5 repeats the same levels"),
         (["--levels", "1..3", "--attempts", "0"], "--attempts 0 is out of range"),
         (["--levels", "1..3", "--episodes", "30"], "--episodes 30 with --levels"),
+        (["--levels", "1..3", "--metrics", "a", "b"], r"--metrics a b with --levels 1\.\.3"),
         (["--plot", "a.png"], "add --checkpoint all"),
         (["--checkpoint", "all", "--plot", "a.gif"], "Cannot write an image to a.gif"),
     ],

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from lockstep.core.rng import derive_seed
 from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.policy import Player
 from lockstep.evaluation.progress import EpisodeProgress
-from lockstep.evaluation.scores import Evaluation, evaluate_policy
+from lockstep.evaluation.scores import Evaluation, Metric, evaluate_policy
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
 from lockstep.models.base import PolicyModel
@@ -236,6 +237,15 @@ def test_statistics_by_hand() -> None:
     assert str(result).startswith("score 3 ± 2.646, 95% CI 1 to ") and "by hand" in str(result)
     single = Evaluation((4.0,), (9,), "by hand")
     assert single.std == 0.0 and single.interval is None and "CI" not in str(single)
+
+
+@pytest.mark.parametrize("scores", [(1.0, math.inf, 2.0), (math.inf, -math.inf, 3.0), (1.0, math.nan, 2.0)])
+def test_scores_that_are_not_finite_have_no_interval_and_no_warning(scores: tuple[float, ...]) -> None:
+    result = Evaluation(scores, (1, 1, 1), "by hand")
+    assert not math.isfinite(result.mean) and math.isnan(result.std) and result.interval is None
+    assert str(result).startswith("score not finite ± not finite, median ")
+    reported = Metric(scores)
+    assert (reported.interval is None) == any(map(math.isinf, scores)) and str(reported)
 
 
 @pytest.mark.parametrize(("arguments", "flag"), [({"episodes": 0}, "--episodes 0"), ({"num_envs": 0}, "--num-envs 0")])

@@ -62,6 +62,11 @@ def test_pictures_that_change_their_size_are_fitted_into_the_first(tmp_path: Pat
     assert fitted[..., 0].tolist() == [[0] * 4] * 2 + [[0, 0, 1, 1]] * 2 + [[2, 2, 3, 3]] * 2 + [[0] * 4] * 2
 
 
+def test_a_place_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"Cannot write /proc/a\.mp4"):
+        write_mp4(Path("/proc/a.mp4"), iter([np.zeros((4, 4, 3), np.uint8)] * 3), 30)
+
+
 def test_a_failing_environment_leaves_no_file(tmp_path: Path) -> None:
     def pictures() -> Iterator[np.ndarray]:
         yield np.zeros((32, 32, 3), np.uint8)

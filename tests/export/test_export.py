@@ -19,7 +19,7 @@ from lockstep import recipes
 from lockstep.cli.main import main
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation.policy import load_policy
+from lockstep.evaluation.policy import Policy, load_policy
 from lockstep.experiment import Experiment
 from lockstep.export import policy as exporting
 from lockstep.export.policy import Check, Export, Format, export, load
@@ -28,6 +28,7 @@ from lockstep.models.action_spaces import make_distribution
 from lockstep.models.base import Described
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, SquashedGaussian
 from lockstep.models.distributions import EpsilonGreedy
+from lockstep.run.checkpoint import iteration_of, list_checkpoints
 
 onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
@@ -187,6 +188,27 @@ def test_a_file_that_acts_otherwise_is_noticed(
     assert "actions: 0 of 16 equal" in capsys.readouterr().out
 
 
+def test_a_checkpoint_that_is_written_meanwhile_is_not_mixed_with_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    lockstep.train(RUNS["cartpole-lag-1"](), Layout.parse("inline"), options(run, checkpoint_every=1))
+    *_, newest = list_checkpoints(run / "checkpoints")
+    newest.rename(tmp_path / "newest")
+    loaded = []
+
+    def loading(path: Path, *args: Any, **kwargs: Any) -> Policy:
+        policy = load_policy(path, *args, **kwargs)
+        loaded.append(policy.iteration)
+        if not newest.exists():
+            (tmp_path / "newest").rename(newest)
+        return policy
+
+    monkeypatch.setattr(exporting, "load_policy", loading)
+    done = export(run, tmp_path / "p.pt2", observations=8)
+    assert loaded == [done.iteration] * 2 and done.iteration < iteration_of(newest)
+
+
 def test_the_command_line_writes_into_the_runs_folder(
     trained: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +229,8 @@ def test_mistakes_are_explained(trained: Callable[[str], Path], tmp_path: Path) 
         export(run, tmp_path / "policy.pt2", format="onnx")
     with pytest.raises(SettingsError, match="--observations 0"):
         export(run, observations=0)
+    with pytest.raises(SettingsError, match=r"Cannot write /proc/policy\.pt2"):
+        export(run, "/proc/policy.pt2")
     with pytest.raises(SettingsError, match=r"/none .*train"):
         export(tmp_path / "none")
 

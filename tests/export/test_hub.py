@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import gzip
+import hashlib
 import json
 import re
 import shutil
@@ -26,12 +27,14 @@ from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation.scores import evaluate
+from lockstep.evaluation.scores import Evaluation, evaluate
 from lockstep.experiment import WarmStart
 from lockstep.export import hub
 from lockstep.export.card import card, public_command
 from lockstep.recipes import RECIPES
+from lockstep.run import ledger
 from lockstep.run.checkpoint import latest, open_checkpoint
+from lockstep.run.consistency import platform_warning
 from lockstep.run.folder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use .content=:DeprecationWarning")  # by huggingface_hub itself
@@ -230,6 +233,14 @@ def test_a_command_that_no_shell_would_take_is_pulled_as_text(pushed: Repository
     assert "it" in json.loads((pulled / "run.json").read_text())["command"]
 
 
+def test_a_pulled_run_of_several_machines_is_warned_of_without_their_names(pushed: Repository, tmp_path: Path) -> None:
+    node = {"process": "Collector 1 of 2", "host": "barn", "differs": ["cpu.model: a != b"]}
+    pushed.files["run.json"] = json.dumps({**json.loads(pushed.files["run.json"]), "nodes": [node]}).encode()
+    pulled = RunFolder.open(hub.pull(REPO, tmp_path / "a"))
+    warning = platform_warning(pulled, ledger.read(pulled.ledger)[0])
+    assert warning is not None and "of Collector 1 of 2: cpu.model: a != b" in warning and "barn" not in warning
+
+
 def test_the_card_of_an_unfinished_run_says_how_far_it_came(run: Path, server: StandIn, tmp_path: Path) -> None:
     stopped = tmp_path / "stopped"
     experiment = RunFolder.open(run).experiment().replace(total_steps=500_000)
@@ -239,6 +250,24 @@ def test_the_card_of_an_unfinished_run_says_how_far_it_came(run: Path, server: S
     assert "512 samples of 500,000, seed" in server.repositories[REPO].files["README.md"].decode()
     hub.push(run, REPO, episodes=1)
     assert "512 samples, seed" in server.repositories[REPO].files["README.md"].decode()
+
+
+def test_the_card_describes_the_ledger_that_was_uploaded(
+    run: Path, server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = shutil.copytree(run, tmp_path / "training")
+    whole = (training / "ledger.jsonl").read_bytes()
+    (training / "ledger.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+
+    def evaluating(*args: Any, **kwargs: Any) -> Evaluation:
+        (training / "ledger.jsonl").write_bytes(whole)  # an iteration has ended meanwhile
+        return evaluate(*args, **kwargs)
+
+    monkeypatch.setattr(hub, "evaluate", evaluating)
+    hub.push(training, REPO, episodes=1)
+    files = server.repositories[REPO].files
+    card = files["README.md"].decode()
+    assert f"`{hashlib.sha256(files['ledger.jsonl']).hexdigest()}`" in card and "| iterations recorded | 1 |" in card
 
 
 @pytest.mark.slow
@@ -273,7 +302,7 @@ def test_the_card_says_what_is_needed_and_not_uploaded(
     run: Path, server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, saved, score = RunFolder.open(run), open_checkpoint(latest(run / "checkpoints")), evaluate(run, episodes=1)
-    told = partial(card, folder, REPO, folder.facts(), [score], [saved], [])
+    told = partial(card, folder, REPO, folder.facts(), folder.ledger.read_bytes(), [score], [saved], [])
     text = told(["/home/al ice/p/env.py:make"])
     assert f"lockstep pull {REPO} --to run --trust" in text
     assert says(text, "`experiment.json`", "`env.py:make`")

@@ -382,6 +382,7 @@ def test_pairs_that_are_not_shown_are_counted(tmp_path: Path) -> None:
         ("experiment.json", '{"seed": 1'),
         ("experiment.json", "[]"),
         ("experiment.json", "{}"),
+        ("metrics.jsonl", '{"score/mean": 1.0}\n'),
         ("run.json", "{"),
         ("run.json", '{"layout": "inline", "versions": 5}'),
         ("run.json", '{"layout": "inline", "resumed": [7]}'),
@@ -519,6 +520,8 @@ def test_waits_of_the_beginning_do_not_flatten_a_chart() -> None:
     cut = _captioned(Chart("wait/rollouts", {"kind": "curves", "lines": lines}))
     assert cut.caption.endswith("learners waited for rollouts; the beginning is higher")
     assert cut.spec["range"] == pytest.approx([-0.22, 4.4])
+    with_none = _captioned(Chart("wait/rollouts", {"kind": "curves", "lines": [*lines, {"y": []}]}))
+    assert with_none.spec["range"] == cut.spec["range"], "the runs of a method may have waited at different times"
     for metric, drawn in (("wait/rollouts", lines[1:]), ("lag/policy_versions", lines)):
         whole = _captioned(Chart(metric, {"kind": "curves", "lines": drawn}))
         assert "beginning" not in whole.caption and "range" not in whole.spec

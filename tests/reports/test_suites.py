@@ -159,6 +159,17 @@ def test_other_rules_and_tasks_are_named(tmp_path: Path, capsys: pytest.CaptureF
         report(runs[:1], tmp_path / "page.html", suite="mujoco", metric="eval/score")
 
 
+def test_runs_that_have_not_finished_are_named(tmp_path: Path) -> None:
+    whole, going = (
+        write_run(tmp_path / name, task=f"{name}-v4", planned=planned, score=lambda done: 3000 * done)
+        for name, planned in (("Hopper", None), ("Ant", 100))
+    )
+    standing = report([whole, going], tmp_path / "page.html", suite="mujoco").standing
+    assert standing is not None
+    (note,) = [note for note in standing.notes if "not finished" in note]
+    assert "Ant" in note and "Hopper" not in note
+
+
 def test_a_suite_without_a_scale_has_a_table_alone(tmp_path: Path) -> None:
     run = write_run(tmp_path / "hopper", task="Hopper-v4", score=lambda done: 3000 * done)
     standing = report(run, tmp_path / "page.html", suite="mujoco").standing

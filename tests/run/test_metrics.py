@@ -54,6 +54,11 @@ def flipped(path: Path) -> None:
     path.write_text("".join([*rows(path)[:2], rows(path)[2].replace("samples", "sbmples", 1), *rows(path)[3:]]))
 
 
+def nameless(path: Path) -> None:
+    named = rows(path)
+    path.write_text("".join([*named[:2], named[2].replace("iteration", "iterbtion", 1), *named[3:]]))
+
+
 def torn(path: Path) -> None:
     path.write_text("".join([*rows(path)[:2], rows(path)[2][:20] + "\n", *rows(path)[3:]]))
 
@@ -68,6 +73,7 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "deleted": (Path.unlink, "No such file"),
     "a row doubled": (doubled, "Line 4 repeats iteration 2"),
     "a row lost": (without_a_row, "Iteration 2 is missing before line 3"),
+    "a row without its iteration": (nameless, "Line 3 is damaged"),
     "a row torn": (torn, "Line 3 is damaged"),
     "a key changed": (flipped, "A row of iterations 2 to 2"),
     "a folder in its place": (a_folder, "Is a directory"),

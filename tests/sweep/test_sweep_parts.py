@@ -216,6 +216,22 @@ def test_needs_of_layouts(layout: str, torch_threads: int, wanted: Needs) -> Non
     assert needs(Layout.parse(layout), torch_threads) == wanted
 
 
+def test_a_launcher_in_a_users_file_is_found_from_another_folder(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_USER_FILES", "")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "only_there.py").write_text(
+        "from lockstep.config.launchers import Launcher\nfrom lockstep.launchers.inline import run_inline\n"
+        "HERE = Launcher(run_inline)\n"
+    )
+    monkeypatch.chdir(tmp_path / "there")
+    queue.add([dataclasses.replace(seeds(1)[0], layout="only_there.py:HERE")])
+    monkeypatch.chdir(tmp_path)
+    (entry,) = queue.entries()
+    assert needs_of(entry) == Needs(1)
+
+
 def test_runs_never_share_a_core_and_all_are_given_back() -> None:
     machine, draw = Machine(range(8)), random.Random(1)
     shares: list[Share] = []

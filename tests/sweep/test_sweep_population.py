@@ -62,6 +62,7 @@ class Mine(PPOConfig):
     schedules = ("wave",)
 
 
+UNSET = RUN.experiment.replace(env=dataclasses.replace(RUN.experiment.env, options={"health": None}))
 WIDE, WAVE = (RUN.experiment.replace(algorithm=Mine(anneal_learning_rate=False, wave=wave)) for wave in (False, True))
 
 
@@ -448,6 +449,14 @@ def test_another_population_in_the_same_folder() -> None:
         ({"run": recipes.ppo_cartpole()}, r"lockstep\.sweep\.Run"),
         ({"rivals": True}, "--rivals .*env.id=CartPole-v1 "),
         ({"space": {"algorithm.learning_rate": (1e-3, 1e-4)}}, r"lockstep\.sweep\.Run.*Between.*OneOf"),
+        (
+            {"space": {"algorithm.optimizer.name": Between(0.1, 0.5)}, "evolution": SampleFactory()},
+            r"algorithm\.optimizer\.name .*'adam'.*separated by commas",
+        ),
+        (
+            {"run": Run(UNSET), "space": {"env.options.health": Between(0.1, 0.5)}, "evolution": SampleFactory()},
+            r"env\.options\.health=None, .* 0\.1\.\.0\.5\.",
+        ),
     ],
 )
 def test_populations_that_are_none(changed: dict[str, Any], complaint: str) -> None:

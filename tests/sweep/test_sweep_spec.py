@@ -51,6 +51,11 @@ def test_a_grid_over_an_unknown_setting(setting: str) -> None:
         grid(recipes.ppo_cartpole(), {setting: [1]})
 
 
+def test_a_number_of_several_is_named_by_its_place() -> None:
+    with pytest.raises(SettingsError, match=r"algorithm\.optimizer\.betas\.2: .* It has: 0, 1\."):
+        grid(recipes.ppo_cartpole(), {"algorithm.optimizer.betas.2": [0.9]})
+
+
 def test_a_grid_varies_an_experiment() -> None:
     with pytest.raises(SettingsError, match=r"'ppo-cartpole' .*recipes\.ppo_cartpole\(\)"):
         grid("ppo-cartpole", {"seed": [1]})  # type: ignore[arg-type]
@@ -86,6 +91,16 @@ def test_flags_with_several_values_are_what_a_grid_is() -> None:
         (("--env.options", "a='x, y',z"), "env.options", [{"a": "x, y"}, {"a": "z"}]),
         (("--env.options", "a={'k': 'v=1,2'},None"), "env.options", [{"a": {"k": "v=1,2"}}, {"a": None}]),
         (("--env.options", "a=it's"), "env.options", [{"a": "it's"}]),
+        (
+            ("--algorithm.anneal", "learning_rate=warmup:1k,cosine"),
+            "algorithm.anneal",
+            [{"learning_rate": "warmup:1k,cosine"}],
+        ),
+        (
+            ("--algorithm.anneal", "clip=0:0.2,1k:0.1", "learning_rate=linear,", "clip=linear"),
+            "algorithm.anneal",
+            [{"clip": "0:0.2,1k:0.1", "learning_rate": "linear"}, {"clip": "linear"}],
+        ),
         (("--seed", "5"), "seed", [5]),
     ],
 )
