@@ -15,7 +15,6 @@ from lockstep.core.schedule import Recorded
 from lockstep.experiment import Experiment
 from lockstep.launchers.auto import chosen
 from lockstep.launchers.srun import take_part
-from lockstep.run.checkpoint import iteration_of
 from lockstep.run.folder import RunFolder
 from lockstep.system.output import print_line
 from lockstep.system.supervision import is_unattended
@@ -146,8 +145,8 @@ def resume(
     experiment, options = prepare_run(experiment, layout, options)
     _check_callback(on_iteration, options, layout)
     with _writing(folder, layout):
-        path = resumable(folder, checkpoint, experiment) if layout.launcher.leads else None
-        begin = iteration_of(path)
+        saved = resumable(folder, checkpoint, experiment) if layout.launcher.leads else None
+        begin, path = (0, None) if saved is None else (saved.iteration, saved.path)
         if layout.launcher.leads and begin == experiment.iterations:
             print_line(
                 f"{folder.path} has completed all of its {begin} iterations. To continue learning in a new run: "

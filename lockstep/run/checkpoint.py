@@ -328,9 +328,9 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> list[Path]:
     return sorted((p for p in found if re.fullmatch(r"\d{8,}", p.name)), key=lambda p: int(p.name))
 
 
-def iteration_of(path: Path | None) -> int:
-    """Iterations done when a checkpoint was written, by its name. The checkpoint may be set aside. 0 for None."""
-    return 0 if path is None else int(path.name.partition(".")[0])
+def iteration_of(path: Path) -> int:
+    """Iterations done when one of list_checkpoints was written, by its name."""
+    return int(path.name)
 
 
 def latest(directory: str | os.PathLike[str]) -> Path:
