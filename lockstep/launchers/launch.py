@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -148,9 +149,10 @@ def resume(
         saved = resumable(folder, checkpoint, experiment) if layout.launcher.leads else None
         begin, path = (0, None) if saved is None else (saved.iteration, saved.path)
         if layout.launcher.leads and begin == experiment.iterations:
+            named = shlex.quote(str(folder.path))
             print_line(
                 f"{folder.path} has completed all of its {begin} iterations. To continue learning in a new run: "
-                f"lockstep train {folder.path} --warm-start.run {folder.path} --total-steps STEPS",
+                f"lockstep train {named} --warm-start.run {named} --total-steps STEPS",
                 sys.stderr,
             )
         elif layout.launcher.leads:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -293,7 +294,7 @@ def _error(path: Path, damage: _Damage) -> CheckpointError:
             continue
         offer = (
             f"The newest intact one before it is {candidate.name}: "
-            f"lockstep resume {path.parent.parent} --checkpoint {candidate.name}"
+            f"lockstep resume {shlex.quote(str(path.parent.parent))} --checkpoint {candidate.name}"
         )
         break
     else:
