@@ -64,9 +64,15 @@ def start(target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(_Behaviour(), target, *args), name=name)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    except BaseException:  # a signal that came meanwhile may raise KeyboardInterrupt, and nobody else knows the process
+        if process.pid is not None:
+            process.kill()
+            process.join()
+        raise
     return process
 
 
