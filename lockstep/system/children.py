@@ -353,11 +353,16 @@ def watch(processes: Sequence[BaseProcess], what: str, noticed: Callable[[], boo
     threading.Thread(target=report_death, daemon=True).start()
 
 
+def signal_name(number: int) -> str:
+    """The name of a signal; real-time signals have none."""
+    return next((each.name for each in signal.Signals if each == number), f"signal {number}")
+
+
 def death_report(process: BaseProcess) -> str:
     """Describes how a process ended. The subject of the sentence is missing: it is the process's name."""
     code = process.exitcode
     if code is not None and code < 0:
-        name = signal.Signals(-code).name
+        name = signal_name(-code)
         hint = " (the system may have run out of memory: see dmesg)" if name == "SIGKILL" else ""
         return f"was ended by {name}{hint}"
     return (
