@@ -153,7 +153,8 @@ def handling_stops(handle: Callable[[int], None], *, ctrl_c: bool = True) -> Ite
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         numbers.remove(signal.SIGHUP)
     outside = dict(_before)
-    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
+    # None: a program in which Python is embedded handles the signal, and Python could not restore its handler.
+    handlers = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
     for number, handler in handlers.items():
         _before.setdefault(number, handler)
         signal.signal(number, lambda number, _: handle(number))

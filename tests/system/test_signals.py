@@ -12,6 +12,7 @@ from multiprocessing import Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from children import Child, dispositions
@@ -153,6 +154,21 @@ def test_the_first_signal_ends_a_run_that_has_not_begun(capsys: pytest.CaptureFi
         finally:
             send(signal.SIGTERM)  # an echo, which does not disturb the end
     assert capsys.readouterr().err.count("before the first iteration") == 1 and not status.stop_requested()
+
+
+def test_a_handler_that_is_not_python_s_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = signal.getsignal
+
+    def of_a_program(number: int) -> Any:
+        """As if a program in which Python is embedded handled SIGTERM."""
+        return None if number == signal.SIGTERM else known(number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "getsignal", of_a_program)
+        before = known(signal.SIGTERM)
+        with stopping_on_signals(RunStatus()):
+            assert known(signal.SIGTERM) == before and callable(known(signal.SIGINT))
+    assert known(signal.SIGTERM) == before
 
 
 def test_a_signal_while_a_process_starts_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
