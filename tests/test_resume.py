@@ -231,10 +231,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_offered(capsys: pytest
     assert Path("part/checkpoints/00000002.superseded").is_dir(), "nothing is deleted"
 
 
-def test_a_checkpoint_that_was_set_aside_can_be_resumed_from() -> None:
+def test_a_checkpoint_that_was_set_aside_or_copied_can_be_resumed_from() -> None:
     experiment = cut(recipes.ppo_cartpole)
     expected = outcome(train(experiment, options=options(Path("run"), checkpoint_every=1)))
-    for name, begin in (("1", 1), ("00000002.superseded", 2)):
+    shutil.copytree("run/checkpoints/00000002", "run/checkpoints/copy")
+    for name, begin in (("1", 1), ("00000002.superseded", 2), ("copy", 2)):
         again = resume("run", Layout(), options(Path("run"), checkpoint_every=1), checkpoint=name)
         assert outcome(again) == expected
         assert RunFolder(Path("run")).facts()["resumed"][-1]["iteration"] == begin

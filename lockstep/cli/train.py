@@ -307,18 +307,18 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
 
 
 def report(result: Result, *, json: bool) -> int:
-    code = 130 if result.stopped else 0
+    lost = diverged(RunFolder(result.run).metrics)
+    code = 130 if result.stopped else 1 if lost else 0
     if reader_gone():
         return code  # Ctrl-C also ends `tee`, so nobody would read the report
     if json:
-        say_json({**dataclasses.asdict(result), "run": str(result.run)})
+        say_json({**dataclasses.asdict(result), "run": str(result.run), "diverged": lost})
     else:
         say(f"run: {result.run}")
         if result.score is not None:
             say(f"score: {result.score:.2f} (mean of the last 100 training episodes)")
-        if lost := diverged(RunFolder(result.run).metrics):
+        if lost:
             say(f"diverged: {', '.join(lost)} ended as NaN or infinity, and probably the policy, too")
-            code = code or 1
         if result.stopped:
             command = f"lockstep resume {shlex.quote(str(result.run))}"
             say(f"stopped after {result.iterations:,} iterations; to continue: {command}")

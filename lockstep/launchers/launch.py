@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,7 +16,6 @@ from lockstep.core.schedule import Recorded
 from lockstep.experiment import Experiment
 from lockstep.launchers.auto import chosen
 from lockstep.launchers.srun import take_part
-from lockstep.run.checkpoint import iteration_of
 from lockstep.run.folder import RunFolder
 from lockstep.system.output import print_line
 from lockstep.system.supervision import is_unattended
@@ -146,12 +146,13 @@ def resume(
     experiment, options = prepare_run(experiment, layout, options)
     _check_callback(on_iteration, options, layout)
     with _writing(folder, layout):
-        path = resumable(folder, checkpoint, experiment) if layout.launcher.leads else None
-        begin = iteration_of(path)
+        saved = resumable(folder, checkpoint, experiment) if layout.launcher.leads else None
+        begin, path = (0, None) if saved is None else (saved.iteration, saved.path)
         if layout.launcher.leads and begin == experiment.iterations:
+            named = shlex.quote(str(folder.path))
             print_line(
                 f"{folder.path} has completed all of its {begin} iterations. To continue learning in a new run: "
-                f"lockstep train {folder.path} --warm-start.run {folder.path} --total-steps STEPS",
+                f"lockstep train {named} --warm-start.run {named} --total-steps STEPS",
                 sys.stderr,
             )
         elif layout.launcher.leads:

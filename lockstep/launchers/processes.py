@@ -145,13 +145,13 @@ def run_specs(work: Work, job: Job, context: Any, specs: list[WorkerSpec], other
                     (work, spec, available, theirs, RunStatus(shared, index)),
                     f"lockstep-{spec.name.lower().replace(' ', '-')}",
                 )
+                processes.append(process)
+                pipes.append(ours)
+                theirs.close()
                 if job.layout.pin:
                     children.pin(process, index, len(specs))
                 if spec.only_collects:
                     children.yield_to_others(process, job.layout.nice)
-                theirs.close()
-                pipes.append(ours)
-                processes.append(process)
             for end in (end for spec in specs for end in (spec.ends, spec.channels) if end is not None):
                 end.close()
             for pipe in pipes:  # not by start(), which would wait forever if the process died before reading

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -293,7 +294,7 @@ def _error(path: Path, damage: _Damage) -> CheckpointError:
             continue
         offer = (
             f"The newest intact one before it is {candidate.name}: "
-            f"lockstep resume {path.parent.parent} --checkpoint {candidate.name}"
+            f"lockstep resume {shlex.quote(str(path.parent.parent))} --checkpoint {candidate.name}"
         )
         break
     else:
@@ -328,9 +329,9 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> list[Path]:
     return sorted((p for p in found if re.fullmatch(r"\d{8,}", p.name)), key=lambda p: int(p.name))
 
 
-def iteration_of(path: Path | None) -> int:
-    """Iterations done when a checkpoint was written, by its name. The checkpoint may be set aside. 0 for None."""
-    return 0 if path is None else int(path.name.partition(".")[0])
+def iteration_of(path: Path) -> int:
+    """Iterations done when one of list_checkpoints was written, by its name."""
+    return int(path.name)
 
 
 def latest(directory: str | os.PathLike[str]) -> Path:

@@ -289,7 +289,7 @@ class Runner:
             hint = ""
             if code == -signal.SIGKILL:
                 hint = ": the system may have run out of memory, see dmesg; --slots N runs fewer at once"
-            how = f"was ended by {signal.Signals(-code).name}{hint}"
+            how = f"was ended by {children.signal_name(-code)}{hint}"
         lines = self._queue.log(name).read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
         return "\n".join([f"The run's process {how}. It had printed last:", *lines])
 

@@ -64,9 +64,15 @@ def start(target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(_Behaviour(), target, *args), name=name)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    except BaseException:  # a signal that came meanwhile may raise KeyboardInterrupt, and nobody else knows the process
+        if process.pid is not None:
+            process.kill()
+            process.join()
+        raise
     return process
 
 
@@ -147,7 +153,8 @@ def handling_stops(handle: Callable[[int], None], *, ctrl_c: bool = True) -> Ite
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         numbers.remove(signal.SIGHUP)
     outside = dict(_before)
-    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
+    # None: a program in which Python is embedded handles the signal, and Python could not restore its handler.
+    handlers = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
     for number, handler in handlers.items():
         _before.setdefault(number, handler)
         signal.signal(number, lambda number, _: handle(number))
@@ -347,11 +354,16 @@ def watch(processes: Sequence[BaseProcess], what: str, noticed: Callable[[], boo
     threading.Thread(target=report_death, daemon=True).start()
 
 
+def signal_name(number: int) -> str:
+    """The name of a signal; real-time signals have none."""
+    return next((each.name for each in signal.Signals if each == number), f"signal {number}")
+
+
 def death_report(process: BaseProcess) -> str:
     """Describes how a process ended. The subject of the sentence is missing: it is the process's name."""
     code = process.exitcode
     if code is not None and code < 0:
-        name = signal.Signals(-code).name
+        name = signal_name(-code)
         hint = " (the system may have run out of memory: see dmesg)" if name == "SIGKILL" else ""
         return f"was ended by {name}{hint}"
     return (

@@ -110,8 +110,8 @@ def unsendable(given: CallbackLike, *, to_this_machine: bool = True) -> str:
     try:
         if b"__main__" in pickle.dumps(given) and to_this_machine and not program_is_file():
             return "it is made at a prompt, in a notebook or on standard input"
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return str(error)
+    except Exception as error:  # of any type: multiprocessing's locks raise RuntimeError
+        return str(error) or type(error).__name__
     return ""
 
 

@@ -65,6 +65,12 @@ class Job:
         return None if self.checkpoint is None else open_checkpoint(self.checkpoint, only=())
 
     @property
+    def begin(self) -> int:
+        """Iterations done when the run begins or continues."""
+        saved = self.saved()
+        return 0 if saved is None else saved.iteration
+
+    @property
     def environments_each(self) -> int:
         """The approximate number of environments of a collecting process."""
         return self.layout.environments_each(self.experiment.env.num_envs)

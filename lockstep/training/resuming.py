@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lockstep.config.layout import Layout
@@ -18,7 +17,7 @@ from lockstep.run.platform import this_platform
 from lockstep.system.output import print_warning
 
 
-def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment) -> Path | None:
+def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment) -> checkpoint.Checkpoint | None:
     """The checkpoint to resume from, checked for damage; None if the run ended before its first one and starts again.
     Newer checkpoints are set aside.
 
@@ -54,7 +53,7 @@ def resumable(folder: RunFolder, name: str | int | None, experiment: Experiment)
             "Only a copy of the file can restore the lost rows; lockstep verify will name them."
         )
     checkpoint.set_aside_newer(directory, saved.iteration)
-    return path
+    return saved
 
 
 def _require_unedited(folder: RunFolder, head: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,6 +199,8 @@ def test_a_run_that_diverged_says_so_at_its_end(own: list[str], capsys: pytest.C
     assert main([*broken, "--on-nonfinite", "continue"]) == 1
     said = capsys.readouterr().out
     assert "diverged: loss/" in said and said.splitlines()[-1].startswith("digest: ")
+    assert main([*broken, "--on-nonfinite", "continue", "--json"]) == 1
+    assert "loss/policy" in json.loads(capsys.readouterr().out)["diverged"]
 
 
 def test_a_function_that_is_not_there_names_those_that_are(own: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -215,6 +216,15 @@ def test_a_missing_file_is_named_and_the_newest_intact_checkpoint_offered(run: P
     (checkpoints / "00000020" / "learner.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="earlier one"):
         checkpoint.open_checkpoint(checkpoints / "00000060")
+
+
+def test_the_command_that_is_offered_quotes_the_run(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "my run" / "checkpoints"
+    for i in (20, 40):
+        save(checkpoints, i)
+    (checkpoints / "00000040" / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=re.escape(f"lockstep resume '{tmp_path}/my run' --checkpoint 00000020")):
+        checkpoint.open_checkpoint(checkpoints / "00000040")
 
 
 def test_damage_after_opening_is_detected_when_a_part_is_read(run: Path) -> None:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -66,6 +68,15 @@ def test_answers_before_a_death_count_and_a_death_without_one_is_reported() -> N
         for process in processes:
             process.kill()
             process.join()
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(signal.SIGKILL, "SIGKILL (the system may have"), (signal.SIGRTMIN + 3, f"signal {signal.SIGRTMIN + 3}")],
+)
+def test_a_death_by_a_signal_is_named(number: int, name: str) -> None:
+    process: Any = SimpleNamespace(exitcode=-number)
+    assert children.death_report(process).startswith(f"was ended by {name}")
 
 
 def test_a_pause_of_the_watcher_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:

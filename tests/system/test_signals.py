@@ -9,8 +9,10 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing import Pipe
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from children import Child, dispositions
@@ -152,6 +154,38 @@ def test_the_first_signal_ends_a_run_that_has_not_begun(capsys: pytest.CaptureFi
         finally:
             send(signal.SIGTERM)  # an echo, which does not disturb the end
     assert capsys.readouterr().err.count("before the first iteration") == 1 and not status.stop_requested()
+
+
+def test_a_handler_that_is_not_python_s_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = signal.getsignal
+
+    def of_a_program(number: int) -> Any:
+        """As if a program in which Python is embedded handled SIGTERM."""
+        return None if number == signal.SIGTERM else known(number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "getsignal", of_a_program)
+        before = known(signal.SIGTERM)
+        with stopping_on_signals(RunStatus()):
+            assert known(signal.SIGTERM) == before and callable(known(signal.SIGINT))
+    assert known(signal.SIGTERM) == before
+
+
+def test_a_signal_while_a_process_starts_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = BaseProcess.start, list[BaseProcess]()
+
+    def signalled(self: BaseProcess) -> None:
+        start(self)
+        started.append(self)
+        send(signal.SIGINT)
+
+    monkeypatch.setattr(BaseProcess, "start", signalled)
+    with pytest.raises(KeyboardInterrupt), stopping_on_signals(RunStatus()):
+        children.start(time.sleep, (60.0,), "lockstep-test")
+    try:
+        assert [process.exitcode for process in started] == [-signal.SIGKILL]
+    finally:
+        started[0].kill()
 
 
 def test_a_process_that_stands_in_native_code_is_ended_by_a_thread() -> None:

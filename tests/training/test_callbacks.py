@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import random
 import sys
 from pathlib import Path
@@ -195,6 +196,16 @@ class NeedsArguments(Callback):
         self.path = path
 
 
+class Locks(Callback):
+    def __init__(self) -> None:
+        self.lock = multiprocessing.Lock()
+
+
+class Refuses(Callback):
+    def __reduce__(self) -> Any:
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(
     ("given", "layout", "words"),
     [
@@ -204,6 +215,8 @@ class NeedsArguments(Callback):
         ("Path", "inline", ("one argument",)),
         ("NeedsArguments", "inline", ("NeedsArguments", "no arguments")),
         (lambda _: None, "processes:2", ("on_iteration", "top level", "inline")),
+        (Locks(), "processes:2", ("on_iteration", "Lock objects", "inline")),
+        (Refuses(), "processes:2", ("on_iteration", "NotImplementedError", "inline")),
     ],
 )
 def test_what_is_no_callback_is_refused_before_the_run(given: Any, layout: str, words: tuple[str, ...]) -> None:

@@ -42,9 +42,10 @@ def test_losses_get_some_patience_and_parameters_none(tmp_path: Path) -> None:
         watch.check(iteration, nan, [], "")
     with pytest.raises(Diverged, match=r"iteration 5 .*loss/policy.*learning-rate.*No checkpoint"):
         watch.check(PATIENCE, nan, [], "")
-    taken(tmp_path / "checkpoints", 3, finite=True)
-    with pytest.raises(NotFinite, match=r"w\.bias.*environment 3 returned.*00000003.*--checkpoint 3") as raised:
-        Divergence(RunFolder(tmp_path), stop=True).check(7, {}, ["w.bias"], "environment 3 returned the reward nan")
+    run = tmp_path / "my run"
+    taken(run / "checkpoints", 3, finite=True)
+    with pytest.raises(NotFinite, match=r"w\.bias.*environment 3 returned.*00000003.*my run' --checkpoint 3") as raised:
+        Divergence(RunFolder(run), stop=True).check(7, {}, ["w.bias"], "environment 3 returned the reward nan")
     assert not isinstance(raised.value, Diverged) and "learning-rate" not in str(raised.value)
     Divergence(RunFolder(tmp_path), stop=False).check(7, nan, ["w.bias"], "")
 

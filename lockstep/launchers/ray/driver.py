@@ -40,7 +40,6 @@ from lockstep.launchers.ray.nodes import Nodes
 from lockstep.launchers.ray.outcomes import fail, outcome, raised, short
 from lockstep.launchers.ray.places import Places
 from lockstep.launchers.ray.requests import Actor, Collector, Delivery, NextLap, Request, Start
-from lockstep.run.checkpoint import iteration_of
 from lockstep.system.supervision import StallDetector
 from lockstep.training.context import RunStatus, Work
 from lockstep.training.job import Job, Result
@@ -70,7 +69,7 @@ class RayDriver:
         self.losses = losses
         self._schedule, self._shards = schedule, job.experiment.scheme.shards
         self._free = job.collects_freely
-        begin = 0 if self._free else iteration_of(job.checkpoint)
+        begin = 0 if self._free else job.begin
         numbers = schedule.iterations_from(begin, job.stop_after)
         self._requested, self._end = numbers.start, numbers.stop
         """Unless collectors run freely: the rollout that is requested next, and the first that is not needed."""

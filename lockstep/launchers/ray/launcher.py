@@ -19,7 +19,6 @@ from lockstep.launchers.ray.ending import ProcessLost, require_restarts_left, sa
 from lockstep.launchers.ray.growing import GrowingDriver
 from lockstep.launchers.ray.places import places, require_places
 from lockstep.launchers.watching import stopping_on_signals
-from lockstep.run.checkpoint import iteration_of
 from lockstep.run.files import locked
 from lockstep.system.machine import cores
 from lockstep.training.context import RunStatus, Work
@@ -60,9 +59,9 @@ def run_ray(work: Work, job: Job) -> Result:
                 require_restarts_left(losses, job.layout, str(lost))
                 bound = f"{losses} of restarts={job.layout.restarts}"
                 say(f"{lost}. All processes restart from the newest checkpoint ({bound}).")
-                path = resumable(told.folder, None, told.experiment)
-                told.folder.note_resumption(iteration_of(path), told.layout, told.options, ())
-                told = dataclasses.replace(told, checkpoint=path)
+                saved = resumable(told.folder, None, told.experiment)
+                told = dataclasses.replace(told, checkpoint=saved and saved.path)
+                told.folder.note_resumption(told.begin, told.layout, told.options, ())
 
 
 def _library() -> Any:
