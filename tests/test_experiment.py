@@ -73,7 +73,7 @@ def changed(settings: Any, path: str, value: Any) -> Any:
             "the run has only 12256 gradient steps",
         ),
         ("ppo-cartpole", {"torch_threads": 0}, "torch_threads=0 must be at least 1"),
-        ("mpc-pendulum", {"normalize.clip": 5.0}, r"normalize\.clip=5 has no effect with algorithm=mpc"),
+        ("mpc-pendulum", {"normalize.clip": 5.0}, r"algorithm=mpc refuses normalize\.clip=5"),
         ("ppo-cartpole", {"env.decorrelate": 10**20}, r"env\.decorrelate=1\d* must be below 2,147,483,648"),
         ("ppo-cartpole", {"env.curriculum": {"length": math.nan}}, r"env\.curriculum\.length=nan must be a number"),
         ("ppo-mujoco", {"normalize.clip": math.nan}, r"normalize\.clip=nan must be"),
