@@ -32,13 +32,11 @@ def until(condition: Callable[[], bool], what: str, pause: float = 0.002) -> Non
         time.sleep(pause)
 
 
-def _abandoned() -> set[str]:
-    """Shared memory that no process has mapped; what others on this machine are using does not count."""
-    names, mapped = set(os.listdir("/dev/shm")), set()
-    for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
-        with contextlib.suppress(OSError):
-            mapped |= set(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
-    return names - mapped
+def _mapped(process: int) -> set[str]:
+    """The names of shared memory that a process uses."""
+    with contextlib.suppress(OSError):  # it has ended
+        return set(re.findall(r"/dev/shm/(\S+)", Path(f"/proc/{process}/maps").read_text()))
+    return set()
 
 
 class Child:
@@ -49,7 +47,8 @@ class Child:
     ) -> None:
         self.mark = uuid.uuid4().hex
         self.temporary = Path(tempfile.mkdtemp(dir=folder))
-        self._shared = _abandoned()
+        self._shared: set[str] = set()
+        """The names of shared memory that its processes have used, as far as noticed."""
         self._output = (folder / f"{self.mark}.txt").open("a+")  # so that reading it moves nothing that processes write
         self.process = subprocess.Popen(
             [sys.executable, *launcher, *arguments],
@@ -100,15 +99,18 @@ class Child:
             return condition()
 
         until(met, what, 0.01)
+        self._notice()
 
     def signal(self, number: int) -> None:
         """To the main process alone."""
         assert self.process.poll() is None, f"ended before the signal:\n{self.output()}"
+        self._notice()
         self.process.send_signal(number)
 
     def interrupt(self) -> None:
         """What Ctrl-C does: SIGINT to the whole group."""
         assert self.process.poll() is None, f"ended before Ctrl-C:\n{self.output()}"
+        self._notice()
         os.killpg(self.process.pid, signal.SIGINT)
 
     def wait(self) -> int:
@@ -117,8 +119,12 @@ class Child:
         until(lambda: not self.members(), "all workers to end", 0.05)
         left = [path.name for path in self.temporary.iterdir() if path.name.startswith(("lockstep", "pym"))]
         assert not left, f"left in the temporary folder: {left}"
-        until(lambda: not _abandoned() - self._shared, "shared memory to be freed", 0.05)
+        until(lambda: not self._shared & set(os.listdir("/dev/shm")), "shared memory to be freed", 0.05)
         return code
+
+    def _notice(self) -> None:
+        for process in self.members():
+            self._shared |= _mapped(process)
 
     def close(self) -> None:
         """End everything that is left after a failed test."""
