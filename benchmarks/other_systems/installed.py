@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from lockstep.system.machine import user_cache
+
 _MARK = "installed"
 """The file that says that an environment is complete."""
 
@@ -28,8 +30,7 @@ class PeerError(RuntimeError):
 
 def cache() -> Path:
     """Where the environments lie: LOCKSTEP_PEERS, or below the user's cache."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "peers"
-    return Path(os.environ.get("LOCKSTEP_PEERS") or default)
+    return Path(os.environ.get("LOCKSTEP_PEERS") or user_cache() / "peers")
 
 
 def python_of(peer: str, requirements: Sequence[str], say: Callable[[str], None] = lambda text: None) -> Path:

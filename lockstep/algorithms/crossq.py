@@ -66,12 +66,7 @@ class CrossQConfig(SACConfig):
     def validate_with(self, setup: Setup) -> None:
         """Raise SettingsError for settings that do not fit the rest of the experiment."""
         super().validate_with(setup)
-        for setting in ("target_period", "target_rate"):
-            if getattr(self, setting) != getattr(type(self), setting):
-                raise SettingsError(
-                    f"algorithm.{setting} has no effect with algorithm=crossq, which has no target networks. Leave it "
-                    "out."
-                )
+        self.require_defaults("target_period", "target_rate", why="no target networks. Leave it out.")
         if self.replay.prioritized:
             raise SettingsError(
                 "algorithm.replay.prioritized draws minibatches whose statistics are not those of the replay memory, "

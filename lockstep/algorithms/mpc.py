@@ -56,13 +56,8 @@ class MPCConfig(OffPolicyConfig):
                 f"algorithm=mpc needs a dynamics model, but the model is {type(setup.model).__name__}: use "
                 "lockstep.models.dynamics.DynamicsConfig, as in the recipe mpc-pendulum."
             )
-        for setting in ("discount", "target_period", "target_rate"):
-            if getattr(self, setting) != getattr(type(self), setting):
-                raise SettingsError(
-                    f"algorithm.{setting} has no effect with algorithm=mpc, which has no values and no target network. "
-                    "Leave it out; model.discount discounts plans."
-                )
-
+        why = "no values and no target network. Leave it out; model.discount discounts plans."
+        self.require_defaults("discount", "target_period", "target_rate", why=why)
         if setup.normalize.clip != type(setup.normalize).clip:
             raise SettingsError(
                 f"algorithm=mpc refuses normalize.clip={setup.normalize.clip:g}, because its models predict "

@@ -140,6 +140,12 @@ class OffPolicyConfig(AlgorithmConfig):
     def relabels_goals(self) -> bool:
         return self.replay.hindsight > 0
 
+    def require_defaults(self, *settings: str, why: str) -> None:
+        """Raise SettingsError if one of these settings, which an algorithm does not use, was changed."""
+        for setting in settings:
+            if getattr(self, setting) != getattr(type(self), setting):
+                raise SettingsError(f"algorithm.{setting} has no effect with algorithm={self.name}, which has {why}")
+
     def validate_with(self, setup: Setup) -> None:
         """Raise SettingsError for settings that do not fit the rest of the experiment."""
         if setup.several_policies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -130,5 +131,6 @@ def pull(arguments: list[str]) -> int:
         say_json({"run": str(run)})
     else:
         say(f"run: {run}")
-        say(f"try: lockstep eval {run}   lockstep record {run}   lockstep verify {run}   lockstep resume {run}")
+        named = shlex.quote(str(run))
+        say(f"try: lockstep eval {named}   lockstep record {named}   lockstep verify {named}   lockstep resume {named}")
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shlex
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -149,10 +148,9 @@ def resume(
         saved = resumable(folder, checkpoint, experiment) if layout.launcher.leads else None
         begin, path = (0, None) if saved is None else (saved.iteration, saved.path)
         if layout.launcher.leads and begin == experiment.iterations:
-            named = shlex.quote(str(folder.path))
             print_line(
                 f"{folder.path} has completed all of its {begin} iterations. To continue learning in a new run: "
-                f"lockstep train {named} --warm-start.run {named} --total-steps STEPS",
+                f"lockstep train {folder.quoted} --warm-start.run {folder.quoted} --total-steps STEPS",
                 sys.stderr,
             )
         elif layout.launcher.leads:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +54,7 @@ def require_memory(folder: RunFolder, experiment: Experiment, iterations: int) -
         raise SettingsError(
             f"{folder.path} was resumed after {min(resumed)} iterations without its replay memory, which its "
             "checkpoints do not contain (algorithm.replay.no-checkpoint). Only the iterations before that can be "
-            f"repeated: lockstep verify {shlex.quote(str(folder.path))} --iterations {min(resumed)}"
+            f"repeated: lockstep verify {folder.quoted} --iterations {min(resumed)}"
         )
 
 

@@ -61,6 +61,11 @@ class RunFolder:
         return self.path / "ledger.jsonl"
 
     @property
+    def quoted(self) -> str:
+        """The folder as an argument of a command for a shell."""
+        return shlex.quote(str(self.path))
+
+    @property
     def metrics(self) -> Path:
         """One line per iteration: the metrics of docs/metrics.md."""
         return self.path / "metrics.jsonl"

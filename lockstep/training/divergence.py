@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 
 from lockstep.config.settings import Diverged, NotFinite
@@ -70,9 +69,8 @@ class Divergence:
         path = checkpoint.newest_finite(self._folder.checkpoints)
         if path is None:
             return "No checkpoint is from before the divergence."
-        run = shlex.quote(str(self._folder.path))
         return (
-            f"The checkpoint {path} is from before: lockstep eval {run} --checkpoint {int(path.name)} "
+            f"The checkpoint {path} is from before: lockstep eval {self._folder.quoted} --checkpoint {int(path.name)} "
             f"plays it. lockstep resume would repeat the {iterations - int(path.name)} iterations since then."
         )
 

@@ -61,7 +61,8 @@ def run_ray(work: Work, job: Job) -> Result:
                 say(f"{lost}. All processes restart from the newest checkpoint ({bound}).")
                 saved = resumable(told.folder, None, told.experiment)
                 told = dataclasses.replace(told, checkpoint=saved and saved.path)
-                told.folder.note_resumption(told.begin, told.layout, told.options, ())
+                begin = 0 if saved is None else saved.iteration
+                told.folder.note_resumption(begin, told.layout, told.options, ())
 
 
 def _library() -> Any:
