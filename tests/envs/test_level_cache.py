@@ -49,7 +49,7 @@ class Field(gymnasium.Env):
         return seen, float(seen[0]), self.place > 12, False, {}
 
 class Named(Field):
-    spec = "a text of its own"
+    spec = "a word"
 
 class Telling(Field):
     def __init__(self):
