@@ -32,12 +32,12 @@ class Sources:
     def __init__(self, function: FunctionType, names: Mapping[str, Any]) -> None:
         self.apart: list[Any] = []
         """The functions that it jumps to, directly or not: those that were compiled apart."""
-        self._lines = {_COMPILER, inspect.getsource(function), _digest(inspect.getfile(function))}
+        self._lines = {_COMPILER, inspect.getsource(function), _file_of(function)}
         self._seen: set[FunctionType] = set()
         self._collect(function, names)
 
     def digest(self) -> str:
-        """It does not depend on where the sources are, so all copies of the same sources have the same digest."""
+        """It does not depend on where the sources are, so all copies of a module have the same digest."""
         return hashlib.sha256("\n".join(sorted(self._lines)).encode()).hexdigest()[:32]
 
     def _collect(self, function: FunctionType, names: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class Sources:
                 if isinstance(each, FunctionType) and each.__module__.startswith("lockstep."):
                     called = each  # it writes LLVM's code
                 if isinstance(called, FunctionType):
-                    self._lines.add(f"{of} {name} {called.__qualname__} {_digest(inspect.getfile(called))}")
+                    self._lines.add(f"{of} {name} {called.__qualname__} {_file_of(called)}")
                     if called not in self._seen:
                         self._seen.add(called)
                         if hasattr(each, "load"):
@@ -75,6 +75,12 @@ def _names(code: CodeType) -> tuple[str, ...]:
     """The names that code refers to, and the functions in it: those that write LLVM's code call each other."""
     inner = (_names(each) for each in code.co_consts if isinstance(each, CodeType))
     return (*code.co_names, *(name for names in inner for name in names))
+
+
+def _file_of(function: FunctionType) -> str:
+    """The module, since loading a compiled function imports those of all that it calls, and the file's digest. The
+    module of a user's file is named after its path."""
+    return f"{function.__module__} {_digest(inspect.getfile(function))}"
 
 
 @functools.cache

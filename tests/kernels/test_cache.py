@@ -43,6 +43,14 @@ def outer(x):
 print(outer(1), sum(outer.stats.cache_hits.values()), sum(inner.stats.cache_hits.values()))
 """
 
+OF_A_FILE = """
+from lockstep.config.user_code import load_object
+
+function = load_object("users.py:function")
+print(function(1), sum(function.stats.cache_hits.values()))
+"""
+USERS = "from lockstep.kernels.cache import compiled\nfunction = compiled(lambda x: x + 1)\n"
+
 PAIR = "from typing import NamedTuple\nclass Pair(NamedTuple):\n    first: int\n    second: int\n"
 TUPLES = """
 from lockstep.kernels.cache import compiled
@@ -134,6 +142,15 @@ def test_copies_of_the_same_sources_share_what_is_compiled(tmp_path: Path) -> No
             (tmp_path / name / file).write_text(text)
     assert run(tmp_path / "one", tmp_path / "cache") == [2, 10, 0]
     assert run(tmp_path / "other", tmp_path / "cache") == [2, 10, 1], "loaded"
+
+
+def test_copies_of_a_users_file_do_not_need_each_other(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "main.py").write_text(OF_A_FILE)
+        (tmp_path / name / "users.py").write_text(USERS)
+        assert run(tmp_path / name, tmp_path / "cache") == [2, 0], "modules of other names"
+    assert run(tmp_path / "one", tmp_path / "cache") == [2, 1], "loaded"
 
 
 def test_a_change_of_a_named_tuple_is_noticed(tmp_path: Path) -> None:
