@@ -176,6 +176,8 @@ def bootstrap_interval(
     """
     sample = np.asarray(values, dtype=np.float64)
     assert sample.ndim == 1
+    if len(sample) < 2:
+        return None
     return estimate(mean, [sample], confidence=confidence, resamples=resamples, seed=seed).interval
 
 
