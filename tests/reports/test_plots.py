@@ -160,7 +160,10 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
 def measured(path: Path, values: Sequence[float]) -> Path:
     """A run whose only scores are these, one a sample from 0 on."""
     write_run(path, iterations=1)
-    rows = ({"samples": i, "frames": i, "seconds": float(i), "score/mean": value} for i, value in enumerate(values))
+    rows = (
+        {"iteration": i, "samples": i, "frames": i, "seconds": float(i), "score/mean": value}
+        for i, value in enumerate(values)
+    )
     (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
 
