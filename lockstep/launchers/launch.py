@@ -98,7 +98,7 @@ def launch(
     try:
         with _writing(folder, layout):
             return _start(Job(folder, experiment, layout, options, None, stop_after, recorded, on_iteration))
-    except SettingsError:
+    except Exception:  # of the settings, or of the user's environment
         if layout.launcher.leads:
             folder.remove_unbegun()  # otherwise the corrected command would be refused for this folder
         raise

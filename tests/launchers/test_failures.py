@@ -143,6 +143,16 @@ ENDS = {
 }
 
 
+@pytest.mark.parametrize("layout", ["inline", "processes:2"])
+def test_a_run_that_never_began_leaves_no_folder(layout: str) -> None:
+    fault = "import gymnasium\ndef make():\n    raise OSError('no licence')\n"
+    Path("simulator.py").write_text(fault)
+    experiment = cut(recipes.ppo_cartpole, env={"id": "simulator.py:make"}, rollout=8)
+    with pytest.raises((OSError, WorkerError), match="no licence"):
+        train(experiment, layout, options("run"))
+    assert not Path("run").exists(), "the same command can run again"
+
+
 @pytest.mark.parametrize("attempt", range(KILLS))
 @pytest.mark.parametrize("kind", ["main", *ENDS])
 def test_killed_at_random_moments(
