@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,7 @@ from lockstep.core.arrays import map_structure
 from lockstep.core.rng import stream
 from lockstep.envs.base import Observation
 from lockstep.envs.convert import ObservationWriter, single_action
-from lockstep.evaluation.policy import Policy
+from lockstep.evaluation.policy import Policy, load_policy
 from lockstep.models.action_spaces import action_parts, composite
 from lockstep.models.base import ModelConfig
 from lockstep.models.capture import Inference
@@ -67,7 +68,8 @@ class Actor:
         action = actor.act(observation)
 
     Args:
-        policy: chooses the actions; it is copied to the CPU.
+        policy: chooses the actions; it is copied to the CPU. A text or a path is a run's folder, whose latest policy
+        plays.
         env: any environment with the spaces of training, but for what only a critic observed (model.critic_only). Only
         its observation_space and action_space are used; it is not stepped.
         greedy: take the most likely action instead of sampling.
@@ -78,8 +80,15 @@ class Actor:
     """
 
     def __init__(
-        self, policy: Policy, env: gymnasium.Env[Any, Any], *, greedy: bool = False, seed: int | None = None
+        self,
+        policy: Policy | str | Path,
+        env: gymnasium.Env[Any, Any],
+        *,
+        greedy: bool = False,
+        seed: int | None = None,
     ) -> None:
+        if not isinstance(policy, Policy):
+            policy = load_policy(policy)
         experiment, model = policy.experiment, policy.model
         whole, actions = policy.spaces
         if isinstance(whole, PoliciesSpace):

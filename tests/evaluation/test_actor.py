@@ -152,6 +152,16 @@ def test_an_actor_samples_by_the_seed_of_the_experiment_unless_another_is_given(
     assert default == same != other
 
 
+def test_an_actor_takes_the_folder_of_a_run(tmp_path: Path) -> None:
+    train(EXPERIMENTS["mujoco-normalized"](), options=options(tmp_path / "run"))
+    environment = construct(load_policy(tmp_path / "run").experiment.env)
+    observation, _ = environment.reset(seed=1)
+    policies = (tmp_path / "run", str(tmp_path / "run"), load_policy(tmp_path / "run"))
+    first, *others = [Actor(each, environment, seed=1).act(observation) for each in policies]
+    assert all(np.array_equal(first, other) for other in others)
+    environment.close()
+
+
 @pytest.mark.parametrize(
     ("recipe", "task"),
     [
