@@ -391,6 +391,11 @@ def test_options_may_be_named_again(capsys: Captured) -> None:
     flags = ["--env.options", "length=3", "--seed", "2", "--env.options=symbols=5"]
     printed = dry_run(capsys, "ppo-cartpole", *flags, "--env.id", "lockstep/Memory-v0")["experiment"]
     assert printed["env"]["options"] == {"length": 3, "symbols": 5} and printed["seed"] == 2
+    flags = ["--algorithm.anneal", "learning_rate=cosine", "--algorithm.anneal", "clip=linear"]
+    printed = dry_run(capsys, "ppo-cartpole", *flags)["experiment"]
+    assert printed["algorithm"]["anneal"] == {"learning_rate": "cosine", "clip": "linear"}
+    twice = complaint(capsys, "ppo-cartpole", "--algorithm.anneal", "clip=linear", "clip=cosine")
+    assert "--algorithm.anneal names clip twice" in twice
 
 
 @pytest.mark.parametrize(
