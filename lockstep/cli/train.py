@@ -21,7 +21,7 @@ from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json,
 from lockstep.cli.help import asks, columns, width_of_terminal
 from lockstep.cli.main import VERBS
 from lockstep.cli.suggest import recipes_like
-from lockstep.cli.unused import unused
+from lockstep.cli.unused import unused, unused_options
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import flat, to_json
@@ -81,7 +81,7 @@ def train(arguments: list[str]) -> int:
     given = dataclasses.replace(given, experiment=_begun_anew(given.experiment, experiment))
     layout = Layout.parse(given.layout)
     given.options.validate()
-    for sentence in unused(given.experiment, experiment):
+    for sentence in (*unused(given.experiment, experiment), *unused_options(given.options, RunOptions())):
         print_line(sentence, sys.stderr)
     if given.dry_run:
         return _dry_run(given, layout)
@@ -110,6 +110,8 @@ def resume(arguments: list[str]) -> int:
             f"--run {given.options.run} is only for train: resume continues the run in its folder, {given.run}. Leave "
             "--run out."
         )
+    for sentence in unused_options(given.options, defaults):
+        print_line(sentence, sys.stderr)
     with progress_to_stderr(given.json):
         result = run(given.run, layout, given.options, checkpoint=given.checkpoint)
     return report(result, json=given.json)

@@ -6,8 +6,9 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
+from lockstep.config.needs import Need
 from lockstep.config.settings import Names, SettingsError, check_values, require
 
 _MOST_EPISODES = 1_000_000
@@ -126,6 +127,10 @@ class RunOptions:
     """Weights & Biases project to send the metrics to as well (needs the extra wandb)."""
     trackio: str | None = None
     """trackio project to send the metrics to as well (needs the extra trackio)."""
+
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(("eval_episodes", "eval_greedy", "eval_opponents"), ("eval_every",), words="above 0"),
+    )
 
     @property
     def evaluation(self) -> EvaluationSettings:
