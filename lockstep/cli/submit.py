@@ -114,7 +114,7 @@ def submit(arguments: list[str]) -> int:
 
 def _job(given: SubmitArguments, layout: Layout) -> RunJob:
     """The job, after all checks that are possible before it runs."""
-    from lockstep.training.prepare import prepare
+    from lockstep.training.prepare import prepare, prepare_options
 
     processes = given.nodes * given.tasks_per_node
     if given.nodes < 1 or given.tasks_per_node < 1:
@@ -140,9 +140,10 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
             f"With --slurm-options gpus_per_task={given.slurm_options['gpus_per_task']}, each task sees only its own "
             f"GPUs, but --layout {layout} numbers all GPUs of a node. Leave it out: submit asks for the layout's GPUs."
         )
-    given.options.validate()
     workers = processes if layout.launcher.started_externally else layout.workers
-    experiment = prepare(given.experiment, dataclasses.replace(layout.anywhere(), workers=workers))
+    here = dataclasses.replace(layout.anywhere(), workers=workers)
+    experiment = prepare(given.experiment, here)
+    prepare_options(experiment, here, given.options)  # the job names opponents itself
     run = Path(given.options.run)
     if not is_run(run):
         require_empty(given.options.run)

@@ -282,13 +282,14 @@ def _space_bytes(space: gymnasium.Space[Any]) -> int:
 def _dry_run(given: TrainArguments, layout: Layout) -> int:
     from lockstep.launchers.auto import chosen
     from lockstep.training import callbacks
-    from lockstep.training.prepare import check_model, prepare
+    from lockstep.training.prepare import check_model, prepare, prepare_options
 
     if given.options.run is not None:
         require_empty(given.options.run)
     with progress_to_stderr(given.json):
         layout = chosen(layout, given.experiment, say=False)
         experiment = prepare(given.experiment, layout)
+        options = prepare_options(experiment, layout, given.options)
         if given.options.callback is not None:
             callbacks.check(given.options.callback, layout)
         facts = derived_facts(experiment, layout)
@@ -297,8 +298,8 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
         print_warning(warning)
     settings = to_json(experiment)
     if given.json:
-        options = dataclasses.asdict(given.options)
-        say_json({"experiment": settings, "layout": str(layout), "options": options, "derived": facts})
+        stored = dataclasses.asdict(options)
+        say_json({"experiment": settings, "layout": str(layout), "options": stored, "derived": facts})
         return 0
     for name, value in flat(settings).items():
         say(f"{name:<40} {value}")

@@ -205,6 +205,21 @@ def test_mistakes(arguments: list[str], texts: list[str], capsys: Captured) -> N
         assert text in complained
 
 
+@pytest.mark.parametrize("verb", [["train"], ["submit", "--run", "r"]])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["ppo-cartpole", "--eval-opponents", "random", "--eval-every", "1"], "CartPole-v1 has no other agents"),
+        (["dqn-cartpole", "--algorithm.n-step", "1", "--algorithm.replay.hindsight", "4"], "CartPole-v1 has none"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused_before(
+    verb: list[str], arguments: list[str], told: str, capsys: Captured
+) -> None:
+    assert main([verb[0], *arguments, *verb[1:], "--dry-run"]) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_recipe_of_a_users_file() -> None:
     Path("mine.py").write_text(
         "from lockstep import recipes\n\ndef recipe():\n    return recipes.ppo_cartpole().replace(seed=5)\n"
