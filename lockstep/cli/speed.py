@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,8 +46,10 @@ def bench(arguments: list[str]) -> int:
     recipe, flags = recipe_and_flags("bench", arguments)
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags)
     given = parse(BenchArguments, f"bench {recipe}", flags, BenchArguments(experiment, layout=layout_of_preset))
-    if given.rounds < 1 or not given.seconds > 0:
-        raise SettingsError(f"--rounds {given.rounds} and --seconds {given.seconds} must be positive, for example 3.")
+    if given.rounds < 1 or not 0 < given.seconds < math.inf:
+        raise SettingsError(
+            f"--rounds {given.rounds} and --seconds {given.seconds} must be positive and finite, for example 3."
+        )
     experiment, layout = given.experiment, Layout.parse(given.layout)
     if given.tasks:
         return _tasks(given)
@@ -98,7 +101,7 @@ def tune(arguments: list[str]) -> int:
     recipe, flags = recipe_and_flags("tune", arguments)
     experiment, _ = with_preset(load_recipe(recipe), flags)
     given = parse(TuneArguments, f"tune {recipe}", flags, TuneArguments(experiment))
-    if not given.budget > 0:
+    if not 0 < given.budget < math.inf:
         raise SettingsError(f"--budget {given.budget} must be a positive number of seconds, for example 120.")
     from lockstep.speed.tune import tune as run
 

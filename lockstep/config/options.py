@@ -155,6 +155,8 @@ class RunOptions:
     def validate(self) -> None:
         """Raise SettingsError for values out of range, and for trackers that are not installed."""
         check_values(dataclasses.replace(self, run=str(self.run) if isinstance(self.run, Path) else self.run))
+        if self.run == "":
+            raise SettingsError("--run has an empty name. Name a folder, or leave it out for a new one below runs/.")
         for name, least in (("checkpoint_every", 1), ("keep_checkpoints", 1), ("eval_every", 0)):
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")

@@ -156,6 +156,20 @@ def test_doctor_examines_and_measures(capsys: Captured) -> None:
     assert f"kernels   {cache.folder()}: " in printed
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "doctor --seconds nan",
+        "doctor --seconds -1",
+        "doctor --seconds inf",
+        "bench ppo-cartpole --seconds inf",
+        "tune ppo-cartpole --budget inf",
+    ],
+)
+def test_times_that_no_clock_reaches_are_refused(words: str, capsys: Captured) -> None:
+    assert " ".join(words.split()[-2:]) in complaint(capsys, *words.split())
+
+
 def test_doctor_says_that_kernels_cannot_be_kept(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setattr("lockstep.cli.doctor.kernels_folder", lambda: None)
     assert main(["doctor", "--seconds", "0"]) == 0
