@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from lockstep.cli.common import is_main_process, parse, progress_to_stderr, say, say_json, with_preset
-from lockstep.cli.train import load_recipe, recipe_and_flags, report
+from lockstep.cli.train import begun_anew, load_recipe, recipe_and_flags, report
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import from_json, to_json
@@ -94,6 +94,7 @@ def submit(arguments: list[str]) -> int:
     recipe, flags = recipe_and_flags("submit", arguments)
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags, "torchrun")
     given = parse(SubmitArguments, f"submit {recipe}", flags, SubmitArguments(experiment, layout=layout_of_preset))
+    given = dataclasses.replace(given, experiment=begun_anew(given.experiment, experiment))
     with progress_to_stderr(given.json):
         layout = Layout.parse(given.layout)
         job = _job(given, layout)

@@ -78,10 +78,12 @@ def train(arguments: list[str]) -> int:
     recipe, flags = recipe_and_flags("train", arguments)
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags)
     given = parse(TrainArguments, f"train {recipe}", flags, TrainArguments(experiment, layout=layout_of_preset))
-    given = dataclasses.replace(given, experiment=_begun_anew(given.experiment, experiment))
+    given = dataclasses.replace(given, experiment=begun_anew(given.experiment, experiment))
     layout = Layout.parse(given.layout)
     given.options.validate()
-    for sentence in (*unused(given.experiment, experiment), *unused_options(given.options, RunOptions())):
+    # Without a warm start, the recipe's has no flags to tell of.
+    base = experiment if given.experiment.warm_start.run else experiment.replace(warm_start=WarmStart())
+    for sentence in (*unused(given.experiment, base), *unused_options(given.options, RunOptions())):
         print_line(sentence, sys.stderr)
     if given.dry_run:
         return _dry_run(given, layout)
@@ -177,7 +179,7 @@ def _of_run(name: str) -> Experiment:
     return experiment
 
 
-def _begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
+def begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
     """The experiment, without the digest and the derived settings of the recipe's replay data and warm start if flags
     name others."""
     if isinstance(experiment.algorithm, OffPolicyConfig) and isinstance(recipe.algorithm, OffPolicyConfig):
@@ -185,8 +187,11 @@ def _begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
         if replay.data != known.data and replay.data_digest == known.data_digest:
             experiment = experiment.replace(**{"algorithm.replay.data_digest": ""})
     start, before, default = experiment.warm_start, recipe.warm_start, WarmStart()
-    if start.run == before.run or not before.digest:
+    if start == before or not before.digest:
         return experiment
+    if start.run == before.run:  # another checkpoint or other parts of the same run
+        digest = "" if start.digest == before.digest else start.digest
+        return experiment.replace(**{"warm_start.digest": digest})
     names = [field.name for field in dataclasses.fields(start) if field.name != "run"]
     same = {name: getattr(default, name) for name in names if getattr(start, name) == getattr(before, name)}
     return experiment.replace(warm_start=dataclasses.replace(start, **same))

@@ -12,6 +12,7 @@ from sentences import says
 
 import lockstep
 from lockstep.cli.main import main
+from lockstep.cli.sweep_arguments import read
 from lockstep.cli.train import TrainArguments, derived_facts, load_recipe
 from lockstep.config.needs import declared, parts
 from lockstep.config.serialization import flat, from_json, to_json
@@ -292,6 +293,14 @@ def test_a_run_as_a_recipe_may_have_another_warm_start(capsys: Captured) -> None
     assert main(["train", "w", "--warm-start.run", "w", "--display", "none", "--run", "x"]) == 0
     again = RunFolder.open("x").experiment().warm_start
     assert (began.run, again.run) == ("r", "w") and began.digest != again.digest
+    capsys.readouterr()
+    assert main(["train", "w", "--warm-start.parts", "trunks", "--dry-run", "--json"]) == 0
+    other = json.loads(capsys.readouterr().out)["experiment"]["warm_start"]
+    assert (other["run"], other["parts"]) == ("r", ["trunks"]) and other["digest"] not in ("", began.digest)
+    (run,) = read(["s", "w", "--warm-start.parts", "trunks"])[1]
+    assert run.experiment.warm_start.digest == "", "the run computes it when it begins"
+    assert main(["train", "w", "--warm-start.run", "", "--dry-run"]) == 0
+    assert "no effect" not in capsys.readouterr().err
 
 
 @pytest.mark.slow
