@@ -146,6 +146,19 @@ def test_mistakes_say_what_is_allowed(text: str, complaint: str) -> None:
         Layout.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("layout", "complaint"),
+    [
+        (Layout("processes", 0), "give a number of processes, 1 or more"),
+        (Layout("processes", collectors=("cpu",) * 2), "numbers of collectors and learners, 1 or more each"),
+        (Layout("processes", learners=("cpu",)), "numbers of collectors and learners, 1 or more each"),
+    ],
+)
+def test_roles_without_processes_are_named(layout: Layout, complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        layout.validate()
+
+
 def test_gpus_are_dealt_to_processes_in_blocks() -> None:
     def dealt(text: str) -> list[str]:
         layout = Layout.parse(text)
