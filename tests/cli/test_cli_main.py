@@ -120,6 +120,12 @@ def test_a_terminal_gets_its_cursor_back(
     assert capsys.readouterr().out == "\x1b[?25h\n"
 
 
+def test_help_of_a_command_may_be_asked_for_by_a_word(capsys: Captured) -> None:
+    assert main(["help", "eval"]) == 0
+    assert capsys.readouterr().out.startswith("usage: lockstep eval RUN")
+    assert "no command 'evl'" in complaint(capsys, "help", "evl")
+
+
 def test_recipes(capsys: Captured) -> None:
     assert main(["recipes", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
