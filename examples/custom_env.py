@@ -66,7 +66,7 @@ def recipe() -> Experiment:
     """PPO with Gaussian actions on the point mass."""
     experiment = recipes.ppo_mujoco()
     return experiment.replace(
-        env=EnvConfig(id=f"{__file__}:Reach", num_envs=8),
+        env=EnvConfig.of(Reach, num_envs=8),
         algorithm=dataclasses.replace(experiment.algorithm, minibatches=8),
         total_steps=200_000,
     )

@@ -52,7 +52,7 @@ def recipe() -> Experiment:
     """PPO with Gaussian actions on 4,096 point masses."""
     base = recipes.ppo_mujoco()
     return base.replace(
-        env=EnvConfig(id=f"{__file__}:Reach", num_envs=4096),
+        env=EnvConfig.of(Reach, num_envs=4096),
         algorithm=dataclasses.replace(base.algorithm, rollout=16, epochs=4, learning_rate=1e-3),
         scheme=Scheme(shards=4),
         total_steps=5_000_000,

@@ -56,7 +56,7 @@ class CartPole(TorchEnv):
 def recipe() -> Experiment:
     """PPO on 4,096 CartPoles in torch."""
     return Experiment(
-        env=EnvConfig(id=f"{__file__}:CartPole", num_envs=4096),
+        env=EnvConfig.of(CartPole, num_envs=4096),
         model=StandardModelConfig(encoder="mlp", separate_value_network=True),
         algorithm=PPOConfig(rollout=32, epochs=4, minibatches=16, learning_rate=3e-3, clip=0.2),
         scheme=Scheme(shards=2, acting_batch=4096),

@@ -69,6 +69,19 @@ def test_an_example_trains(example: str, tmp_path: Path) -> None:
     assert other.digest != result.digest
 
 
+@pytest.mark.parametrize("example", ["custom_env", "custom_vector_env", "compiled_env", "gpu_env"])
+def test_the_identity_of_an_example_does_not_depend_on_its_folder(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identities = set()
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        shutil.copy(f"{ROOT}/examples/{example}.py", tmp_path / place)
+        monkeypatch.chdir(tmp_path / place)
+        identities.add(load_object(f"{example}.py:recipe")().identity())
+    assert len(identities) == 1
+
+
 def test_all_examples_together_train_in_processes_as_inline(tmp_path: Path) -> None:
     experiment = short("custom_env", "custom_model", "custom_algorithm")
     digests = {train(experiment, tmp_path / layout, layout).digest for layout in ("inline", "processes:2")}

@@ -32,6 +32,7 @@ from lockstep.config.user_code import load_object
 from lockstep.envs.checking.check import check_env
 from lockstep.envs.settings import EnvConfig
 from lockstep.launchers.launch import resume, train
+from lockstep.models.normalize import NormalizeConfig
 from lockstep.recipes import RECIPES
 from lockstep.training.layout_checks import check_layout
 from lockstep.training.prepare import learners_here, prepare, shards_here
@@ -165,6 +166,51 @@ def test_settings_of_users_own_are_checked_as_far_as_their_kinds_are_known() -> 
         with pytest.raises(SettingsError, match=f"{next(iter(wrong))}=.* must be "):
             check_values(Unusual(**wrong))
         check_values(Unreadable(**wrong))
+
+
+@dataclasses.dataclass(frozen=True)
+class Lists:
+    """Sequences of several kinds."""
+
+    sizes: list[int] = dataclasses.field(default_factory=lambda: [1, 2])
+    maybe: list[str] | None = None
+    pairs: tuple[list[int], ...] = ()
+    named: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    any_kind: list = dataclasses.field(default_factory=list)  # type: ignore[type-arg]
+    both: tuple[int, list[float]] = (1, [])
+    fixed: tuple[int, ...] = (1,)
+
+
+def test_lists_of_users_settings_are_lists_again_in_other_processes() -> None:
+    lists = Lists([3], ["a"], ([1], [2, 3]), {"x": [4]}, [5], (6, [0.5]), (7,))
+    assert from_json(json.loads(json.dumps(to_json(lists)))) == lists
+
+
+def test_keys_that_json_cannot_restore_are_refused() -> None:
+    with pytest.raises(SettingsError, match="key 3, but keys must be texts"):
+        to_json(Unusual(options={3: 1.0}))  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(("value", "wrong"), [(math.nan, "must be a number"), (math.inf, "must be finite")])
+def test_numbers_in_tuples_are_checked(value: float, wrong: str) -> None:
+    with pytest.raises(SettingsError, match=f"anything=.*{wrong}"):
+        check_values(Unusual(anything=((1.0, value),)))
+
+
+class Undecorated(NormalizeConfig):
+    clip: float = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Unannotated(NormalizeConfig):
+    clip = 3.0
+
+
+def test_attributes_that_dataclasses_ignore_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"Undecorated declares clip, .* Write @dataclass\(frozen=True\)"):
+        check_values(Undecorated())
+    with pytest.raises(SettingsError, match=r"Unannotated\.clip would be ignored, .* clip: float = 3\.0"):
+        check_values(Unannotated())
 
 
 def test_threads_that_depend_on_the_load_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from lockstep.experiment import Experiment
 
 T = TypeVar("T")
-MERGED = ("--env.options", "--env.curriculum", "--search", "--slurm-options")
+BY_NAME = ("--env.options", "--env.curriculum", "--search", "--slurm-options")
+"""Flags with values NAME=VALUE, each of which a sweep can vary by itself."""
+MERGED = (*BY_NAME, "--algorithm.anneal")
 """Flags whose values are merged if they are repeated."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import math
 import os
 import platform
 import time
@@ -53,6 +54,8 @@ class DoctorArguments:
 def doctor(arguments: list[str]) -> int:
     """Run `lockstep doctor`."""
     given = parse(DoctorArguments, "doctor", arguments)
+    if not 0 <= given.seconds < math.inf:
+        raise SettingsError(f"--seconds {given.seconds} must be a number of seconds, or 0 to skip the measurements.")
     report = examine()
     if given.seconds > 0:
         report["speed"] = measure(given.seconds)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from lockstep.cli.common import is_main_process, parse, progress_to_stderr, say, say_json, with_preset
-from lockstep.cli.train import load_recipe, recipe_and_flags, report
+from lockstep.cli.train import begun_anew, load_recipe, recipe_and_flags, report
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import from_json, to_json
@@ -94,6 +94,7 @@ def submit(arguments: list[str]) -> int:
     recipe, flags = recipe_and_flags("submit", arguments)
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags, "torchrun")
     given = parse(SubmitArguments, f"submit {recipe}", flags, SubmitArguments(experiment, layout=layout_of_preset))
+    given = dataclasses.replace(given, experiment=begun_anew(given.experiment, experiment))
     with progress_to_stderr(given.json):
         layout = Layout.parse(given.layout)
         job = _job(given, layout)
@@ -114,7 +115,7 @@ def submit(arguments: list[str]) -> int:
 
 def _job(given: SubmitArguments, layout: Layout) -> RunJob:
     """The job, after all checks that are possible before it runs."""
-    from lockstep.training.prepare import prepare
+    from lockstep.training.prepare import prepare, prepare_options
 
     processes = given.nodes * given.tasks_per_node
     if given.nodes < 1 or given.tasks_per_node < 1:
@@ -140,9 +141,10 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
             f"With --slurm-options gpus_per_task={given.slurm_options['gpus_per_task']}, each task sees only its own "
             f"GPUs, but --layout {layout} numbers all GPUs of a node. Leave it out: submit asks for the layout's GPUs."
         )
-    given.options.validate()
     workers = processes if layout.launcher.started_externally else layout.workers
-    experiment = prepare(given.experiment, dataclasses.replace(layout.anywhere(), workers=workers))
+    here = dataclasses.replace(layout.anywhere(), workers=workers)
+    experiment = prepare(given.experiment, here)
+    prepare_options(experiment, here, given.options)  # the job names opponents itself
     run = Path(given.options.run)
     if not is_run(run):
         require_empty(given.options.run)

@@ -8,8 +8,9 @@ import re
 from typing import Any
 
 from lockstep.cli.help import Row, rows
+from lockstep.cli.values import lacks
 from lockstep.config.settings import SettingsError
-from lockstep.config.synonyms import meaning_of, synonyms
+from lockstep.config.synonyms import meaning_of, settings_called, synonyms
 
 
 def check_flags(verb: str, groups: list[list[str]], arguments: Any) -> None:
@@ -29,8 +30,7 @@ def check_flags(verb: str, groups: list[list[str]], arguments: Any) -> None:
     settings = {path: row.default for path, row in flags.items()}
     words = sum(not word.startswith("--") for group in groups for word in group)
     if lacking := [row for row in positional.values() if not row.optional][words:]:
-        names, about = " and ".join(row.value for row in lacking), " ".join(lacking[0].text.split()).rstrip(".")
-        raise SettingsError(f"{verb} lacks {names} ({about}). lockstep {verb} --help explains it.")
+        raise SettingsError(lacks(verb, lacking))
     if groups and not groups[0][0].startswith("--") and not positional:
         word = groups[0][0]
         written = f"--{word.lstrip('-')}" if word.startswith("-") else f"--env.id {word}"
@@ -49,9 +49,12 @@ def check_flags(verb: str, groups: list[list[str]], arguments: Any) -> None:
 
 def _spelled_alike(path: str, known: list[Row]) -> str:
     """The end of the error's sentence if a setting has a similar name; else empty."""
-    whole = {row.path: row.left for row in known}
+    group = f"{path.partition('.')[0]}."  # left out, since it would make all names of the group alike
+    inside = {row.path.removeprefix(group): row.left for row in known if row.path.startswith(group)}
+    whole = inside or {row.path: row.left for row in known}
     last = {row.path.rpartition(".")[2]: row.left for row in known}
-    close = [whole[name] for name in difflib.get_close_matches(path, whole, 2, 0.75)]
+    name = path.removeprefix(group) if inside else path
+    close = [whole[each] for each in difflib.get_close_matches(name, whole, 2, 0.75)]
     close = close or [last[name] for name in difflib.get_close_matches(path.rpartition(".")[2], last, 2, 0.75)]
     return f". Did you mean {' or '.join(close)}?" if close else ""
 
@@ -60,8 +63,10 @@ def _meant(path: str, settings: dict[str, Any]) -> str:
     """The end of the error's sentence if the name is a known synonym; else empty."""
     found = meaning_of(path, settings)
     if not found:
-        elsewhere = [each.setting for each in synonyms(path)]
+        elsewhere = [each.setting for each in synonyms(path)] or settings_called(path)
         known = "env.id" in settings and elsewhere  # otherwise it is not a setting of the experiment
+        if known and _flag(elsewhere[0]) == f"--{path.replace('_', '-')}":
+            return " for this recipe. Recipes of other algorithms have it."
         return f" for this recipe, but other algorithms have {_flag(elsewhere[0])}." if known else ""
     flags = [_flag(each.setting) for each in found if each.setting]
     told = [f". Did you mean {' or '.join(flags)}?"] if flags else ["."]

@@ -14,8 +14,9 @@ from typing import Annotated
 
 import tyro
 
-from lockstep.cli.common import MERGED, advising, parse, refuse_repeated, with_preset, with_values
+from lockstep.cli.common import BY_NAME, MERGED, advising, parse, refuse_repeated, with_preset, with_values
 from lockstep.cli.suggest import check_flags
+from lockstep.cli.train import begun_anew
 from lockstep.cli.unused import idle, sentence
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
@@ -80,7 +81,7 @@ def runs_of(
     """
     named = _groups(flags)
     for flag, *values in named:
-        if _normal(flag) in MERGED:
+        if _normal(flag) in BY_NAME:
             # gravity=1, gravity=2 is a list of alternatives.
             refuse_repeated(_normal(flag), [value for value in values if not value.endswith(",")])
     groups = [each for group in named for each in _by_name(group)]
@@ -109,6 +110,7 @@ def runs_of(
             arguments = RecipeArguments(experiment, layout=layout, sweep=defaults)
             with advising(advice or _how_to_list(recipe, groups)):
                 given = parse(RecipeArguments, f"sweep {folder} {name}", words, arguments)
+            given = dataclasses.replace(given, experiment=begun_anew(given.experiment, experiment))
             options = given.sweep
             varied: dict[str, str] = {}
             for axis, alternative in zip(others, chosen):
@@ -219,14 +221,14 @@ def _is_single(flag: str) -> bool:
 def _by_name(group: list[str]) -> list[list[str]]:
     """Split a flag with several NAME=VALUE into one flag for each. The value may be a list: NAME=1,2."""
     flag, text = group[0], " ".join(group[1:])
-    if _normal(flag) not in MERGED or _is_single(flag):
+    if _normal(flag) not in BY_NAME or _is_single(flag):
         return [group]
     return [[flag, each] for each in _split(r"(?<!,)\s+(?!,)", text)]
 
 
 def _alternatives(group: list[str], recipes: list[Experiment]) -> list[list[str]]:
     flag, text = group[0], " ".join(group[1:])
-    merged = _normal(flag) in MERGED
+    merged = _normal(flag) in BY_NAME
     if _is_single(flag) or not ("," in text or _RANGE.fullmatch(text.rpartition("=")[2] if merged else text)):
         return [group]
     if _normal(flag) == "--algorithm.anneal":  # schedules contain commas, so the next value begins with a name

@@ -21,7 +21,7 @@ from lockstep.cli.common import is_of, parse, progress_to_stderr, say, say_json,
 from lockstep.cli.help import asks, columns, width_of_terminal
 from lockstep.cli.main import VERBS
 from lockstep.cli.suggest import recipes_like
-from lockstep.cli.unused import unused
+from lockstep.cli.unused import unused, unused_options
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import flat, to_json
@@ -78,10 +78,12 @@ def train(arguments: list[str]) -> int:
     recipe, flags = recipe_and_flags("train", arguments)
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags)
     given = parse(TrainArguments, f"train {recipe}", flags, TrainArguments(experiment, layout=layout_of_preset))
-    given = dataclasses.replace(given, experiment=_begun_anew(given.experiment, experiment))
+    given = dataclasses.replace(given, experiment=begun_anew(given.experiment, experiment))
     layout = Layout.parse(given.layout)
     given.options.validate()
-    for sentence in unused(given.experiment, experiment):
+    # Without a warm start, the recipe's has no flags to tell of.
+    base = experiment if given.experiment.warm_start.run else experiment.replace(warm_start=WarmStart())
+    for sentence in (*unused(given.experiment, base), *unused_options(given.options, RunOptions())):
         print_line(sentence, sys.stderr)
     if given.dry_run:
         return _dry_run(given, layout)
@@ -110,6 +112,8 @@ def resume(arguments: list[str]) -> int:
             f"--run {given.options.run} is only for train: resume continues the run in its folder, {given.run}. Leave "
             "--run out."
         )
+    for sentence in unused_options(given.options, defaults):
+        print_line(sentence, sys.stderr)
     with progress_to_stderr(given.json):
         result = run(given.run, layout, given.options, checkpoint=given.checkpoint)
     return report(result, json=given.json)
@@ -175,7 +179,7 @@ def _of_run(name: str) -> Experiment:
     return experiment
 
 
-def _begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
+def begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
     """The experiment, without the digest and the derived settings of the recipe's replay data and warm start if flags
     name others."""
     if isinstance(experiment.algorithm, OffPolicyConfig) and isinstance(recipe.algorithm, OffPolicyConfig):
@@ -183,8 +187,11 @@ def _begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
         if replay.data != known.data and replay.data_digest == known.data_digest:
             experiment = experiment.replace(**{"algorithm.replay.data_digest": ""})
     start, before, default = experiment.warm_start, recipe.warm_start, WarmStart()
-    if start.run == before.run or not before.digest:
+    if start == before or not before.digest:
         return experiment
+    if start.run == before.run:  # another checkpoint or other parts of the same run
+        digest = "" if start.digest == before.digest else start.digest
+        return experiment.replace(**{"warm_start.digest": digest})
     names = [field.name for field in dataclasses.fields(start) if field.name != "run"]
     same = {name: getattr(default, name) for name in names if getattr(start, name) == getattr(before, name)}
     return experiment.replace(warm_start=dataclasses.replace(start, **same))
@@ -280,13 +287,14 @@ def _space_bytes(space: gymnasium.Space[Any]) -> int:
 def _dry_run(given: TrainArguments, layout: Layout) -> int:
     from lockstep.launchers.auto import chosen
     from lockstep.training import callbacks
-    from lockstep.training.prepare import check_model, prepare
+    from lockstep.training.prepare import check_model, prepare, prepare_options
 
     if given.options.run is not None:
         require_empty(given.options.run)
     with progress_to_stderr(given.json):
         layout = chosen(layout, given.experiment, say=False)
         experiment = prepare(given.experiment, layout)
+        options = prepare_options(experiment, layout, given.options)
         if given.options.callback is not None:
             callbacks.check(given.options.callback, layout)
         facts = derived_facts(experiment, layout)
@@ -295,8 +303,8 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
         print_warning(warning)
     settings = to_json(experiment)
     if given.json:
-        options = dataclasses.asdict(given.options)
-        say_json({"experiment": settings, "layout": str(layout), "options": options, "derived": facts})
+        stored = dataclasses.asdict(options)
+        say_json({"experiment": settings, "layout": str(layout), "options": stored, "derived": facts})
         return 0
     for name, value in flat(settings).items():
         say(f"{name:<40} {value}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.config.needs import declared, parts
+from lockstep.config.options import RunOptions
 from lockstep.config.serialization import flat, to_json
 from lockstep.experiment import Experiment
 
@@ -31,6 +32,13 @@ def unused(experiment: Experiment, base: Experiment) -> list[str]:
             f"(--{rollout}), and never from the others."
         )
     return told
+
+
+def unused_options(options: RunOptions, base: RunOptions) -> list[str]:
+    """Sentences about options that differ from base and have no effect."""
+    before, given = vars(base), vars(options)
+    idle = [(name, need) for need in declared(options, "needs") if not need.met(given) for name in need.of]
+    return [sentence(name, str(need)) for name, need in idle if given[name] != before[name]]
 
 
 def sentence(name: str, what: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 from lockstep.cli.help import Row, rows
@@ -28,8 +29,12 @@ def unreadable(verb: str, groups: list[list[str]], settings: Any, box: str) -> U
         box: the parser's output.
     """
     said = _unboxed(box)
-    known = {row.path: row for row in rows(settings)}
+    listed = list(rows(settings))
+    known = {row.path: row for row in listed}
     kind, _, rest = said.partition(": ")
+    if kind.startswith("Missing from"):
+        needed = [row for row in listed if row.positional and not row.optional]  # resume has both RUN and --run
+        return Unreadable(lacks(verb, [row for row in needed if " ".join(row.text.split()) in said] or needed))
     if kind == "Unrecognized options":
         words = rest.split()
         flag, *given = next((each for each in groups if set(words) & set(each)), words)
@@ -50,8 +55,16 @@ def unreadable(verb: str, groups: list[list[str]], settings: Any, box: str) -> U
     else:
         got = f"got {' '.join(given) or 'an empty text'}" if given else "got none"
         told = f"{flag} takes {_wanted(row)}, but {got}."
+        if given and given[0].startswith("-") and row.value == "STR":
+            told = f"The value of {flag} begins with a dash. Write {flag}={shlex.quote(given[0])}."
     default = f" Its default is {row.given}." if row.given and row.value else ""
     return Unreadable(f"{told}{default} lockstep {verb} --help {row.path.replace('_', '-')} explains it.")
+
+
+def lacks(verb: str, lacking: list[Row]) -> str:
+    """The error for positional arguments that are missing."""
+    names, about = " and ".join(row.value for row in lacking), " ".join(lacking[0].text.split()).rstrip(".")
+    return f"{verb} lacks {names} ({about}). lockstep {verb} --help explains it."
 
 
 def _unboxed(box: str) -> str:

@@ -320,7 +320,8 @@ class Layout:
             or (self.split and not launcher.starts_processes)
             or (self.workers > 1 and launcher.one_process)
         ):
-            raise SettingsError(f"Layout {self}: {processes_of(self.launcher_name)}")
+            apart = self.launcher_name == PROCESSES and (self.collectors or self.learners)
+            raise SettingsError(f"Layout {self}: {processes_of('cpu' if apart else self.launcher_name)}")
         for option in OPTIONAL:
             supported = option in launcher.options and (option != "nice" or self.split)
             if getattr(self, option) != getattr(Layout, option) and not supported:
@@ -342,7 +343,7 @@ class Layout:
                 "device=0+1, or local under torchrun."
             )
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", len(several))) if external else self.workers
-        if len(several) > processes:
+        if len(several) > max(1, processes):  # a lack of processes is reported elsewhere
             raise SettingsError(
                 f"Layout {self} names {len(several)} GPUs for {processes} process{'es' * (processes > 1)}, and each "
                 f"process computes on one. Start {len(several)} or more processes, or name fewer GPUs."

@@ -37,6 +37,8 @@ OPTIONS = {
 }
 """The options that follow the processes, as in `,pin=1`: fields of Layout and their types."""
 _EXAMPLES = {str: "GPU", int: "N", float: "SECONDS"}
+_MOST = 100_000
+"""The most processes of a layout. More are a mistake, and their list might not fit into memory."""
 _SEVERAL = re.compile(r"device=(?P<first>\d+)(?P<more>(,\d+)+)(,|$)")
 """Several devices separated by commas, as in a0-l1,2,3. The right separator here is +."""
 _SPLIT = re.compile(r"a(?P<collectors>[a-z0-9,]+)(?P<growing>\+?)-l(?P<learners>[a-z0-9,]+)(-d(?P<copies>\d+))?")
@@ -60,6 +62,8 @@ def fields_of(text: str) -> dict[str, Any]:
     resources: Resources = ()
     for option in options:
         name, _, value = option.partition("=")
+        if name in settings:
+            raise SettingsError(f"Layout {text!r} names {name} twice: leave one out.")
         try:
             if is_resource(name):
                 resources += (resource_of(name, value),)
@@ -102,8 +106,8 @@ def _head(head: str, text: str) -> dict[str, Any]:
     known = bool(own) or name in LAUNCHERS
     if known:
         launcher = launcher_named(name)
-        if launcher.starts_processes and processes.isdecimal() and int(processes):
-            return {"launcher_name": name, "workers": int(processes)}
+        if launcher.starts_processes and processes.isdecimal() and (workers := _number(processes, text)):
+            return {"launcher_name": name, "workers": workers}
         if not (launcher.starts_processes or processes):
             return {"launcher_name": name}
     counted = name == "cpu" or (known and name != PROCESSES and launcher_named(name).starts_processes)
@@ -113,9 +117,10 @@ def _head(head: str, text: str) -> dict[str, Any]:
             raise SettingsError(f"Layout {text!r}: {processes_of(name)}")
         raise SettingsError(f"Unknown layout {text!r}. {_guess(text, name, processes)}{HELP}")
     collectors, learners = (_devices(split[role], counted, text) for role in ("collectors", "learners"))
-    copies = int(split["copies"] or 1)
+    copies = _number(split["copies"] or "1", text)
     if copies < 1:
         raise SettingsError(f"Layout {text!r} asks for -d{copies}: at least one copy is needed.")
+    _check_number((len(collectors) + len(learners)) * copies, text)
     gpus = [int(device) for device in collectors + learners if device != "cpu"]
     step = max(gpus) + 1 if gpus else 0
     name = name if counted and name != "cpu" else PROCESSES
@@ -172,17 +177,33 @@ def _devices(listed: str, counted: bool, text: str) -> tuple[str, ...]:
     """The devices of a role. After `cpu:` or a launcher's name, `2` is a number of processes; otherwise `0,1,cpu` lists
     devices."""
     if counted:
-        if not listed.isdecimal() or not int(listed):
+        if not listed.isdecimal() or not (count := _number(listed, text)):
             raise SettingsError(
                 f"Layout {text!r}: numbers of processes, 1 or more, follow cpu: and a launcher's name, as in cpu:a2-l2."
             )
-        return ("cpu",) * int(listed)
+        return ("cpu",) * count
     devices = tuple(listed.split(","))
     if not all(device == "cpu" or device.isdecimal() for device in devices):
         raise SettingsError(
             f"Layout {text!r}: devices are numbers of GPUs, or cpu, separated by commas, as in a0-l1,2."
         )
     return devices
+
+
+def _number(digits: str, text: str) -> int:
+    """A number of processes or copies.
+
+    Raises:
+        SettingsError: there are too many.
+    """
+    number = int(digits.lstrip("0")[:20] or 0)  # Python refuses to read thousands of digits
+    _check_number(number, text)
+    return number
+
+
+def _check_number(processes: int, text: str) -> None:
+    if processes > _MOST:
+        raise SettingsError(f"Layout {text[:80]!r} has more than {_MOST:,} processes. Use fewer.")
 
 
 def _shifted(device: str, by: int) -> str:

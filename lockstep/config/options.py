@@ -6,8 +6,9 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
+from lockstep.config.needs import Need
 from lockstep.config.settings import Names, SettingsError, check_values, require
 
 _MOST_EPISODES = 1_000_000
@@ -127,6 +128,10 @@ class RunOptions:
     trackio: str | None = None
     """trackio project to send the metrics to as well (needs the extra trackio)."""
 
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(("eval_episodes", "eval_greedy", "eval_opponents"), ("eval_every",), words="above 0"),
+    )
+
     @property
     def evaluation(self) -> EvaluationSettings:
         """The settings of evaluations during training."""
@@ -150,6 +155,8 @@ class RunOptions:
     def validate(self) -> None:
         """Raise SettingsError for values out of range, and for trackers that are not installed."""
         check_values(dataclasses.replace(self, run=str(self.run) if isinstance(self.run, Path) else self.run))
+        if self.run == "":
+            raise SettingsError("--run has an empty name. Name a folder, or leave it out for a new one below runs/.")
         for name, least in (("checkpoint_every", 1), ("keep_checkpoints", 1), ("eval_every", 0)):
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")

@@ -6,10 +6,11 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from lockstep.config.names import FORMER, current_name, name_of, reference_of
-from lockstep.config.settings import SettingsError, default_of
+from lockstep.config.settings import SettingsError, default_of, hints_of
 from lockstep.config.user_code import load_object
 
 _TYPE = "$type"
@@ -40,7 +41,9 @@ def to_json(value: Any, *, whole: bool = False) -> Any:
         fields = {name: _marked(x) if name in free else to_json(x, whole=whole) for name, x in given.items()}
         return {_TYPE: name_of(type(value)), **fields}
     if isinstance(value, dict):
-        return {str(key): to_json(item, whole=whole) for key, item in value.items()}
+        if other := next((key for key in value if not isinstance(key, str)), None):
+            raise SettingsError(f"A setting is a dict with the key {other!r}, but keys must be texts, as in JSON.")
+        return {key: to_json(item, whole=whole) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item, whole=whole) for item in value]
     if not (value is None or isinstance(value, (str, int, float, bool))):
@@ -123,7 +126,7 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 
 
 def from_json(value: Any) -> Any:
-    """Rebuild settings from the output of to_json. Sequences become tuples.
+    """Rebuild settings from the output of to_json. Sequences become tuples, or lists where a class says so.
 
     Raises:
         SettingsError: a type no longer exists, or lacks a setting.
@@ -142,9 +145,12 @@ def from_json(value: Any) -> Any:
                 f"{value[_TYPE]} has no setting {', '.join(sorted(unknown))}: this run was written by another "
                 "version of lockstep. Install that version, or start a new run."
             )
-        free = getattr(cls, "free", frozenset())
+        free, hints = getattr(cls, "free", frozenset()), hints_of(cls)
         given = {key: item for key, item in value.items() if key != _TYPE}
-        settings = {key: _unmarked(item) if key in free else from_json(item) for key, item in given.items()}
+        settings = {
+            key: _unmarked(item) if key in free else _with_lists(from_json(item), hints.get(key))
+            for key, item in given.items()
+        }
         lacking = [each.name for each in dataclasses.fields(cls) if each.name not in settings and _required(each)]
         if lacking:
             raise SettingsError(
@@ -156,4 +162,20 @@ def from_json(value: Any) -> Any:
         return {key: from_json(item) for key, item in value.items()}
     if isinstance(value, list):
         return tuple(from_json(item) for item in value)
+    return value
+
+
+def _with_lists(value: Any, hint: Any) -> Any:
+    """A restored value with lists in place of tuples where its annotation says so."""
+    origin, args = get_origin(hint) or hint, get_args(hint)
+    if origin in (Union, UnionType):
+        for each in args:
+            value = _with_lists(value, each)
+    elif isinstance(value, dict) and origin is dict and args:
+        return {key: _with_lists(item, args[1]) for key, item in value.items()}
+    elif isinstance(value, tuple) and origin is list:
+        return [_with_lists(item, *args or (None,)) for item in value]
+    elif isinstance(value, tuple) and origin is tuple and args:
+        hints = [args[0]] * len(value) if args[1:] == (...,) else args
+        return tuple(map(_with_lists, value, hints)) if len(hints) == len(value) else value
     return value

@@ -9,6 +9,7 @@ import difflib
 import functools
 import importlib
 import importlib.util
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
@@ -205,19 +206,45 @@ def check_values(settings: Any, path: str = "") -> None:
 
     Raises:
         SettingsError: a value has the wrong type, is not one of the allowed values, is NaN (which passes comparisons
-        with bounds), or is infinite without being a bound.
+        with bounds), or is infinite without being a bound; or a class has attributes that only look like settings.
     """
-    hints = _hints(type(settings))
+    _check_class(type(settings))
+    hints = hints_of(type(settings))
     for each in dataclasses.fields(settings):
         value, name = getattr(settings, each.name), f"{path}{each.name}"
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             check_values(value, f"{name}.")
-        elif isinstance(value, float) and math.isnan(value):
+        elif any(map(math.isnan, _floats(value))):
             raise SettingsError(f"{name}={value} must be a number.")
-        elif isinstance(value, float) and math.isinf(value) and not _is_bound(each):
+        elif any(map(math.isinf, _floats(value))) and not _is_bound(each):
             raise SettingsError(f"{name}={value} must be finite. For no limit, use a large number such as 1e9.")
         elif each.name in hints and not _fits(value, hints[each.name]):
             raise SettingsError(f"{name}={value!r} must be {_kinds(hints[each.name])}.")
+
+
+def _check_class(cls: type) -> None:
+    """Raise SettingsError for attributes of a user's class that look like settings, but that dataclasses ignore."""
+    own = inspect.get_annotations(cls)
+    fields = [name for name, hint in own.items() if "ClassVar" not in str(hint)]
+    if fields and "__dataclass_fields__" not in vars(cls):
+        raise SettingsError(
+            f"{cls.__name__} declares {', '.join(fields)}, which would be ignored, since the class is no dataclass. "
+            "Write @dataclass(frozen=True) above it."
+        )
+    if bare := next((each.name for each in dataclasses.fields(cls) if each.name in vars(cls).keys() - own.keys()), ""):
+        raise SettingsError(
+            f"{cls.__name__}.{bare} would be ignored, since it has no annotation. Write it as a field of the "
+            f"dataclass, as in {bare}: {type(vars(cls)[bare]).__name__} = {vars(cls)[bare]!r}."
+        )
+
+
+def _floats(value: Any) -> Iterator[float]:
+    """The float that a value is, or those in a tuple or list."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _floats(each)
 
 
 def changed(settings: T, changes: Mapping[str, Any]) -> T:
@@ -227,7 +254,7 @@ def changed(settings: T, changes: Mapping[str, Any]) -> T:
     Raises:
         SettingsError: a setting does not exist, or its value has the wrong type.
     """
-    kind, hints = type(settings).__name__, _hints(type(settings))
+    kind, hints = type(settings).__name__, hints_of(type(settings))
     known = [each.name for each in dataclasses.fields(settings) if each.init]
     of_parts: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
@@ -308,7 +335,8 @@ def _is_bound(field: dataclasses.Field[Any]) -> bool:
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Any]:
+    """The annotations of a class and its bases, by name; empty if one of them cannot be read."""
     try:
         return get_type_hints(cls)
     except Exception:  # names that only a type checker sees, or a string that is not an annotation

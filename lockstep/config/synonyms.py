@@ -41,7 +41,7 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
         "learning_rate_scheduler",
         "If on, the rate falls to zero over total_steps.",
     ),
-    ("algorithm.anneal", "anneal schedule schedules lr_scheduler warmup_steps lr_warmup", "It takes NAME=FORM."),
+    ("algorithm.anneal", "anneal schedule schedules lr_scheduler lr_warmup", "It takes NAME=FORM."),
     ("algorithm.desired_kl", "desired_kl kl_threshold adaptive_kl adaptive_lr", ""),
     ("algorithm.optimizer.weight_decay", "weight_decay wd l2", ""),
     ("algorithm.gae_lambda", "lam lambda gae td_lambda gae_lam lmbda"),
@@ -127,6 +127,7 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
         "learning_starts start_steps random_steps random_timesteps warmup_steps min_replay_size train_start "
         "start_timesteps num_steps_sampled_before_learning_starts initial_random_steps",
     ),
+    ("algorithm.anneal", "warmup_steps", "It takes NAME=FORM."),
     ("algorithm.target_rate", "tau soft_update_tau target_smoothing_coef"),
     ("algorithm.target_rate", "polyak", "It is 1 - polyak."),
     (
@@ -243,6 +244,11 @@ for _setting, _names, *_note in _ROWS:
 def synonyms(name: str) -> list[Meaning]:
     """The settings that other libraries give this name, best first. An algorithm may lack some of them."""
     return _MEANINGS.get(_plain(name), [])
+
+
+def settings_called(name: str) -> list[str]:
+    """The settings with this name. An algorithm may lack some of them."""
+    return [setting for setting, *_ in _ROWS if setting and _plain(setting) == _plain(name)]
 
 
 def meaning_of(name: str, settings: Iterable[str]) -> list[Meaning]:

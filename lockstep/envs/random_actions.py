@@ -30,8 +30,9 @@ class RandomActions(ShardEnv):
         observation = env.observation_space
         if isinstance(observation, spaces.Dict) and "action_mask" in observation.spaces:
             raise SettingsError(
-                "env.random_actions: this environment forbids some actions at some steps (its observation has an "
-                "action_mask), which random actions would not respect. Use --env.no-random-actions."
+                "Random actions (env.random_actions, or bench --tasks) would include those that this environment "
+                "forbids at some steps (its observation has an action_mask). Use --env.no-random-actions and no "
+                "--tasks."
             )
         self._env, self._seed, self._first_index = env, seed, first_index
         self.num_envs, self.frames_per_step = env.num_envs, env.frames_per_step

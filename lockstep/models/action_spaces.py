@@ -18,7 +18,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import torch_type
 from lockstep.models.base import Diverging
 from lockstep.models.distributions import Categorical, Constant, Distribution
-from lockstep.models.gaussian import Gaussian
+from lockstep.models.gaussian import Gaussian, numbers_in
 
 
 class Joint(Distribution):
@@ -156,6 +156,7 @@ def make_distribution(space: gymnasium.Space[Any], *, squash: bool = False) -> D
     if isinstance(space, spaces.Discrete):
         return Categorical(space)
     if isinstance(space, spaces.MultiDiscrete):
+        numbers_in(space)  # refuses a space without any
         return Joint(space, tuple(Categorical(spaces.Discrete(int(n))) for n in space.nvec.reshape(-1)))
     if isinstance(space, spaces.MultiBinary):
         return Joint(space, (Categorical(spaces.Discrete(2)),) * math.prod(space.shape))

@@ -295,9 +295,11 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
             return SquashedGaussian(space) if self.policy == "squashed" else Deterministic(space)
         if isinstance(space, spaces.Discrete) and self.policy == "squashed":
             return Categorical(space)
+        one = isinstance(space, spaces.Discrete)
+        remedy = "another environment or another recipe" if one else "PPO, which supports others"
         raise SettingsError(
             f"The action space is {space}, but the model's policy is {self.policy!r}. All policies support Box "
-            "spaces, but only squashed (SAC) supports Discrete ones: use another environment or another recipe."
+            f"spaces, only squashed (SAC) supports Discrete ones, and none supports others. Use {remedy}."
         )
 
     def validate(self) -> None:

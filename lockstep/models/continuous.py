@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from lockstep.config.settings import SettingsError
 from lockstep.models.distributions import Distribution, SentBox
-from lockstep.models.gaussian import LOG_STD_RANGE, bounded, expected_log_slope, log_slope, standard_normal
+from lockstep.models.gaussian import LOG_STD_RANGE, bounded, expected_log_slope, log_slope, numbers_in, standard_normal
 from lockstep.portable.numbers import tensor_exp, tensor_tanh
 
 _LOG_TWO_PI = math.log(2 * math.pi)
@@ -40,7 +40,7 @@ class Scaled(Distribution):
                 f"The action space {space} has no bounds to scale actions to, or is not real-valued. Bound it "
                 "(gymnasium.wrappers.RescaleAction), or use PPO, whose actions need no bounds."
             )
-        self.space, self.size = space, int(np.prod(space.shape))
+        self.space, self.size = space, numbers_in(space)
         self.action_shape = (self.size,)
         self.noise_size = self.encoded_size = self.size
         self._sent = SentBox(space)

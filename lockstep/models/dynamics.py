@@ -89,8 +89,15 @@ class DynamicsConfig(ModelConfig):
             )
         if precision != "fp32":
             raise SettingsError(f"--precision {precision}: plans sum many small predictions. Use --precision fp32.")
+        distribution = Deterministic(action_space)
+        if (numbers := self.horizon * distribution.size) > SobolEngine.MAXDIM:
+            raise SettingsError(
+                f"model.horizon={self.horizon} steps of {distribution.size} numbers each make plans of {numbers:,} "
+                f"numbers, but the planner searches among at most {SobolEngine.MAXDIM:,}. Use --model.horizon "
+                f"{SobolEngine.MAXDIM // distribution.size} or less."
+            )
         with reproducible_initialization(seed):
-            return DynamicsModel(self, layout, Deterministic(action_space), seed)
+            return DynamicsModel(self, layout, distribution, seed)
 
     def validate(self) -> None:
         """Raise SettingsError for values out of range."""

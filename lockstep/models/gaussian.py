@@ -35,6 +35,21 @@ def bounded(space: spaces.Box) -> bool:
         return bool(np.isfinite(space.high - space.low).all())
 
 
+def numbers_in(space: spaces.Box | spaces.MultiDiscrete) -> int:
+    """D: how many numbers an action has.
+
+    Raises:
+        SettingsError: there are none.
+    """
+    size = math.prod(space.shape)
+    if not size:
+        raise SettingsError(
+            f"The action space {space} has no number, so there is nothing to choose. If actions do not matter, let the "
+            "environment take one and ignore it, as in Box(-1, 1, (1,)) or Discrete(1)."
+        )
+    return size
+
+
 class Gaussian(Distribution):
     """A diagonal normal distribution; parameters are D means and D log standard deviations.
 
@@ -50,7 +65,7 @@ class Gaussian(Distribution):
     action_dtype = torch.float32
 
     def __init__(self, space: spaces.Box, squash: bool = False):
-        self.size = int(np.prod(space.shape))
+        self.size = numbers_in(space)
         self.space, self.squash = space, squash
         self.action_shape = (self.size,)
         self.num_params, self.noise_size, self.encoded_size = 2 * self.size, self.size, self.size

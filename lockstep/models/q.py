@@ -295,13 +295,12 @@ class QModelConfig(TrunkConfig):
     ) -> QModel:
         self.validate()
         if not isinstance(action_space, spaces.Discrete):
-            raise SettingsError(
-                f"A Q-network needs Discrete actions, but the action space is {action_space}. Use PPO, which takes "
-                "these actions, or wrap the environment so that one number counts all choices."
-                if isinstance(action_space, spaces.MultiDiscrete | spaces.MultiBinary)
-                else f"A Q-network needs discrete actions, but the action space is {action_space}. Use an "
-                "environment with Discrete actions, or an algorithm for continuous ones."
-            )
+            remedy = "Use PPO, which takes actions with several parts."
+            if isinstance(action_space, spaces.Box):
+                remedy = "Use an environment with Discrete actions, or an algorithm for continuous ones."
+            elif isinstance(action_space, spaces.MultiDiscrete | spaces.MultiBinary):
+                remedy = "Use PPO, which takes these actions, or wrap the environment so that one number counts all."
+            raise SettingsError(f"A Q-network needs Discrete actions, but the action space is {action_space}. {remedy}")
         layout = ObservationLayout.of(observation_space)
         distribution = self.build_distribution(action_space, masked=layout.mask_size > 0)
         layout.check_mask(action_space, distribution.num_logits)

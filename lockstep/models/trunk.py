@@ -103,6 +103,7 @@ class TrunkConfig(ModelConfig):
         Need(("core_size",), ("model.core",), ("gru", "lstm", "mingru", "transformer")),
         Need(("core_memory", "core_layers", "core_heads"), ("model.core",), ("transformer",)),
         Need(("channels",), ("model.encoder",), ("auto", "impala")),
+        Need(("dense_size", "initialization"), ("model.encoder",), ("auto", "impala", *IMAGE_ENCODERS)),
     )
 
     @property

@@ -82,6 +82,8 @@ def verify(
         raise SettingsError(
             "verify starts its own workers: use --layout inline, processes:N or cpu:aC-lL, without torchrun."
         )
+    if workdir is not None and not Path(workdir).is_dir():
+        raise SettingsError(f"workdir={str(workdir)!r} is not an existing folder. Make it, or leave it out.")
     experiment = folder.experiment()
     checkpoints = checkpoint.list_checkpoints(folder.checkpoints)
     try:
@@ -138,7 +140,7 @@ def _iterations(asked: int | Literal["all"] | None, recorded: int, folder: RunFo
         raise SettingsError(f"The ledger of {folder.path} records no iteration yet, so there is nothing to verify.")
     if asked is None or asked == "all":
         return min(DEFAULT_ITERATIONS, recorded) if asked is None else recorded
-    if not 1 <= asked <= recorded:
+    if not (isinstance(asked, int) and 1 <= asked <= recorded):
         raise SettingsError(
             f"--iterations {asked} is not possible: {folder.path} records {recorded}. Give a number from 1 to "
             f"{recorded}, or all."

@@ -10,15 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from gymnasium import spaces
-
 from lockstep import envs
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import map_structure
 from lockstep.envs.adapters import MIXED
-from lockstep.envs.base import ShardEnv
 from lockstep.envs.mixed import Task, config_of, tasks_of
+from lockstep.envs.random_actions import RandomActions
 from lockstep.experiment import Experiment
 
 _COPIES = 4
@@ -96,7 +93,8 @@ def task_costs(
         say: prints progress.
 
     Raises:
-        SettingsError: env.id names no several tasks, or a shard has fewer environments than tasks.
+        SettingsError: env.id names no several tasks, a shard has fewer environments than tasks, or a task forbids
+        some actions.
     """
     config = envs.resolve(experiment.env)
     if not config.id.startswith(MIXED):
@@ -149,23 +147,18 @@ class _Playing:
     def __init__(self, config: envs.EnvConfig) -> None:
         count = envs.whole_matches(config, _COPIES)
         config = dataclasses.replace(config, num_envs=count)
-        self.env: ShardEnv = envs.make(config, seed=1, first_index=0, num_envs=count, purpose="bench")
+        env = envs.make(config, seed=1, first_index=0, num_envs=count, purpose="bench")
+        self.env = RandomActions(env, seed=1, first_index=0)
         self._out = map_structure(
             lambda leaf: leaf.numpy(), envs.allocate_observation(self.env.observation_space, (count,))
         )
-        space = self.env.action_space
-        space.seed(1)
-        drawn = [[space.sample() for _ in range(count)] for _ in range(64)]
-        several = isinstance(space, spaces.Tuple)
-        self._actions = [tuple(map(np.stack, zip(*each, strict=True))) if several else np.stack(each) for each in drawn]
-        self._turn = 0
         self.env.reset(self._out)
 
     def cost(self, seconds: float) -> float:
         """Processor time of one environment's step, with all threads and with resets."""
         begin, steps = time.process_time(), 0
         while (spent := time.process_time() - begin) < seconds:
-            self.env.send(self._actions[self._turn % len(self._actions)])
+            self.env.send(None)
             self.env.recv(self._out)
-            self._turn, steps = self._turn + 1, steps + 1
+            steps += 1
         return spent / (steps * self.env.num_envs)

@@ -85,11 +85,17 @@ def prepare_run(
     experiment = prepare(experiment, layout, recorded)
     check_torchrun(experiment, layout)
     check_memory(experiment, layout)
+    return experiment, prepare_options(experiment, layout, options)
+
+
+def prepare_options(experiment: Experiment, layout: Layout, options: RunOptions) -> RunOptions:
+    """Check the options of a run and goals that hindsight changes, and resolve the names of opponents. Raises
+    SettingsError as prepare does."""
     options.validate()
     if layout.launcher.leads and experiment.algorithm.relabels_goals:
         check_goals(experiment.env)
     named = opponents.resolved(experiment.env, options.eval_opponents)
-    return experiment, dataclasses.replace(options, eval_opponents=named)
+    return dataclasses.replace(options, eval_opponents=named)
 
 
 def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions) -> None:

@@ -120,6 +120,12 @@ def test_a_terminal_gets_its_cursor_back(
     assert capsys.readouterr().out == "\x1b[?25h\n"
 
 
+def test_help_of_a_command_may_be_asked_for_by_a_word(capsys: Captured) -> None:
+    assert main(["help", "eval"]) == 0
+    assert capsys.readouterr().out.startswith("usage: lockstep eval RUN")
+    assert "no command 'evl'" in complaint(capsys, "help", "evl")
+
+
 def test_recipes(capsys: Captured) -> None:
     assert main(["recipes", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -154,6 +160,20 @@ def test_doctor_examines_and_measures(capsys: Captured) -> None:
     printed = capsys.readouterr().out
     assert "memory" in printed and "speed" not in printed
     assert f"kernels   {cache.folder()}: " in printed
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "doctor --seconds nan",
+        "doctor --seconds -1",
+        "doctor --seconds inf",
+        "bench ppo-cartpole --seconds inf",
+        "tune ppo-cartpole --budget inf",
+    ],
+)
+def test_times_that_no_clock_reaches_are_refused(words: str, capsys: Captured) -> None:
+    assert " ".join(words.split()[-2:]) in complaint(capsys, *words.split())
 
 
 def test_doctor_says_that_kernels_cannot_be_kept(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

@@ -12,6 +12,7 @@ from sentences import says
 
 import lockstep
 from lockstep.cli.main import main
+from lockstep.cli.sweep_arguments import read
 from lockstep.cli.train import TrainArguments, derived_facts, load_recipe
 from lockstep.config.needs import declared, parts
 from lockstep.config.serialization import flat, from_json, to_json
@@ -191,6 +192,7 @@ def test_a_dry_run_finds_a_models_bad_settings(arguments: list[str], text: str, 
         (["ppo-cartpole", "--checkpoint-every", "0"], ["--checkpoint-every 0", "at least 1"]),
         (["ppo-cartpole", "--algorithm.minibatches", "7"], ["algorithm.minibatches=7", "divisor"]),
         (["ppo-cartpole", "--normalize.clip", "0"], ["normalize.clip=0"]),
+        (["ppo-cartpole", "--run", ""], ["--run has an empty name"]),
         (["ppo-cartpole", "--algorithm.max-grad-norm", "0"], ["algorithm.max_grad_norm=0", "large number"]),
         (["ppo-cartpole", "--env.id", "gymnasium:CartPole-v9"], ["gymnasium:CartPole-v9"]),
         (["missing.py:recipe"], ["no Python file", "missing.py"]),
@@ -203,6 +205,21 @@ def test_mistakes(arguments: list[str], texts: list[str], capsys: Captured) -> N
     complained = complaint(capsys, *arguments)
     for text in texts:
         assert text in complained
+
+
+@pytest.mark.parametrize("verb", [["train"], ["submit", "--run", "r"]])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["ppo-cartpole", "--eval-opponents", "random", "--eval-every", "1"], "CartPole-v1 has no other agents"),
+        (["dqn-cartpole", "--algorithm.n-step", "1", "--algorithm.replay.hindsight", "4"], "CartPole-v1 has none"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused_before(
+    verb: list[str], arguments: list[str], told: str, capsys: Captured
+) -> None:
+    assert main([verb[0], *arguments, *verb[1:], "--dry-run"]) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_recipe_of_a_users_file() -> None:
@@ -276,6 +293,14 @@ def test_a_run_as_a_recipe_may_have_another_warm_start(capsys: Captured) -> None
     assert main(["train", "w", "--warm-start.run", "w", "--display", "none", "--run", "x"]) == 0
     again = RunFolder.open("x").experiment().warm_start
     assert (began.run, again.run) == ("r", "w") and began.digest != again.digest
+    capsys.readouterr()
+    assert main(["train", "w", "--warm-start.parts", "trunks", "--dry-run", "--json"]) == 0
+    other = json.loads(capsys.readouterr().out)["experiment"]["warm_start"]
+    assert (other["run"], other["parts"]) == ("r", ["trunks"]) and other["digest"] not in ("", began.digest)
+    (run,) = read(["s", "w", "--warm-start.parts", "trunks"])[1]
+    assert run.experiment.warm_start.digest == "", "the run computes it when it begins"
+    assert main(["train", "w", "--warm-start.run", "", "--dry-run"]) == 0
+    assert "no effect" not in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -391,6 +416,11 @@ def test_options_may_be_named_again(capsys: Captured) -> None:
     flags = ["--env.options", "length=3", "--seed", "2", "--env.options=symbols=5"]
     printed = dry_run(capsys, "ppo-cartpole", *flags, "--env.id", "lockstep/Memory-v0")["experiment"]
     assert printed["env"]["options"] == {"length": 3, "symbols": 5} and printed["seed"] == 2
+    flags = ["--algorithm.anneal", "learning_rate=cosine", "--algorithm.anneal", "clip=linear"]
+    printed = dry_run(capsys, "ppo-cartpole", *flags)["experiment"]
+    assert printed["algorithm"]["anneal"] == {"learning_rate": "cosine", "clip": "linear"}
+    twice = complaint(capsys, "ppo-cartpole", "--algorithm.anneal", "clip=linear", "clip=cosine")
+    assert "--algorithm.anneal names clip twice" in twice
 
 
 @pytest.mark.parametrize(
@@ -413,6 +443,11 @@ def test_options_may_be_named_again(capsys: Captured) -> None:
         (("ppo-cartpole", "--normalize.clip", "5", "--normalize.returns"), ""),
         (("ppo-cartpole", "--algorithm.rnd.share", "0.5"), "--algorithm.rnd.share has no effect without"),
         (("ppo-cartpole", "--model.initial-std", "0.5"), ""),
+        (("ppo-cartpole", "--model.dense-size", "64"), "--model.dense-size has no effect without --model.encoder auto"),
+        (("ppo-cartpole", "--model.encoder", "auto", "--model.dense-size", "64", "--precision", "fp32"), ""),
+        (("ppo-cartpole", "--eval-episodes", "20"), "--eval-episodes has no effect without --eval-every above 0."),
+        (("ppo-cartpole", "--eval-greedy"), "--eval-greedy has no effect without --eval-every above 0."),
+        (("ppo-cartpole", "--eval-episodes", "20", "--eval-every", "5"), ""),
         (("r2d2-memory", "--algorithm.rollout", "20"), "of a rollout's 20 steps (--algorithm.rollout)"),
         (("sac-hidden", "--algorithm.rollout", "20"), "of a rollout's 20 steps (--algorithm.rollout)"),
         (("sac-mujoco", "--algorithm.rollout", "32"), ""),

@@ -42,6 +42,28 @@ def test_what_an_algorithm_has_decides() -> None:
     assert meaning_of("clip-range", ["algorithm.batch_size"]) == [] != synonyms("clip-range")
 
 
+def test_steps_before_learning_are_a_warm_up_where_there_is_one() -> None:
+    assert meaning_of("warmup-steps", ["algorithm.anneal", "algorithm.warmup"])[0].setting == "algorithm.warmup"
+    assert meaning_of("warmup-steps", ["algorithm.anneal"])[0].setting == "algorithm.anneal"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flag", "told"),
+    [
+        ("dqn-cartpole", "--algorithm.epochs", "for this recipe. Recipes of other algorithms have it."),
+        ("dqn-cartpole", "--epochs", "for this recipe, but other algorithms have --algorithm.epochs."),
+        ("dqn-cartpole", "--algorithm.foo", "--help-all lists all settings"),
+        ("dqn-cartpole", "--algorithm.replaycapacity", "Did you mean --algorithm.replay.capacity"),
+        ("dqn-cartpole", "--algoritm.learnin-rate", "Did you mean --algorithm.learning-rate"),
+        ("ppo-cartpole", "--model.gae-lamda", "Did you mean --algorithm.gae-lambda"),
+    ],
+)
+def test_names_alike_are_suggested_whatever_their_group(recipe: str, flag: str, told: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        check_flags(f"train {recipe}", [[flag, "1"]], TrainArguments(RECIPES[recipe]()))
+    assert told in str(error.value)
+
+
 def test_a_setting_of_the_users_own_is_no_synonym() -> None:
     arguments = TrainArguments(RECIPES["ppo-cartpole"]())
     for flag in (
@@ -82,6 +104,7 @@ def test_other_verbs_know_them_too(capsys: pytest.CaptureFixture[str]) -> None:
         ("--run", ["--run takes", "none"]),
         ("--normalize.observations True", ["no value", "--normalize.no-observations"]),
         ("--env.options foo", ["--env.options", "'foo'", "name=value"]),
+        ("--run -foo", ["begins with a dash", "--run=-foo"]),
     ],
 )
 def test_values_that_a_flag_does_not_take(
@@ -97,6 +120,15 @@ def test_values_that_a_flag_does_not_take(
 def test_one_word_too_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "runs/a", "runs/b"]) == 2
     assert "runs/b" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "lacking"),
+    [("resume --layout inline", "RUN"), ("verify --iterations 3", "RUN"), ("diff --json a", "RUN_B")],
+)
+def test_one_word_too_few(words: str, lacking: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert f"{words.split()[0]} lacks {lacking} (" in capsys.readouterr().err
 
 
 def test_python_knows_them_too() -> None:

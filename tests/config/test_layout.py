@@ -88,6 +88,11 @@ def test_roles_on_ray() -> None:
         ("a0-lx", "numbers of GPUs, or cpu"),
         ("a0,-l1", "numbers of GPUs, or cpu"),
         ("a0-l1-d0", "at least one copy"),
+        ("cpu:a99999999999-l1", "more than 100,000 processes"),
+        ("cpu:a90000-l1-d90000", "more than 100,000 processes"),
+        ("a0-l1-d99999999999", "more than 100,000 processes"),
+        pytest.param("processes:" + "9" * 5000, "more than 100,000 processes", id="digits"),
+        ("processes:2,pin=1,pin=0", "pin twice"),
         ("inline,threads=2", "env_threads=N"),
         ("inline,device=²", "must be cpu, or the number of a GPU"),
         ("inline,pin=1", "processes that lockstep starts"),
@@ -139,6 +144,19 @@ def test_roles_on_ray() -> None:
 def test_mistakes_say_what_is_allowed(text: str, complaint: str) -> None:
     with pytest.raises(SettingsError, match=complaint):
         Layout.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("layout", "complaint"),
+    [
+        (Layout("processes", 0), "give a number of processes, 1 or more"),
+        (Layout("processes", collectors=("cpu",) * 2), "numbers of collectors and learners, 1 or more each"),
+        (Layout("processes", learners=("cpu",)), "numbers of collectors and learners, 1 or more each"),
+    ],
+)
+def test_roles_without_processes_are_named(layout: Layout, complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        layout.validate()
 
 
 def test_gpus_are_dealt_to_processes_in_blocks() -> None:

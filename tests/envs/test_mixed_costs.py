@@ -39,6 +39,25 @@ class Quick(gymnasium.Env):
 
 class Slow(Quick):
     work = 100_000
+
+class Parts(Quick):
+    action_space = gymnasium.spaces.Dict(a=gymnasium.spaces.Discrete(2), b=gymnasium.spaces.Box(-1, 1, (2,)))
+
+    def step(self, action):
+        assert set(action) == {"a", "b"}
+        return super().step(action)
+
+class Same(Parts):
+    pass
+
+class Masked(gymnasium.Env):
+    observation_space = gymnasium.spaces.Dict(
+        x=gymnasium.spaces.Box(0, 1, (2,)), action_mask=gymnasium.spaces.Box(0, 1, (2,), np.int8)
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+class AsMasked(Masked):
+    pass
 """
 BOTH = "mixed/costs.py:Quick+costs.py:Slow"
 
@@ -96,6 +115,13 @@ def test_only_several_tasks_are_measured(capsys: pytest.CaptureFixture[str]) -> 
     flags = ["--env.id", BOTH, "--env.adapter", "auto", "--env.num-envs", "16", "--rounds", "1", "--seconds", "0.01"]
     assert main(["bench", "ppo-cartpole", *flags, "--tasks", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["tasks"]) == 2
+
+
+def test_actions_may_have_parts_but_no_mask() -> None:
+    found = task_costs(experiment(**{"env.id": "mixed/costs.py:Parts+costs.py:Same"}), rounds=1, seconds=0.001)
+    assert len(found.costs) == 2
+    with pytest.raises(SettingsError, match=r"bench --tasks.* action_mask"):
+        task_costs(experiment(**{"env.id": "mixed/costs.py:Masked+costs.py:AsMasked"}))
 
 
 def test_reports_state_the_tasks_shares_of_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -201,7 +201,8 @@ def test_many_actions_of_one_state() -> None:
     [
         (ActorCriticConfig(), spaces.Box(-np.inf, np.inf, (2,)), "no bounds"),
         (ActorCriticConfig(policy="deterministic"), spaces.Discrete(3), "only squashed"),
-        (ActorCriticConfig(), spaces.MultiDiscrete([2, 3]), "only squashed"),
+        (ActorCriticConfig(), spaces.MultiDiscrete([2, 3]), "Use PPO, which supports others"),
+        (ActorCriticConfig(), spaces.Box(-1, 1, (0,)), "nothing to choose"),
         (ActorCriticConfig(critics=0), BOX, "critics"),
         (ActorCriticConfig(initial_std=0.001), BOX, "between 0.01 and 5"),
         (ActorCriticConfig(initial_std=100.0), BOX, "between 0.01 and 5"),

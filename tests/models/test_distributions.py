@@ -267,6 +267,9 @@ def test_actions_are_members_of_their_space(space: spaces.Space) -> None:
         (spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))), False, "flat Tuple or Dict"),
         (spaces.Tuple([spaces.Discrete(2), spaces.Tuple([spaces.Discrete(2)])]), False, "flat Tuple"),
         (spaces.Box(-np.inf, np.inf, (2,)), True, "no bounds"),
+        (spaces.Box(-1, 1, (0,)), False, "nothing to choose"),
+        (spaces.MultiDiscrete([]), False, "nothing to choose"),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (2, 0))]), False, "nothing to choose"),
     ],
 )
 def test_unsupported_spaces_are_named(space: spaces.Space, squash: bool, text: str) -> None:

@@ -134,5 +134,9 @@ def test_what_cannot_be_predicted_is_refused() -> None:
     for observations, actions in ((pixels, ACTIONS), (OBSERVATIONS, spaces.Discrete(2))):
         with pytest.raises(SettingsError, match=re.escape(f"{observations} and actions {actions}")):
             SMALL.build(observations, actions, precision="fp32", normalize_observations=True, seed=1)
+    with pytest.raises(SettingsError, match="nothing to choose"):
+        SMALL.build(OBSERVATIONS, spaces.Box(-1, 1, (0,)), precision="fp32", normalize_observations=True, seed=1)
+    with pytest.raises(SettingsError, match=r"Use --model\.horizon 21201 or less"):
+        make(horizon=21202)
     with pytest.raises(SettingsError, match="precision fp32"):
         SMALL.build(OBSERVATIONS, ACTIONS, precision="bf16", normalize_observations=True, seed=1)

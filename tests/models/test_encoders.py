@@ -320,3 +320,16 @@ def test_numbers_too_large_for_what_they_differ_by_are_named(low: list[float], h
     said = precision_warning(np.array(low, np.float32), np.array(high, np.float32))
     assert bool(said) == lost
     assert not lost or "e+09" in said or "2e+07" in said
+
+
+@pytest.mark.parametrize(
+    ("actions", "remedy"),
+    [
+        (spaces.Box(-1, 1, (2,)), "an algorithm for continuous ones"),
+        (spaces.MultiDiscrete([2, 3]), "Use PPO, .* or wrap the environment"),
+        (spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(-1, 1, (2,))), "Use PPO, which takes actions with several"),
+    ],
+)
+def test_a_q_network_says_which_algorithm_takes_other_actions(actions: spaces.Space[Any], remedy: str) -> None:
+    with pytest.raises(SettingsError, match=f"A Q-network needs Discrete actions.* {remedy}"):
+        QModelConfig().build(spaces.Box(-1, 1, (2,)), actions, precision="fp32", normalize_observations=False, seed=1)

@@ -290,6 +290,14 @@ def test_what_cannot_be_verified_is_an_error_that_says_why(run: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- diff
 
 
+def test_arguments_of_other_kinds_are_errors_that_name_them(recorded: Path, tmp_path: Path) -> None:
+    for wrong in ("some", 1.5):
+        with pytest.raises(SettingsError, match=f"iterations {wrong} is not possible"):
+            verify(recorded, iterations=wrong)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="not an existing folder"):
+        verify(recorded, workdir=tmp_path / "none")
+
+
 def test_diff_of_equal_runs_is_nothing(recorded: Path, run: Path) -> None:
     assert diff(recorded, run) is None
 
