@@ -339,6 +339,11 @@ def test_replace_refuses_what_is_no_setting_and_values_of_another_kind(changes: 
         recipes.ppo_cartpole().replace(**changes)
 
 
+def test_whole_numbers_and_floats_give_an_experiment_one_identity() -> None:
+    whole, real = (recipes.ppo_cartpole().replace(**{"algorithm.discount": x}) for x in (1, 1.0))
+    assert whole.identity() == real.identity()
+
+
 def test_dotted_names_replace_parts() -> None:
     base = recipes.ppo_cartpole()
     changes: dict[str, Any] = {"algorithm.optimizer.eps": 1e-3, "algorithm.learning_rate": 0.5, "seed": 7}

@@ -279,7 +279,7 @@ def changed(settings: T, changes: Mapping[str, Any]) -> T:
                 given = ", ".join(f'"{name}.{key}": {each!r}' for key, each in value.items())
                 advice = f" To change a part of it: replace(**{{{given}}})."
             raise SettingsError(f"{name}={value!r} must be {_kinds(hints[name])}.{advice}")
-    return dataclasses.replace(settings, **changes)
+    return dataclasses.replace(settings, **{name: _as_float(value, hints.get(name)) for name, value in changes.items()})
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -362,6 +362,12 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint in (bool, str, type(None)) or (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
         return isinstance(value, hint)
     return True
+
+
+def _as_float(value: Any, hint: Any) -> Any:
+    """The value, as a float if the annotation says so: 1 and 1.0 would give an experiment two identities."""
+    kinds = (hint, *get_args(hint))
+    return float(value) if type(value) is int and float in kinds and int not in kinds else value
 
 
 def _kinds(hint: Any) -> str:
