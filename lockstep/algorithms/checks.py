@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.algorithms.base import Algorithm, LossOutput
+from lockstep.algorithms.onpolicy import Targets
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import named_leaves
 
@@ -35,6 +36,26 @@ def unchanged(who: str, given: Any) -> Iterator[None]:
             f"again, so it must make new ones: x = {kind}.{changed[0]} * 2 in place of {kind}.{changed[0]}.mul_(2) or "
             f"*=. {kind}.replace(…) returns a copy with a change."
         )
+
+
+def check_targets(algorithm: Algorithm[Any], targets: Targets, reward: Tensor) -> None:
+    """Check the targets of an algorithm for these rewards, [T, B].
+
+    Raises:
+        SettingsError: they are not Targets, or have another shape than the rewards.
+    """
+    who = f"{type(algorithm).__name__}.targets"
+    if not isinstance(targets, Targets):
+        raise SettingsError(
+            f"{who} returned a {type(targets).__name__}. Return a lockstep.algorithms.onpolicy.Targets: the advantages "
+            "and the value targets."
+        )
+    for name, x in targets._asdict().items():
+        if not isinstance(x, Tensor) or x.shape != reward.shape or x.requires_grad:
+            raise SettingsError(
+                f"{who} returned {_described(x)} as {name}. It must be a tensor [T, B] without gradients, here "
+                f"{list(reward.shape)}: one number for each reward."
+            )
 
 
 def check_loss(algorithm: Algorithm[Any], loss: Any) -> None:
