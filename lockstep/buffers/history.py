@@ -60,6 +60,8 @@ class History:
         """Write a checkpoint's parts. Returns a record of each for lockstep.run.checkpoint.finish."""
         length, count = _length(memory), memory.count
         oldest = max(0, count - memory.steps + 1)
+        if not self._origin.is_dir():  # somebody has deleted the last checkpoint
+            self._final = {}
         parts = [write_part(directory, iteration, self._name, memory.state(), {"count": count})]
         final = {}
         for segment in range(oldest // length, count // length + 1):
