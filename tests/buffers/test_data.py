@@ -116,6 +116,11 @@ def test_the_size_of_data_is_known_before_it_is_loaded(tmp_path: Path, monkeypat
     monkeypatch.setattr(replay_placement, "available_bytes", lambda: needed - 1)
     with pytest.raises(SettingsError, match=r"algorithm\.replay\.capacity"):
         replay_placement.require(experiment, 2, 2)
+    monkeypatch.setattr(replay_placement, "available_bytes", lambda: 0)  # not even enough for the data
+    with pytest.raises(
+        SettingsError, match=r"beside 0\.0 MB of algorithm\.replay\.data.* Store fewer steps\. Processes"
+    ):
+        replay_placement.require(experiment, 2, 2)
 
     arrays = {name: x.astype(np.int64 if name == "actions" else np.float32) for name, x in arrays.items()}
     flags = {name: np.zeros(count, bool) for name in ("terminations", "truncations")}
