@@ -119,7 +119,7 @@ class LearnerProcess:
         """
         parts = self.rollouts.save(directory, iterations)
         for slot in self.slots:
-            self._heartbeat()  # writing a large replay to a slow disk is no stall
+            self._heartbeat()
             parts += self.learner.batches.save(slot, directory, iterations)
             if (kept := self.learner.reduction.kept.get(slot)) is not None:
                 parts.append(write_part(directory, iterations, f"reduction-{slot:03d}", {"kept": kept}, {}))

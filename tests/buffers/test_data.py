@@ -259,7 +259,9 @@ def test_sequences_are_filled(tmp_path: Path) -> None:
     data = load(experiment, spaces.Box(-9, 9, (4,), np.float32), spaces.Discrete(2))
     example = next(rollouts(data, experiment, 0, experiment.algorithm.rollout)).replace(core_state=torch.ones(1, 16))
     memory = SequenceReplay(experiment, example, 0, 6)
-    fill(memory, experiment, 0, data, example, EpsilonGreedy(spaces.Discrete(2)))
+    beats: list[int] = []
+    fill(memory, experiment, 0, data, example, EpsilonGreedy(spaces.Discrete(2)), lambda: beats.append(memory.count))
+    assert beats == list(range(0, memory.count, experiment.algorithm.rollout)), "signs of life"
     assert memory.draw(4, np.random.default_rng(1))[0].max() < memory.count // experiment.algorithm.rollout
 
 

@@ -141,6 +141,18 @@ def test_a_checkpoint_that_somebody_deletes_is_not_needed_by_the_next(tmp_path: 
     assert_equal_from_here(memory, twin, rollouts[6:])
 
 
+def test_every_segment_is_a_sign_of_life(tmp_path: Path) -> None:
+    settings = experiment(steps=100, envs=2, n_step=1, rollout=16)
+    rollouts = list(World(2, 5, "zero", 0.02).rollouts(16, 5))
+    memory, beats = Replay(settings, rollouts[0]), list[str]()
+    for each in rollouts:
+        memory.insert(each)
+    parts = History(0, lambda: beats.append("save")).save(tmp_path, 1, memory)
+    saved = checkpoint.open_checkpoint(checkpoint.finish(tmp_path, 1, parts, {}, keep=1))
+    History(0, lambda: beats.append("restore")).restore(saved, Replay(settings, rollouts[0]))
+    assert beats == ["save"] * 6 + ["restore"] * 6 and len(parts) == 7
+
+
 def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
     settings = experiment(steps=100, envs=2, n_step=1, rollout=16)
     rollouts = list(World(2, 5, "zero", 0.02).rollouts(16, 5))
