@@ -58,11 +58,12 @@ def check_targets(algorithm: Algorithm[Any], targets: Targets, reward: Tensor) -
             )
 
 
-def check_loss(algorithm: Algorithm[Any], loss: Any) -> None:
-    """Check an algorithm's loss.
+def check_loss(algorithm: Algorithm[Any], loss: Any, batch: Any = None) -> None:
+    """Check an algorithm's loss of a batch.
 
     Raises:
-        SettingsError: the loss is not a LossOutput of scalars, or its metrics are not those in metric_names.
+        SettingsError: the loss is not a LossOutput of scalars, its metrics are not those in metric_names, or it lacks
+            the priorities of the batch's items.
     """
     who = f"{type(algorithm).__name__}.loss"
     if not isinstance(loss, LossOutput):
@@ -88,6 +89,13 @@ def check_loss(algorithm: Algorithm[Any], loss: Any) -> None:
             raise SettingsError(
                 f"{who} returned {_described(value)} as the metric {name!r}. Metrics must be detached scalars, each a "
                 "sum over valid samples, for example value.detach().sum()."
+            )
+    if algorithm.weighted:
+        items, found = list(batch.weight.shape), loss.priorities
+        if not isinstance(found, Tensor) or list(found.shape) != items or found.requires_grad:
+            raise SettingsError(
+                f"{who} returned {_described(found)} as priorities. With prioritized replay, it must be a detached "
+                f"tensor of shape {items}: the new priority of each item, such as its absolute error."
             )
 
 

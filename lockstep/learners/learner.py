@@ -217,7 +217,7 @@ class Learner:
         checked = contextlib.nullcontext() if self._draws is None else self._draws.checked_loss(graphs=graphs)
         with checked, unchanged(f"{type(self._algorithm).__name__}.loss", batch):
             loss = self._algorithm.loss(networks, batch, hyper)
-        check_loss(self._algorithm, loss)
+        check_loss(self._algorithm, loss, batch)
         self._writes_buffers = before != [buffer._version for buffer in buffers]
         self._known_to_fit = True
         return loss

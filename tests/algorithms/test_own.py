@@ -21,6 +21,7 @@ from lockstep.agent import Agent
 from lockstep.algorithms.base import Algorithm, Exploration, LossOutput, ParameterGroup
 from lockstep.algorithms.checks import check_loss, check_targets
 from lockstep.algorithms.dqn import DQN, DQNConfig
+from lockstep.algorithms.offpolicy import ReplayConfig
 from lockstep.algorithms.onpolicy import Batch, OnPolicy, Targets
 from lockstep.algorithms.popart import PopArt
 from lockstep.algorithms.ppo import PPO, PPOConfig
@@ -66,6 +67,22 @@ def test_what_is_no_loss_is_explained(loss: Any, words: str) -> None:
     check_loss(Own(PPOConfig()), output())
     with pytest.raises(SettingsError, match=words):
         check_loss(Own(PPOConfig()), loss)
+
+
+@pytest.mark.parametrize(
+    ("priorities", "words"),
+    [
+        (None, r"DQN\.loss returned a NoneType as priorities.* shape \[3\]"),
+        (torch.ones(1, 3), r"a tensor of shape \[1, 3\] without gradients as priorities"),
+        (X.expand(3), r"a tensor of shape \[3\] with gradients as priorities"),
+    ],
+)
+def test_priorities_that_replay_cannot_take_are_explained(priorities: Any, words: str) -> None:
+    algorithm, batch = DQN(DQNConfig(replay=ReplayConfig(prioritized=True))), SimpleNamespace(weight=torch.ones(3))
+    loss = LossOutput(X * 2, dict.fromkeys(algorithm.metric_names, torch.tensor(0.0)), torch.ones(3))
+    check_loss(algorithm, loss, batch)
+    with pytest.raises(SettingsError, match=words):
+        check_loss(algorithm, loss._replace(priorities=priorities), batch)
 
 
 @pytest.mark.parametrize(
