@@ -40,7 +40,7 @@ class Explorer:
         self._exploring = distribution if isinstance(distribution, Exploring) else None
         steps, numbers = agent.experiment.algorithm.rollout, distribution.noise_size
         self.noise = torch.zeros(steps, size, numbers, pin_memory=agent.device.type != "cpu")
-        """fp32 [T, A, N] in the host's memory, uniform in (0, 1): rewritten before each rollout."""
+        """fp32 [T, A, N] in the host's memory, uniform in [0, 1]: rewritten before each rollout."""
         self._noise = self.noise.numpy()
         self._sample: Choose = distribution.sample
         self.choose = self._sample
