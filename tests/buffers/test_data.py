@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,9 @@ def test_processes_share_what_they_read_of_uncompressed_files(tmp_path: Path) ->
     assert all(isinstance(x, np.memmap) for x in read_arrays(paths["stored"]).values())
     assert not any(isinstance(x, np.memmap) for x in read_arrays(paths["packed"]).values())
     assert list(read_arrays(paths["stored"], ("rewards",))) == ["rewards"]
+    with zipfile.ZipFile(paths["stored"], "a") as file:
+        file.writestr("README.txt", "where this comes from")
+    assert read_arrays(paths["stored"]).keys() == arrays.keys()
     loaded = {name: load(small(path), BOX, TWO) for name, path in paths.items()}
     assert len({data.digest for data in loaded.values()}) == 1
     assert loaded["stored"].obs.tolist() == loaded["packed"].obs.tolist() == [[0], [1], [2], [3], [4]]
