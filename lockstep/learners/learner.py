@@ -19,6 +19,7 @@ from lockstep.algorithms.checks import check_loss, unchanged
 from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.sources import batches_for
+from lockstep.config.settings import SettingsError
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.gradient_graphs import GradientGraphs, HyperTensors, graphs_of
@@ -114,9 +115,8 @@ class Learner:
                 continue
             gradient, added = self._split(total)
             found = self._means(added) if reads else {}
-            if reads and (adapted := algorithm.adapt(hyper, found)):
-                self._adapted |= adapted
-                hyper |= adapted
+            if reads:
+                self._adapt(hyper, found)
             groups = algorithm.groups(number, hyper)
             self._in_flight.append(Computed(gradient, iteration, number, groups))
             if len(self._in_flight) > self._lag:
@@ -125,6 +125,21 @@ class Learner:
             if reads and algorithm.stop_early(found):
                 break
         return steps
+
+    def _adapt(self, hyper: dict[str, float], found: dict[str, float]) -> None:
+        """Let the algorithm change the hyperparameters, given the metrics of a gradient step.
+
+        Raises:
+            SettingsError: it does so, but the gradients have a lag.
+        """
+        adapted, lag = self._algorithm.adapt(hyper, found), self._agent.experiment.scheme.gradient_lag
+        if adapted and lag != 0:
+            raise SettingsError(
+                f"{type(self._algorithm).__name__}.adapt changes {', '.join(adapted)} by the gradient that is applied, "
+                f"but with scheme.gradient_lag={lag} an older one is applied. Use --scheme.gradient-lag 0."
+            )
+        self._adapted |= adapted
+        hyper |= adapted
 
     def _hyperparameters(self, iteration: int) -> dict[str, float]:
         """The hyperparameters of an iteration, annealed."""

@@ -192,6 +192,15 @@ def test_steps_behind_one_that_stops_are_left_out() -> None:
     assert report.metrics["error"] == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize(("kind", "lag"), [(Learner, 1), (AsyncLearner, "async")])
+def test_hyperparameters_that_adapt_need_gradients_without_a_lag(kind: type[Learner], lag: Any) -> None:
+    algorithm = Pull(3, [0.0])
+    algorithm.adapt = lambda hyper, metrics: {"learning_rate": 0.1}  # type: ignore[method-assign]
+    with pytest.raises(SettingsError, match=rf"Pull\.adapt changes learning_rate .* scheme\.gradient_lag={lag} "):
+        Toy(kind, algorithm, gradient_lag=lag).learner.learn(0, {})
+    Toy(Learner, algorithm).learner.learn(0, {})
+
+
 def test_each_slot_has_an_update_of_its_own() -> None:
     """Goals 0 and 1: w goes half of the way to each in turn."""
     toy = Toy(AsyncLearner, Pull(2, [0.0, 1.0]), slots=2, gradient_lag="async")
