@@ -80,6 +80,11 @@ class Explorer:
                 f"{type(self._model.distribution).__name__} has no methods explore and uniform. Write them, or return "
                 "None, which samples the policy."
             )
+        if how.numbers.dim() != 2 or len(how.numbers) != size:
+            raise SettingsError(
+                f"{type(self._algorithm).__name__}.exploration returned numbers of shape {list(how.numbers.shape)}. "
+                f"They must be [B, X], with one row for each of the {size} environments."
+            )
         if self._numbers is None:
             self._numbers = torch.zeros(self._noise.shape[1], how.numbers.shape[1], device=self._device)
         self._numbers[member.rows] = how.numbers.to(self._device)

@@ -148,6 +148,14 @@ def test_a_distribution_that_cannot_explore_is_named() -> None:
         Explorer(agent, [member], 2).begin(member, 0)
 
 
+@pytest.mark.parametrize("shape", [(2,), (1, 3), (2, 1, 1)])
+def test_numbers_of_exploration_have_a_row_for_each_environment(shape: tuple[int, ...]) -> None:
+    agent, member = Agent(recipes.ppo_cartpole().replace(precision="fp32")), ActingShard(0, 2, slice(0, 2))
+    agent.algorithm.exploration = lambda *_: Exploration(True, torch.zeros(shape))  # type: ignore[method-assign]
+    with pytest.raises(SettingsError, match=r"numbers of shape \[.*each of the 2 environments"):
+        Explorer(agent, [member], 2).begin(member, 0)
+
+
 def test_times_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(agent: Agent, shard: Any, **_: Any) -> Any:
         return SimpleNamespace(times={"env": 1.0, "inference": 2.0}, members=lambda: {shard: None}, frames_per_step=1)
