@@ -226,14 +226,23 @@ class Learner:
     def _first_loss(self, networks: Any, batch: Any, hyper: dict[str, Any]) -> Any:
         """The loss, checked."""
         models = [self._agent.model, *([] if self._agent.target is None else [self._agent.target])]
-        buffers = [buffer for model in models for buffer in model.buffers()]
-        before = [buffer._version for buffer in buffers]
+        before = [(model, name, x, x._version) for model in models for name, x in model.named_buffers()]
         graphs = self._capture is not None
         checked = contextlib.nullcontext() if self._draws is None else self._draws.checked_loss(graphs=graphs)
         with checked, unchanged(f"{type(self._algorithm).__name__}.loss", batch):
             loss = self._algorithm.loss(networks, batch, hyper)
         check_loss(self._algorithm, loss, batch)
-        self._writes_buffers = before != [buffer._version for buffer in buffers]
+        written = [
+            name for model, name, x, version in before if x._version != version or model.get_buffer(name) is not x
+        ]
+        if lost := sorted({name for model in models for name in model.state_dict()}.intersection(written)):
+            raise SettingsError(
+                f"{type(self._algorithm).__name__}.loss changed the model's buffer {', '.join(lost)}. Every process "
+                "would change its own copy, and neither collectors nor checkpoints get it, so the result would depend "
+                "on the layout. Use a parameter with a PlainGroup in groups, or register_buffer(…, persistent=False) "
+                "if no other loss reads it."
+            )
+        self._writes_buffers = bool(written)
         self._known_to_fit = True
         return loss
 

@@ -192,6 +192,24 @@ def test_steps_behind_one_that_stops_are_left_out() -> None:
     assert report.metrics["error"] == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("kind", [Learner, AsyncLearner])
+def test_a_loss_that_changes_a_buffer_for_later_losses_is_refused(kind: type[Learner], in_place: bool) -> None:
+    class Counting(Pull):
+        def loss(self, model: Any, batch: Goal, hyper: dict[str, float]) -> LossOutput:
+            model.seen = model.seen.add_(1) if in_place else model.seen + 1
+            return super().loss(model, batch, hyper)
+
+    def counting(*, persistent: bool) -> Learner:
+        toy = Toy(kind, Counting(1, [0.0]), gradient_lag="async" if kind is AsyncLearner else 0)
+        toy.learner._agent.model.register_buffer("seen", torch.zeros(1), persistent=persistent)
+        return toy.learner
+
+    counting(persistent=False).learn(0, {})
+    with pytest.raises(SettingsError, match=r"Counting\.loss changed the model's buffer seen\. .* persistent=False"):
+        counting(persistent=True).learn(0, {})
+
+
 @pytest.mark.parametrize(("kind", "lag"), [(Learner, 1), (AsyncLearner, "async")])
 def test_hyperparameters_that_adapt_need_gradients_without_a_lag(kind: type[Learner], lag: Any) -> None:
     algorithm = Pull(3, [0.0])
