@@ -32,8 +32,9 @@ class TopK(TreeSum):
     def push(self, shard: int, value: Tensor) -> None:
         value[: self.size] += self.kept.get(shard, 0.0)
         largest = value[: self.size].abs().topk(self.count).indices
-        places = torch.cat([largest, torch.arange(self.size, len(value))])  # what stands behind it goes in full
-        self.sent.append((shard, places.int(), value[places]))
+        rest = torch.arange(self.size, len(value), device=value.device)  # what stands behind it goes in full
+        places = torch.cat([largest, rest])
+        self.sent.append((shard, places.int().cpu(), value[places].cpu()))
         value[places] = 0.0
         self.kept[shard] = value[: self.size]
 

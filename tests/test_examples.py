@@ -14,6 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pretended_gpu
 import pytest
 import torch
 from workers import Workers
@@ -172,12 +173,15 @@ def test_the_scheme_keeps_a_version_for_four_rollouts(tmp_path: Path) -> None:
     assert [line["collected_with"] for line in lines] == [0, 0, 0, 0, 4, 4, 4, 4, 8, 8]
 
 
-def test_what_compression_keeps_for_later_is_in_checkpoints(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["inline", "inline,device=0"])
+def test_what_compression_keeps_for_later_is_in_checkpoints(layout: str, tmp_path: Path) -> None:
     experiment = short("gradient_compression", iterations=4)
-    whole = train(experiment, tmp_path / "whole", "inline")
-    options = RunOptions(run=str(tmp_path / "cut"), checkpoint_every=2, display="none", tensorboard=False)
-    lockstep.train(experiment, options=options, stop_after=2)
-    assert lockstep.resume(tmp_path / "cut").digest == whole.digest
+    with contextlib.nullcontext() if layout == "inline" else pretended_gpu.pretended():
+        experiment = experiment if layout == "inline" else experiment.replace(precision="fp32")
+        whole = train(experiment, tmp_path / "whole", layout)
+        options = RunOptions(run=str(tmp_path / "cut"), checkpoint_every=2, display="none", tensorboard=False)
+        lockstep.train(experiment, Layout.parse(layout), options, stop_after=2)
+        assert lockstep.resume(tmp_path / "cut", Layout.parse(layout)).digest == whole.digest
 
 
 def test_what_is_not_added_up_cannot_be_compressed() -> None:

@@ -297,7 +297,8 @@ class Algorithm(ABC, Generic[ConfigT]):
         return 0
 
     def exploration(self, progress: float, samples: int, environments: range, num_envs: int) -> Exploration | None:
-        """How environments explore in a rollout. None: they sample the policy.
+        """How environments explore in a rollout. None: they sample the policy. Environments may differ in their
+        numbers only, since one call acts for several shards.
 
         Args:
             progress: share of total_steps collected before the rollout.

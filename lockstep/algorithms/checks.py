@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.algorithms.base import Algorithm, LossOutput
+from lockstep.algorithms.onpolicy import Targets
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import named_leaves
 
@@ -37,11 +38,32 @@ def unchanged(who: str, given: Any) -> Iterator[None]:
         )
 
 
-def check_loss(algorithm: Algorithm[Any], loss: Any) -> None:
-    """Check an algorithm's loss.
+def check_targets(algorithm: Algorithm[Any], targets: Targets, reward: Tensor) -> None:
+    """Check the targets of an algorithm for these rewards, [T, B].
 
     Raises:
-        SettingsError: the loss is not a LossOutput of scalars, or its metrics are not those in metric_names.
+        SettingsError: they are not Targets, or have another shape than the rewards.
+    """
+    who = f"{type(algorithm).__name__}.targets"
+    if not isinstance(targets, Targets):
+        raise SettingsError(
+            f"{who} returned a {type(targets).__name__}. Return a lockstep.algorithms.onpolicy.Targets: the advantages "
+            "and the value targets."
+        )
+    for name, x in targets._asdict().items():
+        if not isinstance(x, Tensor) or x.shape != reward.shape or x.requires_grad:
+            raise SettingsError(
+                f"{who} returned {_described(x)} as {name}. It must be a tensor [T, B] without gradients, here "
+                f"{list(reward.shape)}: one number for each reward."
+            )
+
+
+def check_loss(algorithm: Algorithm[Any], loss: Any, batch: Any = None) -> None:
+    """Check an algorithm's loss of a batch.
+
+    Raises:
+        SettingsError: the loss is not a LossOutput of scalars, its metrics are not those in metric_names, or it lacks
+            the priorities of the batch's items.
     """
     who = f"{type(algorithm).__name__}.loss"
     if not isinstance(loss, LossOutput):
@@ -67,6 +89,13 @@ def check_loss(algorithm: Algorithm[Any], loss: Any) -> None:
             raise SettingsError(
                 f"{who} returned {_described(value)} as the metric {name!r}. Metrics must be detached scalars, each a "
                 "sum over valid samples, for example value.detach().sum()."
+            )
+    if algorithm.weighted:
+        items, found = list(batch.weight.shape), loss.priorities
+        if not isinstance(found, Tensor) or list(found.shape) != items or found.requires_grad:
+            raise SettingsError(
+                f"{who} returned {_described(found)} as priorities. With prioritized replay, it must be a detached "
+                f"tensor of shape {items}: the new priority of each item, such as its absolute error."
             )
 
 

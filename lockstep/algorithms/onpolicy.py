@@ -218,7 +218,7 @@ class OnPolicy(Algorithm[OnPolicyConfigT]):
         return loss._replace(total=loss.total + auxiliary, metrics={**loss.metrics, _AUXILIARY: auxiliary.detach()})
 
     def targets(self, rollout: Rollout, reward: Tensor, hyper: dict[str, float]) -> Targets:
-        """Advantages and value targets [T, B] of one shard. The reward is normalized if normalize.rewards is on."""
+        """Advantages and value targets [T, B] of one shard. The reward is normalized if normalize.returns is on."""
         raise NotImplementedError(f"{type(self).__name__} sets needs_targets but does not compute them")
 
     def hyperparameters(self, progress: float) -> dict[str, float]:

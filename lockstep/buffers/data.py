@@ -10,7 +10,7 @@ Shape legend: N transitions, M steps of the stream, S steps of a piece, B enviro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
@@ -107,12 +107,21 @@ def load(experiment: Experiment, observation_space: gymnasium.Space[Any], action
     return data
 
 
-def fill(memory: Replay, experiment: Experiment, shard: int, data: Data, example: Rollout, distribution: Any) -> None:
+def fill(
+    memory: Replay,
+    experiment: Experiment,
+    shard: int,
+    data: Data,
+    example: Rollout,
+    distribution: Any,
+    heartbeat: Callable[[], None] = lambda: None,
+) -> None:
     """Insert a shard's part of the data into its empty memory.
 
     Args:
         example: a rollout of the shard, with the shapes and types of the memory.
         distribution: the model's distribution, which converts actions into the form that replay stores.
+        heartbeat: called at every insertion.
 
     Raises:
         SettingsError: the distribution cannot convert actions.
@@ -126,6 +135,7 @@ def fill(memory: Replay, experiment: Experiment, shard: int, data: Data, example
     rollout = experiment.algorithm.rollout
     at_once = rollout * max(1, _AT_ONCE // rollout if memory.single_steps else 1)
     for part in rollouts(data.replace(action=action), experiment, shard, at_once):
+        heartbeat()
         memory.insert(part.replace(core_state=torch.zeros_like(example.core_state)))
 
 

@@ -8,6 +8,7 @@ not contain as complete, and, in `replay-000`, the state that is not per step, s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,10 +48,14 @@ class Remembering(Protocol):
 
 
 class History:
-    """The replay memory of one batch slot in checkpoints."""
+    """The replay memory of one batch slot in checkpoints.
 
-    def __init__(self, slot: int) -> None:
-        self._name = f"replay-{slot:03d}"
+    Args:
+        heartbeat: called at every segment, since reading or writing many from or to a slow disk is no stall.
+    """
+
+    def __init__(self, slot: int, heartbeat: Callable[[], None] = lambda: None) -> None:
+        self._name, self._heartbeat = f"replay-{slot:03d}", heartbeat
         self._final: dict[int, dict[str, Any]] = {}
         """The record of each complete segment, for lockstep.run.checkpoint.finish."""
         self._origin = Path()
@@ -60,9 +65,12 @@ class History:
         """Write a checkpoint's parts. Returns a record of each for lockstep.run.checkpoint.finish."""
         length, count = _length(memory), memory.count
         oldest = max(0, count - memory.steps + 1)
+        if not self._origin.is_dir():  # somebody has deleted the last checkpoint
+            self._final = {}
         parts = [write_part(directory, iteration, self._name, memory.state(), {"count": count})]
         final = {}
         for segment in range(oldest // length, count // length + 1):
+            self._heartbeat()
             if segment in self._final:
                 part = link_part(directory, iteration, self._final[segment], self._origin)
             else:
@@ -83,6 +91,7 @@ class History:
         self._origin = saved.path
         for name in saved.names():
             if name.startswith(f"{self._name}-"):
+                self._heartbeat()
                 steps, about = saved.part(name)
                 memory.put_back(about["first"], steps)
                 segment = int(name.removeprefix(f"{self._name}-"))

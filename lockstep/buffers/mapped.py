@@ -14,8 +14,10 @@ _LOCAL_HEADER = 30
 
 
 def read_arrays(path: Path, only: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, by name. Uncompressed ones, as numpy.savez writes them, are memory maps: the system
-    keeps one copy of their pages for all processes, and drops it when memory is short. Others are read into memory.
+    """The arrays of an .npz file, by name. Other files in it are ignored.
+
+    Uncompressed arrays, as numpy.savez writes them, are memory maps: the system keeps one copy of their pages for all
+    processes, and drops it when memory is short. Others are read into memory.
 
     A write to a map is private to this process. The file must not be overwritten while maps exist.
 
@@ -28,13 +30,15 @@ def read_arrays(path: Path, only: Collection[str] | None = None) -> dict[str, np
     mapped = mapped_arrays(path, only)
     with np.load(path, allow_pickle=False) as file:
         names = file.files if only is None else [name for name in file.files if name in only]
-        return {name: mapped[name] if name in mapped else file[name] for name in names}
+        found = {name: mapped[name] if name in mapped else file[name] for name in names}
+    return {name: x for name, x in found.items() if isinstance(x, np.ndarray)}
 
 
 def mapped_arrays(path: Path, only: Collection[str] | None = None) -> dict[str, np.ndarray]:
     """The arrays of read_arrays that are maps. Their contents are not read yet. Raises the same errors."""
     with zipfile.ZipFile(path) as file, path.open("rb") as raw:
-        stored = {info.filename.removesuffix(".npy"): info for info in file.infolist() if not info.compress_type}
+        plain = [info for info in file.infolist() if not info.compress_type and info.filename.endswith(".npy")]
+        stored = {info.filename.removesuffix(".npy"): info for info in plain}
         found = {name: _map(path, raw, info) for name, info in stored.items() if only is None or name in only}
     return {name: x for name, x in found.items() if x is not None}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.agent import Agent
-from lockstep.algorithms.checks import unchanged
+from lockstep.algorithms.checks import check_targets, unchanged
 from lockstep.algorithms.onpolicy import Batch, OnPolicy, OnPolicyConfig, Targets
 from lockstep.buffers.batches import CollectedRollout, Slice
 from lockstep.buffers.slabs import sent, to_device
@@ -175,6 +175,7 @@ class FreshBatches:
         """The targets, checked."""
         with unchanged(f"{type(self._algorithm).__name__}.targets", rollout):
             targets = self._algorithm.targets(rollout, reward, hyper)
+        check_targets(self._algorithm, targets, reward)
         self._known_to_fit = True
         return targets
 
@@ -206,7 +207,10 @@ class FreshBatches:
         def gather(leaf: Tensor) -> Tensor:
             # A shard's rows may lie between other rows of its acting batch. index_select over all rows copies whole
             # samples; indexing with two tensors does not.
-            between = leaf.stride(0) // leaf.stride(1)
+            outer, inner = leaf.stride()[:2]
+            if not inner or outer % inner or outer // inner < environments:  # as targets of a user's algorithm may be
+                return leaf[t, b][None]
+            between = outer // inner
             rows = leaf.as_strided(((steps - 1) * between + environments, *leaf.shape[2:]), leaf.stride()[1:])
             return rows.index_select(0, t * between + b)[None]
 

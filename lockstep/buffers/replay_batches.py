@@ -10,6 +10,7 @@ Shape legend: n items of a slice, Z numbers of noise.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -69,7 +70,10 @@ class ReplayBatches:
         assert isinstance(algorithm, OffPolicy)
         self._agent, self._config, self._algorithm, self._slots = agent, config, algorithm, slots
         self._replays: dict[int, Replay] = {}
-        self._histories = {slot: History(slot) for slot in slots}
+        self.heartbeat: Callable[[], None] = lambda: None
+        """Called while replay is filled, written or restored, to tell the supervisor that this process makes
+        progress."""
+        self._histories = {slot: History(slot, lambda: self.heartbeat()) for slot in slots}
         self._saved: dict[int, Checkpoint] = {}
         self._draws: dict[int, np.random.Generator] = {}
         self._goals = Goals(agent.experiment.env) if config.replay.hindsight else None
@@ -116,7 +120,8 @@ class ReplayBatches:
                     agent = self._agent
                     if data is None:
                         data = load(experiment, agent.observation_space, agent.action_space)
-                    fill(self._replays[slot], experiment, slot, data, new[0].rollout, agent.model.distribution)
+                    example, distribution = new[0].rollout, agent.model.distribution
+                    fill(self._replays[slot], experiment, slot, data, example, distribution, self.heartbeat)
             for each in new:
                 if self._on_gpu:
                     self._replays[slot].insert(each.rollout, each.on_device)

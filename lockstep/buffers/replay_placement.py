@@ -64,7 +64,7 @@ def on_gpu(experiment: Experiment, shards: int, rollout: Rollout, device: torch.
     """
     if device.type == "cpu":
         return False
-    memory = _without_memory(experiment, rollout)
+    memory, fewer = _without_memory(experiment, rollout), ""
     if placing.where == "cpu":
         reason = "because of replay=cpu"
     elif off_policy(experiment.algorithm).replay.hindsight:
@@ -82,10 +82,11 @@ def on_gpu(experiment: Experiment, shards: int, rollout: Rollout, device: torch.
             f"since it takes {_size(needed)}, and replay may take half of the {_size(free)} of the GPU's memory that "
             f"are free for {placing.sharing} learner{'s' * (placing.sharing > 1)}"
         )
+        fewer = ", or store fewer steps (--algorithm.replay.capacity; another result)"
     if placing.where == "gpu":
         raise SettingsError(
             f"replay=gpu: the replay memory must be on the CPU, {reason}. Leave replay= out, which gives the same "
-            "bits, or store fewer steps (--algorithm.replay.capacity; another result)."
+            f"bits{fewer}."
         )
     if placing.tells:
         print_line(f"The replay memory is on the CPU, {reason}", sys.stderr)
@@ -161,12 +162,15 @@ def require(experiment: Experiment, shards: int, learners: int, rollout: Rollout
     if available is None or needed + filling <= available:
         return
     replay = off_policy(experiment.algorithm).replay
-    fitting = math.floor(max(0.0, 0.8 * replay.capacity * (available - filling) / needed))
+    fitting = _round(math.floor(max(0.0, 0.8 * replay.capacity * (available - filling) / needed)))
+    beside = f", beside {_size(filling)} of algorithm.replay.data" if filling else ""
+    smaller = f", for example --algorithm.replay.capacity {fitting} (another result)" if fitting else ""
+    share = " Processes share the arrays of an uncompressed file that have the environment's types." if filling else ""
     frames = "" if replay.store_frames else " --algorithm.replay.store-frames keeps each frame of a stack once."
     raise SettingsError(
         f"Replay of algorithm.replay.capacity={replay.capacity:,} steps takes {needed / 1e9:.1f} GB for "
-        f"{shards} of {experiment.scheme.shards} shards, and {available / 1e9:.1f} GB of memory are available. "
-        f"Store fewer steps, for example --algorithm.replay.capacity {_round(fitting)} (another result).{frames} "
+        f"{shards} of {experiment.scheme.shards} shards{beside}, and {available / 1e9:.1f} GB of memory are available. "
+        f"Store fewer steps{smaller}.{share}{frames} "
         "Fewer environments (env.num_envs) save little: capacity counts the steps of all of them together."
     )
 

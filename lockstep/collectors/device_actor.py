@@ -76,7 +76,7 @@ class DevicePolicy:
 
     Args:
         distribution: the distribution of actions.
-        noise: fp32 [T, A, N] in the host's memory, uniform in (0, 1): rewritten before each rollout.
+        noise: fp32 [T, A, N] in the host's memory, uniform in [0, 1]: rewritten before each rollout.
         state: fp32 [A, K] on the GPU: the core state, which every step updates in place.
         capture: makes CUDA graphs of steps. None: each kernel is launched by itself.
         keeps_policy: whether the distribution's parameters are copied back, too.

@@ -15,6 +15,7 @@ from torch import Tensor
 from lockstep.agent import Agent
 from lockstep.algorithms.offpolicy import drifting
 from lockstep.collectors.stepping import ActingShard
+from lockstep.config.settings import SettingsError
 from lockstep.core.rng import stream
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import Exploring
@@ -39,9 +40,10 @@ class Explorer:
         self._exploring = distribution if isinstance(distribution, Exploring) else None
         steps, numbers = agent.experiment.algorithm.rollout, distribution.noise_size
         self.noise = torch.zeros(steps, size, numbers, pin_memory=agent.device.type != "cpu")
-        """fp32 [T, A, N] in the host's memory, uniform in (0, 1): rewritten before each rollout."""
+        """fp32 [T, A, N] in the host's memory, uniform in [0, 1]: rewritten before each rollout."""
         self._noise = self.noise.numpy()
-        self.choose: Choose = distribution.sample
+        self._sample: Choose = distribution.sample
+        self.choose = self._sample
         """Chooses this rollout's actions. Functions that call different kernels are unequal."""
         self._numbers: Tensor | None = None
         """fp32 [A, X]: how each environment explores. CUDA graphs read it, so it stays at its place in memory."""
@@ -70,7 +72,19 @@ class Explorer:
         with arithmetic(self._model):
             how = self._algorithm.exploration(progress, samples, environments, experiment.env.num_envs)
         if how is None:
+            self.choose = self._sample  # also after rollouts that explored
             return
+        if self._exploring is None:
+            raise SettingsError(
+                f"{type(self._algorithm).__name__}.exploration says how to explore, but "
+                f"{type(self._model.distribution).__name__} has no methods explore and uniform. Write them, or return "
+                "None, which samples the policy."
+            )
+        if how.numbers.dim() != 2 or len(how.numbers) != size:
+            raise SettingsError(
+                f"{type(self._algorithm).__name__}.exploration returned numbers of shape {list(how.numbers.shape)}. "
+                f"They must be [B, X], with one row for each of the {size} environments."
+            )
         if self._numbers is None:
             self._numbers = torch.zeros(self._noise.shape[1], how.numbers.shape[1], device=self._device)
         self._numbers[member.rows] = how.numbers.to(self._device)

@@ -16,7 +16,7 @@ from lockstep.models.distributions import Distribution
 from lockstep.system.generators import no_draws
 
 _CHOICE_DREW = (
-    "Make actions from the argument noise alone, which is uniform in (0, 1): for example, (logits - "
+    "Make actions from the argument noise alone, which is uniform in [0, 1]: for example, (logits - "
     "(-noise.log()).log()).argmax(-1) draws a category."
 )
 

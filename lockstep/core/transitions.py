@@ -26,7 +26,7 @@ class Drawn(ArrayTuple):
     weight: Tensor
     """fp32 [n]: importance weight, not yet divided by the largest of the minibatch."""
     noise: Tensor | None
-    """fp32 [Z], uniform in (0, 1): for losses and models that draw numbers."""
+    """fp32 [Z], uniform in [0, 1): for losses and models that draw numbers."""
     deviation: Tensor | None
     """fp32 [1]: the deviation of returns, by which rewards are divided."""
 
@@ -61,7 +61,7 @@ class Transitions(ArrayTuple):
     valid: Tensor
     """bool [1, n]: always True, since only valid steps are drawn."""
     noise: Tensor | None
-    """fp32 [Z], uniform in (0, 1): for losses and models that draw numbers."""
+    """fp32 [Z], uniform in [0, 1): for losses and models that draw numbers."""
 
     def part(self, index: int | Tensor, of: int) -> Transitions:
         """Part `index` of the items, which are split into this many equal parts.
@@ -112,4 +112,4 @@ class Sequences(ArrayTuple):
     valid: Tensor
     """bool [M, n]: False on reset steps."""
     noise: Tensor | None
-    """fp32 [Z], uniform in (0, 1): for losses and models that draw numbers."""
+    """fp32 [Z], uniform in [0, 1): for losses and models that draw numbers."""

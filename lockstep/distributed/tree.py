@@ -42,7 +42,8 @@ class TreeSum:
     def __init__(self, shards: int, group: Group) -> None:
         self.shards, self.group = shards, group
         self.kept: dict[int, Tensor] = {}
-        """State per shard of subclasses that do more than add. Checkpoints contain it. Here it is empty."""
+        """State per shard of subclasses that do more than add. Checkpoints contain it. Here it is empty. A resumed run
+        has it on the device of the gradients."""
         self._block = block(shards, group.size, group.rank, group.groups)
         self._subtrees: list[tuple[int, int, Tensor]] = []
         self._halving = _halves(shards, group.size)

@@ -82,8 +82,11 @@ class AsyncLearner(Learner):
             place, behind, norm = self._parameters.change(computed)
             applied[place] = Applied(slot, behind)
             sums[slot] += torch.cat([added.double(), torch.tensor([norm, 1.0], dtype=torch.float64)])
-            if algorithm.reads_steps and algorithm.stop_early(self._means(added)):
-                stopped.add(slot)
+            if algorithm.reads_steps:
+                found = self._means(added)
+                self._adapt(hyper, found)
+                if algorithm.stop_early(found):
+                    stopped.add(slot)
         total = self._tree.sum(sums)  # after which all have applied their last gradient
         self._parameters.close()
         norms, updates = total[self._counts :].tolist()

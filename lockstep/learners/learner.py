@@ -19,6 +19,7 @@ from lockstep.algorithms.checks import check_loss, unchanged
 from lockstep.algorithms.offpolicy import OffPolicy
 from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.sources import batches_for
+from lockstep.config.settings import SettingsError
 from lockstep.core.digests import fast_digest
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.gradient_graphs import GradientGraphs, HyperTensors, graphs_of
@@ -114,9 +115,8 @@ class Learner:
                 continue
             gradient, added = self._split(total)
             found = self._means(added) if reads else {}
-            if reads and (adapted := algorithm.adapt(hyper, found)):
-                self._adapted |= adapted
-                hyper |= adapted
+            if reads:
+                self._adapt(hyper, found)
             groups = algorithm.groups(number, hyper)
             self._in_flight.append(Computed(gradient, iteration, number, groups))
             if len(self._in_flight) > self._lag:
@@ -125,6 +125,21 @@ class Learner:
             if reads and algorithm.stop_early(found):
                 break
         return steps
+
+    def _adapt(self, hyper: dict[str, float], found: dict[str, float]) -> None:
+        """Let the algorithm change the hyperparameters, given the metrics of a gradient step.
+
+        Raises:
+            SettingsError: it does so, but the gradients have a lag.
+        """
+        adapted, lag = self._algorithm.adapt(hyper, found), self._agent.experiment.scheme.gradient_lag
+        if adapted and lag != 0:
+            raise SettingsError(
+                f"{type(self._algorithm).__name__}.adapt changes {', '.join(adapted)} by the gradient that is applied, "
+                f"but with scheme.gradient_lag={lag} an older one is applied. Use --scheme.gradient-lag 0."
+            )
+        self._adapted |= adapted
+        hyper |= adapted
 
     def _hyperparameters(self, iteration: int) -> dict[str, float]:
         """The hyperparameters of an iteration, annealed."""
@@ -211,14 +226,23 @@ class Learner:
     def _first_loss(self, networks: Any, batch: Any, hyper: dict[str, Any]) -> Any:
         """The loss, checked."""
         models = [self._agent.model, *([] if self._agent.target is None else [self._agent.target])]
-        buffers = [buffer for model in models for buffer in model.buffers()]
-        before = [buffer._version for buffer in buffers]
+        before = [(model, name, x, x._version) for model in models for name, x in model.named_buffers()]
         graphs = self._capture is not None
         checked = contextlib.nullcontext() if self._draws is None else self._draws.checked_loss(graphs=graphs)
         with checked, unchanged(f"{type(self._algorithm).__name__}.loss", batch):
             loss = self._algorithm.loss(networks, batch, hyper)
-        check_loss(self._algorithm, loss)
-        self._writes_buffers = before != [buffer._version for buffer in buffers]
+        check_loss(self._algorithm, loss, batch)
+        written = [
+            name for model, name, x, version in before if x._version != version or model.get_buffer(name) is not x
+        ]
+        if lost := sorted({name for model in models for name in model.state_dict()}.intersection(written)):
+            raise SettingsError(
+                f"{type(self._algorithm).__name__}.loss changed the model's buffer {', '.join(lost)}. Every process "
+                "would change its own copy, and neither collectors nor checkpoints get it, so the result would depend "
+                "on the layout. Use a parameter with a PlainGroup in groups, or register_buffer(…, persistent=False) "
+                "if no other loss reads it."
+            )
+        self._writes_buffers = bool(written)
         self._known_to_fit = True
         return loss
 

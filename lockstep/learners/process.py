@@ -103,7 +103,8 @@ class LearnerProcess:
         for slot in self.slots:
             self.learner.batches.restore(slot, saved)
             if f"reduction-{slot:03d}" in saved.parts:
-                self.learner.reduction.kept[slot] = saved.part(f"reduction-{slot:03d}")[0]["kept"]
+                kept = saved.part(f"reduction-{slot:03d}")[0]["kept"]
+                self.learner.reduction.kept[slot] = kept.to(self.agent.device)
         for number in meta["versions"]:
             state = below(f"version.{number}.normalizer.", tensors)
             vector = tensors[f"version.{number}.parameters"]
@@ -118,7 +119,7 @@ class LearnerProcess:
         """
         parts = self.rollouts.save(directory, iterations)
         for slot in self.slots:
-            self._heartbeat()  # writing a large replay to a slow disk is no stall
+            self._heartbeat()
             parts += self.learner.batches.save(slot, directory, iterations)
             if (kept := self.learner.reduction.kept.get(slot)) is not None:
                 parts.append(write_part(directory, iterations, f"reduction-{slot:03d}", {"kept": kept}, {}))

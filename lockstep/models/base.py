@@ -41,7 +41,8 @@ class ActionDistribution(Protocol):
 
     num_params: int
     noise_size: int
-    """N: the number of uniform numbers in (0, 1) that sampling one action takes."""
+    """N: the number of uniform numbers in [0, 1] that sampling one action takes. Clamp them if 0 or 1 would give an
+    infinite action, as in torch.special.ndtri(noise.clamp(1e-7, 1 - 1e-7))."""
     action_shape: tuple[int, ...]
     action_dtype: torch.dtype
 
@@ -175,7 +176,7 @@ class PolicyModel(nn.Module, ABC):
     """Whether collectors draw new noise at every step instead of once per rollout."""
 
     def set_noise(self, uniform: Tensor | None) -> None:
-        """Set the noise of noisy layers from fp32 [Z], uniform in (0, 1); None removes it."""
+        """Set the noise of noisy layers from fp32 [Z], uniform in [0, 1); None removes it."""
         assert self.noise_numbers == 0, "a model with noisy layers must override set_noise"
 
     @abstractmethod

@@ -86,10 +86,11 @@ class Distribution(ABC):
 
     @abstractmethod
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """[..., P], uniform noise in (0, 1) [..., N] -> action [..., *action_shape]"""
+        """[..., P], uniform noise in [0, 1], [..., N] -> action [..., *action_shape]"""
 
     def at_random(self, noise: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """A random action, independent of any parameters: uniform noise in (0, 1) [B, N] -> action [B, *action_shape].
+        """A random action, independent of any parameters: uniform noise in [0, 1], [B, N] -> action
+        [B, *action_shape].
 
         Args:
             allowed: bool [B, num_logits]: an action mask, if any.

@@ -64,6 +64,7 @@ def learner_process(job: Job, agent: Agent, context: WorkerContext, heartbeat: C
         free = None if agent.device.type == "cpu" else torch.cuda.mem_get_info(agent.device)[0]
         beside, shards = job.layout.learners_beside(group.rank), shards_here(job.experiment, job.layout)
         learners, tells = learners_here(job.layout), group.rank == 0 and not quiet
+        batches.heartbeat = heartbeat
         batches.placing = Placing(job.layout.replay, beside, free, shards, learners, tells)
     return process
 

@@ -86,16 +86,18 @@ class CollectorService:
         self._since = time.perf_counter()
 
     def start(self, states: dict[int, State], offsets: Mapping[int, int] | None = None) -> tuple[int, int]:
-        """Start the environments, or restore each shard from its state if it has one.
+        """Start the environments, or restore each shard from its state.
 
         Args:
+            states: by shard. If one is empty, no shard has collected a rollout, and all start from their first seeds:
+                of a collector that was lost at its start, learners may know the states of some shards only.
             offsets: by shard, the number of the rollout that lap 0 collects; by default 0.
 
         Returns:
             The number of environment steps that were replayed, and the number of frames per step.
         """
         replayed = 0
-        if any(states.values()):
+        if all(states.values()):
             copies = {
                 shard: {name: torch.from_numpy(array.copy()) for name, array in state.items()}
                 for shard, state in states.items()

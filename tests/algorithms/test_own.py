@@ -16,15 +16,19 @@ from sentences import says
 from torch import Tensor, nn
 
 import lockstep
+from lockstep import recipes
+from lockstep.agent import Agent
 from lockstep.algorithms.base import Algorithm, Exploration, LossOutput, ParameterGroup
-from lockstep.algorithms.checks import check_loss
+from lockstep.algorithms.checks import check_loss, check_targets
 from lockstep.algorithms.dqn import DQN, DQNConfig
-from lockstep.algorithms.onpolicy import OnPolicy
+from lockstep.algorithms.offpolicy import ReplayConfig
+from lockstep.algorithms.onpolicy import Batch, OnPolicy, Targets
 from lockstep.algorithms.popart import PopArt
 from lockstep.algorithms.ppo import PPO, PPOConfig
 from lockstep.algorithms.rnd import RND, with_curiosity
 from lockstep.algorithms.several import Several
 from lockstep.algorithms.wrapper import Wrapper
+from lockstep.buffers.on_policy import FreshBatches
 from lockstep.buffers.sources import batches_for
 from lockstep.cli.main import main
 from lockstep.config.settings import SettingsError
@@ -33,6 +37,7 @@ from lockstep.distributed.tree import TreeSum
 from lockstep.models.policies import Part, PoliciesSpace
 from lockstep.models.popart import PopArtConfig, PopArtHead
 from lockstep.models.rnd import RNDConfig
+from lockstep.scheme import Scheme
 
 X = torch.ones((), requires_grad=True)
 
@@ -62,6 +67,59 @@ def test_what_is_no_loss_is_explained(loss: Any, words: str) -> None:
     check_loss(Own(PPOConfig()), output())
     with pytest.raises(SettingsError, match=words):
         check_loss(Own(PPOConfig()), loss)
+
+
+@pytest.mark.parametrize(
+    ("priorities", "words"),
+    [
+        (None, r"DQN\.loss returned a NoneType as priorities.* shape \[3\]"),
+        (torch.ones(1, 3), r"a tensor of shape \[1, 3\] without gradients as priorities"),
+        (X.expand(3), r"a tensor of shape \[3\] with gradients as priorities"),
+    ],
+)
+def test_priorities_that_replay_cannot_take_are_explained(priorities: Any, words: str) -> None:
+    algorithm, batch = DQN(DQNConfig(replay=ReplayConfig(prioritized=True))), SimpleNamespace(weight=torch.ones(3))
+    loss = LossOutput(X * 2, dict.fromkeys(algorithm.metric_names, torch.tensor(0.0)), torch.ones(3))
+    check_loss(algorithm, loss, batch)
+    with pytest.raises(SettingsError, match=words):
+        check_loss(algorithm, loss._replace(priorities=priorities), batch)
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        ((torch.zeros(3, 2), torch.zeros(3, 2)), "Own.targets returned a tuple. Return a lockstep.algorithms.onpolicy"),
+        (Targets(torch.zeros(4, 2), torch.zeros(3, 2)), r"shape \[4, 2\] without .* as advantage.*here \[3, 2\]"),
+        (Targets(torch.zeros(3, 2), torch.zeros(3, 2, 1)), r"shape \[3, 2, 1\] without gradients as value_target"),
+        (Targets(torch.zeros(3, 2), X.expand(3, 2)), "with gradients as value_target"),
+        (Targets(torch.zeros(3, 2), 0.0), "a float as value_target"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_are_no_targets_is_explained(targets: Any, words: str) -> None:
+    check_targets(Own(PPOConfig()), Targets(torch.zeros(3, 2), torch.zeros(3, 2)), torch.zeros(3, 2))
+    with pytest.raises(SettingsError, match=words):
+        check_targets(Own(PPOConfig()), targets, torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_targets_may_have_any_order_in_memory(size: int) -> None:
+    agent = Agent(recipes.ppo_cartpole().replace(scheme=Scheme(shards=1), precision="fp32"))
+    batches, steps = FreshBatches(agent, range(1), TreeSum(1, Group())), 4
+    plain = torch.arange(float(steps * size)).view(steps, size)
+    wide = torch.arange(float(steps * 5)).view(steps, 5)
+    orders = [
+        *(plain, plain.T.contiguous().T, torch.empty(size, steps).T.copy_(plain)),
+        *(wide[:, :size], wide[:, :1].expand(steps, size), torch.ones(()).expand(steps, size)),
+        *(torch.stack([plain, plain], -1)[..., 0], wide.repeat(1, 2)[:, : 2 * size : 2]),
+    ]
+    flags, index = torch.zeros(steps, size, dtype=torch.bool), torch.randperm(steps * size)[:3]
+    fields: dict[str, Any] = dict.fromkeys(("obs", "action", "reward", "log_prob", "value", "value_target"), plain)
+    fields |= dict.fromkeys(("start", "terminated", "truncated", "valid"), flags)
+    fields |= {"state": torch.zeros(size, 0), "prev_action": None, "prev_reward": None}
+    for each in orders:
+        whole = Batch(**fields, advantage=each)
+        chosen = batches.select(whole, index, None)
+        assert chosen.advantage is not None and chosen.advantage.tolist() == [each.reshape(-1)[index].tolist()]
 
 
 def test_steps_are_read_where_something_decides_by_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,9 @@ def test_processes_share_what_they_read_of_uncompressed_files(tmp_path: Path) ->
     assert all(isinstance(x, np.memmap) for x in read_arrays(paths["stored"]).values())
     assert not any(isinstance(x, np.memmap) for x in read_arrays(paths["packed"]).values())
     assert list(read_arrays(paths["stored"], ("rewards",))) == ["rewards"]
+    with zipfile.ZipFile(paths["stored"], "a") as file:
+        file.writestr("README.txt", "where this comes from")
+    assert read_arrays(paths["stored"]).keys() == arrays.keys()
     loaded = {name: load(small(path), BOX, TWO) for name, path in paths.items()}
     assert len({data.digest for data in loaded.values()}) == 1
     assert loaded["stored"].obs.tolist() == loaded["packed"].obs.tolist() == [[0], [1], [2], [3], [4]]
@@ -115,6 +119,11 @@ def test_the_size_of_data_is_known_before_it_is_loaded(tmp_path: Path, monkeypat
     replay_placement.require(experiment, 2, 2)
     monkeypatch.setattr(replay_placement, "available_bytes", lambda: needed - 1)
     with pytest.raises(SettingsError, match=r"algorithm\.replay\.capacity"):
+        replay_placement.require(experiment, 2, 2)
+    monkeypatch.setattr(replay_placement, "available_bytes", lambda: 0)  # not even enough for the data
+    with pytest.raises(
+        SettingsError, match=r"beside 0\.0 MB of algorithm\.replay\.data.* Store fewer steps\. Processes"
+    ):
         replay_placement.require(experiment, 2, 2)
 
     arrays = {name: x.astype(np.int64 if name == "actions" else np.float32) for name, x in arrays.items()}
@@ -254,7 +263,9 @@ def test_sequences_are_filled(tmp_path: Path) -> None:
     data = load(experiment, spaces.Box(-9, 9, (4,), np.float32), spaces.Discrete(2))
     example = next(rollouts(data, experiment, 0, experiment.algorithm.rollout)).replace(core_state=torch.ones(1, 16))
     memory = SequenceReplay(experiment, example, 0, 6)
-    fill(memory, experiment, 0, data, example, EpsilonGreedy(spaces.Discrete(2)))
+    beats: list[int] = []
+    fill(memory, experiment, 0, data, example, EpsilonGreedy(spaces.Discrete(2)), lambda: beats.append(memory.count))
+    assert beats == list(range(0, memory.count, experiment.algorithm.rollout)), "signs of life"
     assert memory.draw(4, np.random.default_rng(1))[0].max() < memory.count // experiment.algorithm.rollout
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,32 @@ def test_steps_are_written_once(tmp_path: Path) -> None:
     assert len(before) >= 64, "all that is remembered"
     inodes = {file.stat().st_ino for file in tmp_path.rglob("replay-000-*")}
     assert len(inodes) <= len(before) + 6, "checkpoints share their files"
+
+
+def test_a_checkpoint_that_somebody_deletes_is_not_needed_by_the_next(tmp_path: Path) -> None:
+    settings = experiment(steps=100, envs=2, n_step=1, rollout=16)
+    rollouts = list(World(2, 5, "zero", 0.02).rollouts(16, 8))
+    memory, history = Replay(settings, rollouts[0]), History(0)
+    for number in (1, 2):
+        for each in rollouts[3 * number - 3 : 3 * number]:
+            memory.insert(each)
+        shutil.rmtree(tmp_path / "00000001", ignore_errors=True)
+        checkpoint.finish(tmp_path, number, history.save(tmp_path, number, memory), {}, keep=2)
+    twin = Replay(settings, rollouts[0])
+    assert History(0).restore(checkpoint.open_checkpoint(checkpoint.latest(tmp_path)), twin)
+    assert_equal_from_here(memory, twin, rollouts[6:])
+
+
+def test_every_segment_is_a_sign_of_life(tmp_path: Path) -> None:
+    settings = experiment(steps=100, envs=2, n_step=1, rollout=16)
+    rollouts = list(World(2, 5, "zero", 0.02).rollouts(16, 5))
+    memory, beats = Replay(settings, rollouts[0]), list[str]()
+    for each in rollouts:
+        memory.insert(each)
+    parts = History(0, lambda: beats.append("save")).save(tmp_path, 1, memory)
+    saved = checkpoint.open_checkpoint(checkpoint.finish(tmp_path, 1, parts, {}, keep=1))
+    History(0, lambda: beats.append("restore")).restore(saved, Replay(settings, rollouts[0]))
+    assert beats == ["save"] * 6 + ["restore"] * 6 and len(parts) == 7
 
 
 def test_a_damaged_segment_is_named(tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ def test_where_it_lies(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         chosen(where="gpu", sharing=2)
     settings = EXPERIMENTS["hindsight"]()
     assert not chosen()
+    with pytest.raises(SettingsError, match=r"replay=gpu: .*hindsight.* gives the same bits\.$"):
+        chosen(where="gpu")
 
 
 @pytest.mark.usefixtures("gpu")

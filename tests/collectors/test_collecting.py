@@ -15,9 +15,12 @@ from sentences import says
 
 from lockstep import recipes
 from lockstep.agent import Agent
+from lockstep.algorithms.base import Exploration
 from lockstep.collectors.collectors import Collector, Collectors, RolloutInfo
+from lockstep.collectors.explorer import Explorer
+from lockstep.collectors.stepping import ActingShard
 from lockstep.config.layout import Layout
-from lockstep.config.settings import NotFinite
+from lockstep.config.settings import NotFinite, SettingsError
 from lockstep.core.rollout import Episode, Rollout
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.envs.base import ShardEnv, StepResult
@@ -119,6 +122,38 @@ def test_environments_that_start_afresh_count_nothing_of_what_was_cut(monkeypatc
     assert info.episodes == [Episode(1.0, 2), Episode(2.0, 2)]
     # Returns of the first environment: 1/2, 1/2 + 1/4, 1. Of the second: 1, 1 + 1/2, 1.
     assert info.moments.tolist() == [6, 2.25 + 3.5, 1.8125 + 4.25]
+
+
+def test_a_policy_is_sampled_again_after_rollouts_that_explored() -> None:
+    agent, member = Agent(recipes.ppo_cartpole().replace(precision="fp32")), ActingShard(0, 2, slice(0, 2))
+    explorer = Explorer(agent, [member], 2)
+    each = agent.experiment.samples_per_iteration
+    told = {0: Exploration(True, torch.zeros(2, 1)), each: Exploration(False, torch.zeros(2, 1)), 2 * each: None}
+    agent.algorithm.exploration = lambda progress, samples, *_: told[samples]  # type: ignore[method-assign]
+    choices = []
+    for rollout in (2, 0, 1, 2):
+        explorer.begin(member, rollout)
+        choices.append(explorer.choose)
+    sampled, uniform, by_numbers, again = choices
+    assert sampled == again == agent.model.distribution.sample, "as in a run that is resumed here"
+    assert len({sampled, uniform, by_numbers}) == 3
+
+
+def test_a_distribution_that_cannot_explore_is_named() -> None:
+    agent, member = Agent(recipes.ppo_cartpole().replace(precision="fp32")), ActingShard(0, 2, slice(0, 2))
+    sample = agent.model.distribution.sample
+    agent.model.distribution = SimpleNamespace(sample=sample, noise_size=1)  # type: ignore[assignment]
+    agent.algorithm.exploration = lambda *_: Exploration(True, torch.zeros(2, 1))  # type: ignore[method-assign]
+    with pytest.raises(SettingsError, match=r"PPO\.exploration .* SimpleNamespace has no methods explore and uniform"):
+        Explorer(agent, [member], 2).begin(member, 0)
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 3), (2, 1, 1)])
+def test_numbers_of_exploration_have_a_row_for_each_environment(shape: tuple[int, ...]) -> None:
+    agent, member = Agent(recipes.ppo_cartpole().replace(precision="fp32")), ActingShard(0, 2, slice(0, 2))
+    agent.algorithm.exploration = lambda *_: Exploration(True, torch.zeros(shape))  # type: ignore[method-assign]
+    with pytest.raises(SettingsError, match=r"numbers of shape \[.*each of the 2 environments"):
+        Explorer(agent, [member], 2).begin(member, 0)
 
 
 def test_times_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,33 @@ def test_steps_behind_one_that_stops_are_left_out() -> None:
     assert report.metrics["error"] == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("kind", [Learner, AsyncLearner])
+def test_a_loss_that_changes_a_buffer_for_later_losses_is_refused(kind: type[Learner], in_place: bool) -> None:
+    class Counting(Pull):
+        def loss(self, model: Any, batch: Goal, hyper: dict[str, float]) -> LossOutput:
+            model.seen = model.seen.add_(1) if in_place else model.seen + 1
+            return super().loss(model, batch, hyper)
+
+    def counting(*, persistent: bool) -> Learner:
+        toy = Toy(kind, Counting(1, [0.0]), gradient_lag="async" if kind is AsyncLearner else 0)
+        toy.learner._agent.model.register_buffer("seen", torch.zeros(1), persistent=persistent)
+        return toy.learner
+
+    counting(persistent=False).learn(0, {})
+    with pytest.raises(SettingsError, match=r"Counting\.loss changed the model's buffer seen\. .* persistent=False"):
+        counting(persistent=True).learn(0, {})
+
+
+@pytest.mark.parametrize(("kind", "lag"), [(Learner, 1), (AsyncLearner, "async")])
+def test_hyperparameters_that_adapt_need_gradients_without_a_lag(kind: type[Learner], lag: Any) -> None:
+    algorithm = Pull(3, [0.0])
+    algorithm.adapt = lambda hyper, metrics: {"learning_rate": 0.1}  # type: ignore[method-assign]
+    with pytest.raises(SettingsError, match=rf"Pull\.adapt changes learning_rate .* scheme\.gradient_lag={lag} "):
+        Toy(kind, algorithm, gradient_lag=lag).learner.learn(0, {})
+    Toy(Learner, algorithm).learner.learn(0, {})
+
+
 def test_each_slot_has_an_update_of_its_own() -> None:
     """Goals 0 and 1: w goes half of the way to each in turn."""
     toy = Toy(AsyncLearner, Pull(2, [0.0, 1.0]), slots=2, gradient_lag="async")

@@ -64,6 +64,18 @@ def test_whoever_replaces_a_collector_collects_what_it_would_have(job: Job) -> N
     second.close()
 
 
+def test_a_collector_that_replaces_one_at_its_start_may_know_some_of_the_states(job: Job) -> None:
+    """A free-running collector was lost after learners had received the states of some of its shards."""
+    version = VersionMessage.of(Agent(job.experiment).version(0))
+    first, second = collector_service(job, 0, lambda: None), collector_service(job, 0, lambda: None)
+    first.start({shard: {} for shard in SHARDS})
+    assert second.start({**first.states(), 1: {}}, dict.fromkeys(SHARDS, 0)) == (0, 1)
+    lost, again = (sent(each.collect(0, version)) for each in (first, second))
+    assert [p.info.digests for p in lost] == [p.info.digests for p in again]
+    first.close()
+    second.close()
+
+
 def test_rollouts_may_come_late_and_twice(job: Job) -> None:
     agent, schedule = Agent(job.experiment), job.experiment.schedule()
     versions = Versions(schedule)
