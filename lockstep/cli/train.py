@@ -81,7 +81,7 @@ def train(arguments: list[str]) -> int:
     given = dataclasses.replace(given, experiment=begun_anew(given.experiment, experiment))
     layout = Layout.parse(given.layout)
     given.options.validate()
-    # Without a warm start, the recipe's has no flags to tell of.
+    # Flags that remove the recipe's warm start reset its other settings, too, which is nothing to tell.
     base = experiment if given.experiment.warm_start.run else experiment.replace(warm_start=WarmStart())
     for sentence in (*unused(given.experiment, base), *unused_options(given.options, RunOptions())):
         print_line(sentence, sys.stderr)
