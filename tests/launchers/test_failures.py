@@ -149,7 +149,7 @@ def test_a_run_that_never_began_leaves_no_folder(layout: str) -> None:
     Path("simulator.py").write_text(fault)
     experiment = cut(recipes.ppo_cartpole, env={"id": "simulator.py:make"}, rollout=8)
     with pytest.raises((OSError, WorkerError), match="no licence"):
-        train(experiment, layout, options("run"))
+        train(experiment, layout, options(Path("run")))
     assert not Path("run").exists(), "the same command can run again"
 
 
