@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from lockstep.cli.common import clean_end, parse, progress_to_stderr, say, say_json, with_preset
-from lockstep.cli.train import begun_anew, load_recipe, recipe_and_flags
+from lockstep.cli.common import clean_end, progress_to_stderr, say, say_json, with_preset
+from lockstep.cli.train import load_recipe, parse_experiment, recipe_and_flags
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
@@ -45,8 +45,7 @@ def bench(arguments: list[str]) -> int:
     """Run `lockstep bench`."""
     recipe, flags = recipe_and_flags("bench", arguments)
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags)
-    given = parse(BenchArguments, f"bench {recipe}", flags, BenchArguments(experiment, layout=layout_of_preset))
-    given = dataclasses.replace(given, experiment=begun_anew(given.experiment, experiment))
+    given = parse_experiment(BenchArguments(experiment, layout=layout_of_preset), f"bench {recipe}", flags)
     if given.rounds < 1 or not 0 < given.seconds < math.inf:
         raise SettingsError(
             f"--rounds {given.rounds} and --seconds {given.seconds} must be positive and finite, for example 3."
@@ -101,8 +100,7 @@ def tune(arguments: list[str]) -> int:
 
     recipe, flags = recipe_and_flags("tune", arguments)
     experiment, _ = with_preset(load_recipe(recipe), flags)
-    given = parse(TuneArguments, f"tune {recipe}", flags, TuneArguments(experiment))
-    given = dataclasses.replace(given, experiment=begun_anew(given.experiment, experiment))
+    given = parse_experiment(TuneArguments(experiment), f"tune {recipe}", flags)
     if not 0 < given.budget < math.inf:
         raise SettingsError(f"--budget {given.budget} must be a positive number of seconds, for example 120.")
     from lockstep.speed.tune import tune as run

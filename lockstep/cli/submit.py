@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from lockstep.cli.common import is_main_process, parse, progress_to_stderr, say, say_json, with_preset
-from lockstep.cli.train import begun_anew, load_recipe, recipe_and_flags, report
+from lockstep.cli.common import is_main_process, progress_to_stderr, say, say_json, with_preset
+from lockstep.cli.train import load_recipe, parse_experiment, recipe_and_flags, report
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import from_json, to_json
@@ -93,8 +93,7 @@ def submit(arguments: list[str]) -> int:
     """Run `lockstep submit`."""
     recipe, flags = recipe_and_flags("submit", arguments)
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags, "torchrun")
-    given = parse(SubmitArguments, f"submit {recipe}", flags, SubmitArguments(experiment, layout=layout_of_preset))
-    given = dataclasses.replace(given, experiment=begun_anew(given.experiment, experiment))
+    given = parse_experiment(SubmitArguments(experiment, layout=layout_of_preset), f"submit {recipe}", flags)
     with progress_to_stderr(given.json):
         layout = Layout.parse(given.layout)
         job = _job(given, layout)

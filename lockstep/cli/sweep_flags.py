@@ -14,9 +14,9 @@ from typing import Annotated
 
 import tyro
 
-from lockstep.cli.common import BY_NAME, MERGED, advising, parse, refuse_repeated, with_preset, with_values
+from lockstep.cli.common import BY_NAME, MERGED, advising, refuse_repeated, with_preset, with_values
 from lockstep.cli.suggest import check_flags
-from lockstep.cli.train import begun_anew
+from lockstep.cli.train import parse_experiment
 from lockstep.cli.unused import idle, sentence
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
@@ -109,8 +109,7 @@ def runs_of(
             experiment, layout = with_preset(recipe, words)
             arguments = RecipeArguments(experiment, layout=layout, sweep=defaults)
             with advising(advice or _how_to_list(recipe, groups)):
-                given = parse(RecipeArguments, f"sweep {folder} {name}", words, arguments)
-            given = dataclasses.replace(given, experiment=begun_anew(given.experiment, experiment))
+                given = parse_experiment(arguments, f"sweep {folder} {name}", words)
             options = given.sweep
             varied: dict[str, str] = {}
             for axis, alternative in zip(others, chosen):

@@ -9,7 +9,7 @@ import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -36,6 +36,8 @@ from lockstep.system.output import Explained, print_line, print_warning, reader_
 
 if TYPE_CHECKING:
     from lockstep.training.job import Result
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,7 @@ def train(arguments: list[str]) -> int:
     """Run `lockstep train`."""
     recipe, flags = recipe_and_flags("train", arguments)
     experiment, layout_of_preset = with_preset(load_recipe(recipe), flags)
-    given = parse(TrainArguments, f"train {recipe}", flags, TrainArguments(experiment, layout=layout_of_preset))
-    given = dataclasses.replace(given, experiment=begun_anew(given.experiment, experiment))
+    given = parse_experiment(TrainArguments(experiment, layout=layout_of_preset), f"train {recipe}", flags)
     layout = Layout.parse(given.layout)
     given.options.validate()
     # Flags that remove the recipe's warm start reset its other settings, too, which is nothing to tell.
@@ -179,7 +180,22 @@ def _of_run(name: str) -> Experiment:
     return experiment
 
 
-def begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
+def parse_experiment(default: T, verb: str, flags: list[str]) -> T:
+    """Parse the flags of a command whose arguments contain an experiment.
+
+    Args:
+        default: the arguments without flags, with the recipe's experiment.
+
+    Raises:
+        Explained: help was printed.
+        SettingsError: a flag does not exist, or its value is not valid.
+    """
+    recipe: Any = default
+    given: Any = parse(type(default), verb, flags, default)
+    return dataclasses.replace(given, experiment=_begun_anew(given.experiment, recipe.experiment))
+
+
+def _begun_anew(experiment: Experiment, recipe: Experiment) -> Experiment:
     """The experiment, without the digest and the derived settings of the recipe's replay data and warm start if flags
     name others."""
     if isinstance(experiment.algorithm, OffPolicyConfig) and isinstance(recipe.algorithm, OffPolicyConfig):
