@@ -31,8 +31,8 @@ class RandomActions(ShardEnv):
         if isinstance(observation, spaces.Dict) and "action_mask" in observation.spaces:
             raise SettingsError(
                 "Random actions (env.random_actions, or bench --tasks) would include those that this environment "
-                "forbids at some steps (its observation has an action_mask). Use --env.no-random-actions and no "
-                "--tasks."
+                "forbids at some steps (its observation has an action_mask). Use --env.no-random-actions, or "
+                "leave --tasks out."
             )
         self._env, self._seed, self._first_index = env, seed, first_index
         self.num_envs, self.frames_per_step = env.num_envs, env.frames_per_step
