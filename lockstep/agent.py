@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from typing import Any
 
@@ -102,6 +103,18 @@ class Agent:
         for part in parts_of(self.observation_space, self.action_space):
             model.check(*part)
         self.algorithm.check(self.observation_space)
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Raise SettingsError if the first gradient step would change a parameter twice, or none for a group."""
+        groups = self.algorithm.groups(1, self.algorithm.hyperparameters(0.0))
+        spans = [(self.flat.span(group.prefix), group.prefix) for group in groups]
+        for (first, name), (second, other) in itertools.combinations(spans, 2):
+            if first.start < second.stop and second.start < first.stop:
+                raise SettingsError(
+                    f"The groups {name!r} and {other!r} of {type(self.algorithm).__name__} share parameters, which a "
+                    "gradient step would change twice. Choose prefixes so that each parameter belongs to one group."
+                )
 
     def warnings(self) -> list[str]:
         """Warnings for the user before a new run, as sentences."""

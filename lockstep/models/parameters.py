@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from lockstep.config.settings import SettingsError
 from lockstep.core.digests import Digests
 from lockstep.models.core import RecurrentCore
 from lockstep.models.layers import Linear, Rounded
@@ -95,11 +96,20 @@ class FlatParameters:
         return self._slices[name][0]
 
     def span(self, prefix: str) -> slice:
-        """The slice of the parameters whose names begin with a prefix. They must be adjacent."""
+        """The slice of the parameters whose names begin with a prefix.
+
+        Raises:
+            SettingsError: there are none, or they are not adjacent.
+        """
         if prefix not in self._spans:
             names = list(self._slices)
             within = [index for index, name in enumerate(names) if name.startswith(prefix)]
-            assert within and within == list(range(within[0], within[-1] + 1)), f"{prefix} is not one block of {names}"
+            if not within or within[-1] - within[0] >= len(within):
+                fault = "which are not adjacent" if within else "but no parameter has such a name"
+                raise SettingsError(
+                    f"The algorithm names the parameters that begin with {prefix!r}, {fault}. The model's parameters "
+                    f"are, in order: {', '.join(names)}."
+                )
             after = names[within[-1] + 1 :]
             end = self._slices[after[0]][0] if after else self.vector.numel()
             self._spans[prefix] = slice(self._slices[names[within[0]]][0], end)

@@ -289,3 +289,21 @@ def test_variables_of_ones_own_move_by_their_gradient() -> None:
     kl: Tensor = torch.tensor(0.5, requires_grad=True)
     (-log_beta * (kl - 0.1).detach()).backward()
     assert log_beta.grad is not None and log_beta.grad < 0
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "words"),
+    [
+        (["", "policy_head."], "'' and 'policy_head.' of Grouped share parameters, which a gradient step"),
+        (["police."], "begin with 'police.', but no parameter has such a name. The model's parameters are, in order: "),
+    ],
+)
+def test_groups_that_cannot_move_are_explained(prefixes: list[str], words: str) -> None:
+    class Grouped(PPO):
+        def groups(self, updates: int, hyper: dict[str, float]) -> tuple[ParameterGroup, ...]:
+            return tuple(ParameterGroup(prefix, 0.1) for prefix in prefixes)
+
+    agent = Agent(recipes.ppo_cartpole())
+    agent.algorithm = Grouped(agent.algorithm.config)
+    with pytest.raises(SettingsError, match=re.escape(words)):
+        agent.check()

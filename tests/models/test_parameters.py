@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep import recipes
 from lockstep.agent import Agent
+from lockstep.config.settings import SettingsError
 from lockstep.learners.optimizer import Optimizer
 from lockstep.models import PolicyModel, StandardModelConfig
 from lockstep.models.parameters import FlatParameters
@@ -94,3 +95,9 @@ def test_copies_for_acting_keep_nothing_rounded() -> None:
     agent = Agent(recipes.dqn_atari().replace(precision="bf16"))
     acting = agent.model.for_acting()
     assert not any(hasattr(parameter, "rounded") for parameter in acting.parameters())
+
+
+def test_parameters_of_a_group_must_be_adjacent() -> None:
+    layers = nn.ModuleDict({name: nn.Linear(1, 1) for name in ("first", "other", "fourth")})
+    with pytest.raises(SettingsError, match="begin with 'f', which are not adjacent"):
+        FlatParameters(layers).span("f")
