@@ -22,6 +22,7 @@ from lockstep.experiment import Experiment
 from lockstep.launchers.slurm import executor, refusals, script, submitit
 from lockstep.run.finding import is_run, require_empty
 from lockstep.run.folder import RunFolder
+from lockstep.system.output import print_warning
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ def submit(arguments: list[str]) -> int:
 
 def _job(given: SubmitArguments, layout: Layout) -> RunJob:
     """The job, after all checks that are possible before it runs."""
-    from lockstep.training.prepare import prepare, prepare_options
+    from lockstep.training import callbacks
+    from lockstep.training.prepare import check_model, prepare, prepare_options
 
     processes = given.nodes * given.tasks_per_node
     if given.nodes < 1 or given.tasks_per_node < 1:
@@ -144,9 +146,13 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
     here = dataclasses.replace(layout.anywhere(), workers=workers)
     experiment = prepare(given.experiment, here)
     prepare_options(experiment, here, given.options)  # the job names opponents itself
+    if given.options.callback is not None:
+        callbacks.check(given.options.callback, layout)
     run = Path(given.options.run)
     if not is_run(run):
         require_empty(given.options.run)
+        for warning in check_model(experiment):
+            print_warning(warning)
     elif RunFolder(run).experiment().identity() != experiment.identity():
         raise SettingsError(f"--run {run} holds a run of another experiment. Choose another folder.")
     return RunJob(to_json(experiment), str(layout), dataclasses.asdict(given.options), os.getcwd(), list(sys.argv))

@@ -71,6 +71,8 @@ def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(
     assert "torchrun,device=0" in refused(capsys, *run, *TASKS, "--layout", "torchrun,device=local")
     groups = ("--layout", "a0-l1-d2", "--tasks-per-node", "2", "--slurm-options", "gpus_per_task=2")
     assert says(refused(capsys, *run, *groups), "gpus_per_task=2", "only its own GPUs", "Leave it out")
+    assert says(refused(capsys, *run, "--model.encoder", "nature"), "model.encoder=nature", "images")
+    assert "missing.py" in refused(capsys, *run, "--callback", "missing.py:follow")
     assert "partiton" in refused(capsys, *run, "--slurm-options", "partiton=long")
     Path("full").mkdir()
     Path("full/file").touch()
