@@ -61,6 +61,11 @@ _PONG = (
     "--env.id Pong --env.num-envs 8 --scheme.shards 1 --algorithm.rollout 16 --algorithm.batch-size 64 "
     "--algorithm.n-step 3 --algorithm.warmup 10k --algorithm.target-period 500 --algorithm.replay.capacity 200k"
 )
+_PONG_FP32 = "--precision fp32 --env.id Pong --env.protocol classic --scheme.shards 1 --scheme.acting-batch 0"
+_DISTRIBUTIONS = (
+    f"{_PONG} --algorithm.updates 16 --algorithm.optimizer.eps 1e-6 --algorithm.epsilon-fraction 0.25 "
+    "--checkpoint-every 500 --total-steps 600k"
+)
 _HALFCHEETAH = "--env.id HalfCheetah-v4 --scheme.shards 1 --total-steps 300k"
 _REPEAT = "ppo-memory --env.id popgym.envs.repeat_previous:RepeatPreviousEasy --total-steps 1M"
 """POPGym's task to name the suit of the card four steps ago; needs `pip install popgym`."""
@@ -140,6 +145,33 @@ PROOFS = {
     "pong-rainbow": Proof(
         f"rainbow-atari --precision bf16 {_PONG} --algorithm.updates 16 --algorithm.learning-rate 1e-4 "
         "--algorithm.optimizer.eps 1e-6 --total-steps 1.5M",
+        1,
+    ),
+    "pong-a2c": Proof(f"a2c-atari {_PONG_FP32} --env.num-envs 16 --checkpoint-every 2000 --total-steps 4M", 1),
+    "pong-appo": Proof(
+        f"appo-atari {_PONG_FP32} --env.num-envs 32 --algorithm.epochs 2 --algorithm.minibatches 4 "
+        "--algorithm.learning-rate 4e-4 --model.core-size 256 --checkpoint-every 200 --total-steps 3M",
+        1,
+    ),
+    "pong-c51": Proof(f"c51-atari {_DISTRIBUTIONS} --algorithm.learning-rate 2e-4", 1),
+    "pong-qrdqn": Proof(f"qrdqn-atari {_DISTRIBUTIONS} --algorithm.learning-rate 1e-4", 1),
+    "pong-iqn": Proof(
+        f"iqn-atari {_DISTRIBUTIONS} --algorithm.learning-rate 1e-4 --algorithm.samples 8 --algorithm.target-samples 8",
+        1,
+    ),
+    "pong-r2d2": Proof(
+        "r2d2-atari --precision portable --env.id Pong --env.protocol classic --env.num-envs 16 --scheme.shards 1 "
+        "--scheme.acting-batch 16 --model.core-size 256 --model.stream-size 256 --algorithm.rollout 20 "
+        "--algorithm.batch-size 16 --algorithm.updates 4 --algorithm.burn-in 10 --algorithm.unroll 40 "
+        "--algorithm.warmup 20k --algorithm.learning-rate 2e-4 --algorithm.optimizer.eps 1e-6 "
+        "--algorithm.target-period 500 --algorithm.replay.capacity 200k --checkpoint-every 200 --total-steps 600k",
+        1,
+    ),
+    "pong-apex": Proof(
+        "apex-atari --precision portable --env.id Pong --scheme.shards 1 --scheme.acting-batch 64 "
+        "--algorithm.batch-size 64 --algorithm.updates 80 --algorithm.warmup 20k --algorithm.learning-rate 2e-4 "
+        "--algorithm.optimizer.name adam --algorithm.optimizer.eps 1e-5 --algorithm.target-period 500 "
+        "--algorithm.replay.capacity 200k --checkpoint-every 50 --total-steps 1M",
         1,
     ),
     "battle": Proof(
