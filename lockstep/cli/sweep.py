@@ -18,6 +18,7 @@ from lockstep.sweep.options import LASTING, SweepOptions
 from lockstep.sweep.queue import Entry, Queue, State, write_json
 from lockstep.sweep.runner import Runner, layout_of, needs_of
 from lockstep.sweep.slots import Machine, Needs, Place
+from lockstep.sweep.template import Template
 
 if TYPE_CHECKING:
     from lockstep.sweep.generations import Generations
@@ -168,12 +169,13 @@ def _run(queue: Queue, runs: list[Run], trials: Proposals[Any] | None, options: 
 def _place(needed: list[Needs], options: SweepOptions) -> Iterator[Place]:
     """The machine or cluster that executes the runs."""
     if not options.ray:
-        with CoreLocks() as core_locks:
+        with CoreLocks() as core_locks, Template() as template:
             yield Machine.here(
                 options.runs_per_gpu,
                 gpus=any(wanted.gpus for wanted in needed),
                 replay=any(wanted.memory for wanted in needed),
                 core_locks=core_locks,
+                start=template.start,
             )
         return
     from lockstep.sweep.ray import cluster

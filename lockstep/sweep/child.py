@@ -46,10 +46,10 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start the process of a run. It ends when this process ends, and its output goes to the run's log."""
     # Not -m, which would search the current folder first even if this process does not.
-    command = [sys.executable, "-c", _BEGIN, "\n".join(sys.path), str(queue.folder), name, str(os.getpid())]
+    command = [sys.executable, "-c", _BEGIN, "\n".join(sys.path), *arguments(queue, name, cores)]
     with open(queue.log(name), "ab") as log:
         return subprocess.Popen(
-            [*command, ",".join(map(str, cores))],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -58,9 +58,14 @@ def start(
         )
 
 
-def main(arguments: list[str]) -> int:
+def arguments(queue: Queue, name: str, cores: Iterable[int]) -> list[str]:
+    """The arguments of main in a child of this process."""
+    return [str(queue.folder), name, str(os.getpid()), ",".join(map(str, cores))]
+
+
+def main(given: list[str]) -> int:
     """Run one entry of a queue on the cores that the sweep assigned to it, and stop when the sweep dies."""
-    folder, name, parent, cores = arguments
+    folder, name, parent, cores = given
     children.die_with_parent(int(parent))
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     return run_entry(Queue(Path(folder)), name)

@@ -6,7 +6,7 @@ import math
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -106,12 +106,15 @@ class Machine:
         memory: float = math.inf,
         quota: int | None = None,
         core_locks: CoreLocks | None = None,
+        start: Callable[..., Process] = child.start,
     ) -> None:
         """
         Args:
             quota: maximum number of busy cores, for a container that may use fewer than it shows.
             core_locks: the locks that show other sweeps this one's cores; None ignores other sweeps.
+            start: child.start, or Template.start, which is faster.
         """
+        self._start = start
         self._core_locks = core_locks
         self._memory, self._running = memory, 0
         self._spare = len(cores) - min(quota or len(cores), len(cores))
@@ -123,7 +126,12 @@ class Machine:
 
     @staticmethod
     def here(
-        runs_per_gpu: int = 1, *, gpus: bool = True, replay: bool = True, core_locks: CoreLocks | None = None
+        runs_per_gpu: int = 1,
+        *,
+        gpus: bool = True,
+        replay: bool = True,
+        core_locks: CoreLocks | None = None,
+        start: Callable[..., Process] = child.start,
     ) -> Machine:
         """Everything that this process may use, limited by taskset, CUDA_VISIBLE_DEVICES and containers.
 
@@ -131,11 +139,11 @@ class Machine:
             runs_per_gpu: runs that share a GPU.
             gpus: whether any run needs a GPU; detecting GPUs takes seconds.
             replay: whether any run has a replay memory; detecting the machine's memory takes seconds, too.
-            core_locks: as for the class.
+            core_locks, start: as for the class.
         """
         memory = _memory() if replay else math.inf
         allowed = sorted(os.sched_getaffinity(0))
-        return Machine(allowed, _gpus() if gpus else (), runs_per_gpu, memory, cores(), core_locks)
+        return Machine(allowed, _gpus() if gpus else (), runs_per_gpu, memory, cores(), core_locks, start)
 
     def check(self, wanted: Needs) -> None:
         """Raise SettingsError if a run can never have what it needs here."""
@@ -184,7 +192,7 @@ class Machine:
     def start(self, queue: Queue, name: str, share: Share) -> Process:
         """A process on this machine, pinned to its share."""
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share.gpus else None
-        return child.start(queue, name, share.cores, environment)
+        return self._start(queue, name, share.cores, environment)
 
     def pending(self, process: Process) -> bool:
         """Always False, since this machine is available."""

@@ -744,10 +744,9 @@ def test_runs_that_are_too_large_for_memory_follow_each_other() -> None:
         machine.give_back(share)
 
 
-def test_a_run_sees_the_gpus_of_its_share_alone(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_sees_the_gpus_of_its_share_alone(queue: Queue) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("lockstep.sweep.child.start", lambda *arguments: given.append(arguments))
-    machine = Machine(range(3), ["2", "5"])
+    machine = Machine(range(3), ["2", "5"], start=lambda *arguments: given.append(arguments))  # type: ignore[arg-type]
     machine.start(queue, "a", Share((0, 1), ("5", "2")))
     machine.start(queue, "b", Share((2,)))
     (_, *first, environment), second = given

@@ -116,9 +116,10 @@ def affinities(child: Child) -> dict[str, set[int]]:
     """The cores that each of a sweep's runs may use, by name."""
     found = {}
     for process in child.members():
-        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        if any(b"lockstep.sweep.child" in word for word in words):
-            found[words[5].decode()] = os.sched_getaffinity(process)  # after python -c CODE PATH FOLDER
+        with contextlib.suppress(OSError):  # it has ended
+            output = Path(f"/proc/{process}/fd/1").resolve()
+            if os.getsid(process) == process and output.parent.name == "logs":  # or it is a run's worker
+                found[output.stem] = os.sched_getaffinity(process)
     return found
 
 
