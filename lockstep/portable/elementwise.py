@@ -148,7 +148,8 @@ def lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
 def lerp_in_place(x: Tensor, end: Tensor, weight: Any) -> Tensor:
     if not isinstance(weight, (int, float)) or x.shape != end.shape or not x.is_contiguous():
         return lerp(x, end, weight)
-    loops.lerp_in_place(of_float32(x).data_ptr(), checked(end).data_ptr(), np.float32(weight), x.numel())
+    x, end = of_float32(x), checked(end)  # which keeps a copy of end alive
+    loops.lerp_in_place(x.data_ptr(), end.data_ptr(), np.float32(weight), x.numel())
     return x
 
 

@@ -156,6 +156,14 @@ def test_operations_in_place_and_into_a_tensor() -> None:
     assert torch.equal(x, expected) and torch.equal(out, scaled)
 
 
+def test_what_is_not_contiguous_moves_in_place() -> None:
+    x, end = X.clone(), Y.t().contiguous().t()
+    with PortableArithmetic():
+        expected = torch.lerp(X, Y, 0.25)
+        assert torch.equal(x.lerp_(end, 0.25), expected)
+        assert torch.equal(X.t().clone().t().lerp_(end, 0.25), expected)
+
+
 def test_whole_numbers_are_left_to_torch() -> None:
     n = torch.arange(6)
     with PortableArithmetic():
