@@ -131,7 +131,10 @@ def test_sums_over_any_axes(dims: tuple[int, ...], keepdim: bool) -> None:
     assert turned.numel() == expected.numel()
 
 
-@pytest.mark.parametrize("settings", [{}, {"stride": 2}, {"padding": 1}, {"stride": (1, 2), "padding": (2, 0)}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"stride": 2}, {"padding": 1}, {"padding": "valid"}, {"stride": (1, 2), "padding": (2, 0)}],
+)
 def test_convolutions(settings: dict[str, Any]) -> None:
     exact = [x.double().requires_grad_() for x in (IMAGES, KERNELS, X[0, :3])]
     given = [x.clone().requires_grad_() for x in (IMAGES, KERNELS, X[0, :3])]
