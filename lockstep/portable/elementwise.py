@@ -153,8 +153,10 @@ def lerp_in_place(x: Tensor, end: Tensor, weight: Any) -> Tensor:
     return x
 
 
-def xlogy(x: Tensor, y: Tensor) -> Tensor:
-    return torch.where(x == 0, 0.0, x * log(y))
+def xlogy(x: Any, y: Any) -> Tensor:
+    dtype = torch.result_type(x, y)  # one of them may be a number
+    x, y = torch.as_tensor(x, dtype=dtype), torch.as_tensor(y, dtype=dtype)
+    return torch.where((x == 0) & ~y.isnan(), 0.0, x * log(y))
 
 
 def arange(*limits: float, dtype: Any = None, **kwargs: Any) -> Tensor:

@@ -221,6 +221,10 @@ def test_overloads_and_edges_are_torchs() -> None:
         lambda: torch.std(x, 1, False),
         lambda: x.double().sum(1).float(),
         lambda: x ** torch.tensor([2.0, 3.0, 0.0]),
+        lambda: torch.xlogy(torch.tensor([0.0, 2.0]), torch.tensor([float("inf"), 3.0])),
+        lambda: torch.xlogy(2.0, x[0]),
+        lambda: torch.xlogy(x, 2),
+        lambda: torch.xlogy(x[0], torch.arange(1, 4)),
         lambda: torch.log1p(torch.tensor([float("inf"), 0.0])),
         lambda: torch.arange(0.3, 7, 0.1),
         lambda: F.layer_norm(x[0], (3,)),
@@ -229,6 +233,11 @@ def test_overloads_and_edges_are_torchs() -> None:
         expected = case()
         with PortableArithmetic(), torch.inference_mode():
             torch.testing.assert_close(case(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_logarithm_of_nan_is_not_hidden_by_a_factor_of_0() -> None:
+    with PortableArithmetic():
+        assert torch.xlogy(torch.zeros(1), torch.tensor([float("nan")])).isnan()
 
 
 def test_an_unbatched_layer_norm_has_gradients() -> None:
