@@ -173,6 +173,7 @@ def test_whole_numbers_are_left_to_torch() -> None:
         assert n.sum() == 15 and torch.equal(n**2, n * n) and n.sum().dtype == torch.int64
         torch.testing.assert_close(torch.exp(n), torch.exp(n.float()))
         assert torch.equal((X > 0).sum(1), (X > 0).long().sum(1))
+        assert torch.tensor([2**24 + 1]).sum(dtype=torch.float64) == 2**24 + 1
 
 
 def test_initial_weights_are_orthogonal() -> None:
