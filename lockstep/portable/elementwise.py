@@ -73,7 +73,7 @@ def log1p(x: Tensor) -> Tensor:
     """By the trick of Kahan, which cancels the rounding of 1 + x."""
     total = 1 + x
     near = log(total) * (x / (total - 1))
-    return torch.where((total == 1) | x.isinf(), x, near)
+    return torch.where((total == 1) | (x == math.inf), x, near)
 
 
 def atanh(x: Tensor) -> Tensor:
@@ -161,10 +161,11 @@ def xlogy(x: Any, y: Any) -> Tensor:
 
 def arange(*limits: float, dtype: Any = None, **kwargs: Any) -> Tensor:
     start, end, step = (*((0,) if len(limits) == 1 else ()), *limits, *(() if len(limits) == 3 else (1,)))
-    if all(float(x).is_integer() for x in (start, end, step)):
+    whole = dtype is not None and not dtype.is_floating_point
+    if whole or all(float(x).is_integer() for x in (start, end, step)):
         return torch.arange(*limits, dtype=dtype, **kwargs)
     count = math.ceil((end - start) / step)
-    return torch.tensor([start + step * i for i in range(count)], dtype=dtype, **kwargs)
+    return torch.tensor([float(start + step * i) for i in range(count)], dtype=dtype, **kwargs)
 
 
 def linspace(start: float, end: float, steps: int, **kwargs: Any) -> Tensor:

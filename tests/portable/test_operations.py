@@ -227,13 +227,24 @@ def test_overloads_and_edges_are_torchs() -> None:
         lambda: torch.xlogy(x, 2),
         lambda: torch.xlogy(x[0], torch.arange(1, 4)),
         lambda: torch.log1p(torch.tensor([float("inf"), 0.0])),
+        lambda: torch.log1p(torch.tensor(-float("inf"))),
         lambda: torch.arange(0.3, 7, 0.1),
+        lambda: torch.arange(2.5),
+        lambda: torch.arange(0, 2.5, dtype=torch.int64),
+        lambda: x.norm(keepdim=True),
+        lambda: x[0, 0].log_softmax(0),
         lambda: F.layer_norm(x[0], (3,)),
     ]
     for case in cases:
         expected = case()
         with PortableArithmetic(), torch.inference_mode():
-            torch.testing.assert_close(case(), expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(case(), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_a_variance_without_degrees_of_freedom_is_not_finite() -> None:
+    with PortableArithmetic():  # torch computes the same, with a warning
+        assert (X[:2].var(0, correction=3) == float("inf")).all()
+        assert X[:0].std(0).isnan().all()
 
 
 def test_a_logarithm_of_nan_is_not_hidden_by_a_factor_of_0() -> None:
@@ -256,6 +267,7 @@ def test_an_unbatched_layer_norm_has_gradients() -> None:
         (lambda: X.double() @ X.double().t(), "numbers of type torch.float64"),
         (lambda: F.conv2d(IMAGES[:, :4], KERNELS[:2, :2], groups=2), "convolutions with groups"),
         (lambda: X.norm(dim=0), "norms other than"),
+        (lambda: X.norm(dtype=torch.float64), "numbers of type torch.float64"),
     ],
 )
 def test_other_numbers_and_variants_are_refused(operation: Callable[[], object], said: str) -> None:
