@@ -28,6 +28,28 @@ function = compiled(plain, change=helper.change)
 print(function(1), function(100), sum(function.stats.cache_hits.values()))
 """
 
+TABLES = """
+import numpy as np
+LOW, HIGH, KIND, TYPE = 1, 2, "slow", np.dtype(np.float32)
+TURNS = np.arange(2000.0), np.arange(2000.0)
+"""
+READING = """
+import numpy as np
+import games.tables
+from games import tables as both
+from games.tables import KIND, TURNS, TYPE
+from lockstep.kernels.cache import compiled
+
+functions = (
+    compiled(lambda: games.tables.LOW),
+    compiled(lambda: both.LOW + 10 * both.HIGH),
+    compiled(lambda: 1 if KIND == "slow" else 2),
+    compiled(lambda: int(TURNS[0][1000])),
+    compiled(lambda: np.zeros(1, TYPE).itemsize),
+)
+print(*(each() for each in functions), sum(sum(each.stats.cache_hits.values()) for each in functions))
+"""
+
 APART = """
 from numba import intp
 from lockstep.kernels.cache import apart, compiled
@@ -133,6 +155,18 @@ def test_a_change_of_what_a_function_calls_or_reads_is_noticed(tmp_path: Path) -
     assert run(tmp_path) == [4, 10, 0]
     (tmp_path / "limits.py").write_text("LIMIT = 20\n")
     assert run(tmp_path) == [4, 20, 0]
+
+
+def test_a_change_of_what_a_function_reads_from_a_package_is_noticed(tmp_path: Path) -> None:
+    tables = tmp_path / "games/tables.py"
+    tables.parent.mkdir()
+    (tmp_path / "main.py").write_text(READING)
+    tables.write_text(TABLES)
+    assert run(tmp_path) == [1, 21, 1, 1000, 4, 0]
+    assert run(tmp_path) == [1, 21, 1, 1000, 4, 5], "loaded"
+    changed = TABLES.replace("LOW, HIGH", "HIGH, LOW").replace("slow", "fast").replace("np.float32", "np.float64")
+    tables.write_text(f"{changed}TURNS[0][1000] = 7\n")
+    assert run(tmp_path) == [2, 12, 2, 7, 8, 0]
 
 
 def test_copies_of_the_same_sources_share_what_is_compiled(tmp_path: Path) -> None:
