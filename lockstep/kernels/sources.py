@@ -1,4 +1,4 @@
-"""What a compiled function is made from, as a digest: its text, what it calls and reads, and the compiler."""
+"""What a compiled function is made from, as a digest: its code, what it calls and reads, and the compiler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sources:
     def __init__(self, function: FunctionType, names: Mapping[str, Any]) -> None:
         self.apart: list[Any] = []
         """The functions that it jumps to, directly or not: those that were compiled apart."""
-        self._lines = {_COMPILER, inspect.getsource(function), _file_of(function)}
+        self._lines = {_COMPILER, _file_of(function)}
         self._seen: set[FunctionType] = set()
         self._collect(function, names)
 
@@ -43,8 +43,9 @@ class Sources:
         return hashlib.sha256("\n".join(sorted(self._lines)).encode()).hexdigest()[:32]
 
     def _collect(self, function: FunctionType, names: Mapping[str, Any]) -> None:
-        """Add everything that a function refers to by name: the files of functions, and constants."""
+        """Add a function's code, and everything that it refers to by name: the files of functions, and constants."""
         code, of = function.__code__, f"{function.__module__}.{function.__qualname__}"
+        self._lines.add(f"{of} {_text(code)}")
         cells = (cell.cell_contents for cell in function.__closure__ or ())
         names = {**names, **dict(zip(code.co_freevars, cells, strict=True))}
         used = _names(code)
@@ -90,6 +91,17 @@ def _names(code: CodeType) -> tuple[str, ...]:
     """The names that code refers to, and the functions in it: those that write LLVM's code call each other."""
     inner = (_names(each) for each in code.co_consts if isinstance(each, CodeType))
     return (*code.co_names, *(name for names in inner for name in names))
+
+
+def _text(code: CodeType) -> str:
+    """Code as text. The file may have changed since the code was loaded."""
+    constants = [_text(each) if isinstance(each, CodeType) else _plain(each) for each in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
+
+
+def _plain(constant: Any) -> str:
+    """A constant of code as text. The order of a set is random."""
+    return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
 
 
 def _file_of(function: FunctionType) -> str:

@@ -28,6 +28,17 @@ function = compiled(plain, change=helper.change)
 print(function(1), function(100), sum(function.stats.cache_hits.values()))
 """
 
+EDITING = """
+from pathlib import Path
+import helper
+from lockstep.kernels.cache import compiled
+
+file = Path("helper.py")
+file.write_text(file.read_text().replace("x + 1", "x + 3"))
+function = compiled(lambda x: helper.change(x))
+print(function(1), sum(function.stats.cache_hits.values()))
+"""
+
 TABLES = """
 import numpy as np
 LOW, HIGH, KIND, TYPE = 1, 2, "slow", np.dtype(np.float32)
@@ -167,6 +178,13 @@ def test_a_change_of_what_a_function_reads_from_a_package_is_noticed(tmp_path: P
     changed = TABLES.replace("LOW, HIGH", "HIGH, LOW").replace("slow", "fast").replace("np.float32", "np.float64")
     tables.write_text(f"{changed}TURNS[0][1000] = 7\n")
     assert run(tmp_path) == [2, 12, 2, 7, 8, 0]
+
+
+def test_a_change_between_loading_a_file_and_compiling_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(EDITING)
+    (tmp_path / "helper.py").write_text(HELPER)
+    assert run(tmp_path) == [2, 0]
+    assert run(tmp_path) == [4, 0]
 
 
 def test_copies_of_the_same_sources_share_what_is_compiled(tmp_path: Path) -> None:
