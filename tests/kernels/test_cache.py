@@ -214,7 +214,7 @@ def test_a_change_of_a_named_tuple_is_noticed(tmp_path: Path) -> None:
     assert run(tmp_path) == [2, 2, 0, 0]
 
 
-def test_what_a_damaged_file_held_is_compiled_again(tmp_path: Path) -> None:
+def test_what_a_file_held_that_cannot_be_read_is_compiled_again(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(APART)
     assert run(tmp_path) == [20, 0, 0]
     for name, size in (("*inner*.nbi", 150), ("*outer*.nbc", 0)):
@@ -222,6 +222,10 @@ def test_what_a_damaged_file_held_is_compiled_again(tmp_path: Path) -> None:
         os.truncate(damaged, size)
     assert run(tmp_path) == [20, 0, 0]
     assert run(tmp_path) == [20, 1, 1], "loaded"
+    (index,) = (tmp_path / "cache").glob("*inner*.nbi")
+    index.unlink()
+    index.mkdir()  # which can be neither read nor removed
+    assert run(tmp_path) == [20, 1, 0]
 
 
 def test_without_a_folder_that_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
