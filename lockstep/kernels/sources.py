@@ -20,6 +20,8 @@ _COMPILER = repr(
     [numba.__version__, llvmlite.__version__, np.__version__, *((name, getattr(config, name)) for name in _SETTINGS)]
 )
 """What decides the code of a function on a given CPU, apart from its sources."""
+_LIBRARIES = ("llvmlite", "numba", "numpy")
+"""Those whose versions _COMPILER contains."""
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype)
 """Types whose text tells everything about a value."""
 
@@ -61,7 +63,8 @@ class Sources:
             within: the modules that the value was found in.
         """
         if isinstance(value, ModuleType):
-            for attribute in used if value not in within else ():
+            known = value in within or value.__name__.partition(".")[0] in _LIBRARIES
+            for attribute in () if known else used:
                 if hasattr(value, attribute):
                     self._add(f"{name}.{attribute}", getattr(value, attribute), used, (*within, value))
             return
@@ -93,6 +96,7 @@ def _names(code: CodeType) -> tuple[str, ...]:
     return (*code.co_names, *(name for names in inner for name in names))
 
 
+@functools.cache
 def _text(code: CodeType) -> str:
     """Code as text. The file may have changed since the code was loaded."""
     constants = [_text(each) if isinstance(each, CodeType) else _plain(each) for each in code.co_consts]
