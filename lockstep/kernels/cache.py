@@ -205,6 +205,17 @@ class _Cache(FunctionCache):
 
     _impl_class = _Storage
 
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # a file that a crash of the machine left empty or cut, or that another user owns
+            try:
+                for path in Path(self.cache_path).glob(f"{self._impl.filename_base}.*"):
+                    path.unlink(missing_ok=True)
+            except OSError:
+                self.disable()
+            return None  # so that it is compiled
+
     def save_overload(self, sig: Any, data: Any) -> None:
         with contextlib.suppress(OSError):  # a full disk: the next process compiles it again
             super().save_overload(sig, data)

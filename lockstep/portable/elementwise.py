@@ -73,7 +73,7 @@ def log1p(x: Tensor) -> Tensor:
     """By the trick of Kahan, which cancels the rounding of 1 + x."""
     total = 1 + x
     near = log(total) * (x / (total - 1))
-    return torch.where((total == 1) | x.isinf(), x, near)
+    return torch.where((total == 1) | (x == math.inf), x, near)
 
 
 def atanh(x: Tensor) -> Tensor:
@@ -148,20 +148,24 @@ def lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
 def lerp_in_place(x: Tensor, end: Tensor, weight: Any) -> Tensor:
     if not isinstance(weight, (int, float)) or x.shape != end.shape or not x.is_contiguous():
         return lerp(x, end, weight)
-    loops.lerp_in_place(of_float32(x).data_ptr(), checked(end).data_ptr(), np.float32(weight), x.numel())
+    x, end = of_float32(x), checked(end)  # which keeps a copy of end alive
+    loops.lerp_in_place(x.data_ptr(), end.data_ptr(), np.float32(weight), x.numel())
     return x
 
 
-def xlogy(x: Tensor, y: Tensor) -> Tensor:
-    return torch.where(x == 0, 0.0, x * log(y))
+def xlogy(x: Any, y: Any) -> Tensor:
+    dtype = torch.result_type(x, y)  # one of them may be a number
+    x, y = torch.as_tensor(x, dtype=dtype), torch.as_tensor(y, dtype=dtype)
+    return torch.where((x == 0) & ~y.isnan(), 0.0, x * log(y))
 
 
 def arange(*limits: float, dtype: Any = None, **kwargs: Any) -> Tensor:
     start, end, step = (*((0,) if len(limits) == 1 else ()), *limits, *(() if len(limits) == 3 else (1,)))
-    if all(float(x).is_integer() for x in (start, end, step)):
+    whole = dtype is not None and not dtype.is_floating_point
+    if whole or all(float(x).is_integer() for x in (start, end, step)):
         return torch.arange(*limits, dtype=dtype, **kwargs)
     count = math.ceil((end - start) / step)
-    return torch.tensor([start + step * i for i in range(count)], dtype=dtype, **kwargs)
+    return torch.tensor([float(start + step * i) for i in range(count)], dtype=dtype, **kwargs)
 
 
 def linspace(start: float, end: float, steps: int, **kwargs: Any) -> Tensor:

@@ -94,7 +94,12 @@ def linear_pointwise(
     return linear(x, weight, bias)
 
 
-def _windows(x: Tensor, kernel: list[int], stride: Any, padding: Any, dilation: Any) -> Tensor:
+def _by_axis(*settings: list[int]) -> list[list[int]]:
+    """Settings of a convolution, for both axes. Torch gives one number if they are alike, as for padding="valid"."""
+    return [each * 2 if len(each) == 1 else each for each in settings]
+
+
+def _windows(x: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
     """The inputs of each output of a convolution: [n, inputs * kernel, places]."""
     return torch.ops.aten.im2col(x, kernel, dilation, padding, stride)
 
@@ -114,7 +119,7 @@ def convolution(
     _check_convolution(x, transposed, groups)
     if x.shape[1] != weight.shape[1]:
         raise RuntimeError(f"a convolution of {weight.shape[1]} channels cannot take images of shape {tuple(x.shape)}")
-    kernel = list(weight.shape[2:])
+    kernel, (stride, padding, dilation) = list(weight.shape[2:]), _by_axis(stride, padding, dilation)
     columns = _windows(x, kernel, stride, padding, dilation)
     size = [(x.shape[2 + d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in range(2)]
     start = torch.zeros(()) if bias is None else bias.view(1, -1, 1)
@@ -136,6 +141,7 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     _check_convolution(x, transposed, groups)
     kernel, flat = list(weight.shape[2:]), grad.flatten(2)
+    stride, padding, dilation = _by_axis(stride, padding, dilation)
     by_x = by_weight = None
     if mask[0]:
         columns = bmm(weight.flatten(1).t().expand(len(x), -1, -1), flat)

@@ -121,7 +121,7 @@ def _of_floats(func: Any, replacement: Callable[..., Any]) -> Callable[..., Any]
             found = func(first, *args, **kwargs)
             if not _floating(found):
                 return found
-            first = first.float() if isinstance(first, Tensor) else first
+            first = first.to(found.dtype) if isinstance(first, Tensor) else first
         return replacement(first, *args, **kwargs)
 
     return replaced

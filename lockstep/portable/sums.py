@@ -68,7 +68,7 @@ def variance(x: Tensor, dim: list[int] | None = None, *, correction: float | Non
     far = x - mean(x, dim, True) if dim else x - mean(x)
     sums = total(far * far, dim, keepdim)
     freedom = x.numel() / max(1, sums.numel()) - (1 if correction is None else correction)
-    return sums / freedom
+    return sums / max(0.0, freedom)
 
 
 def deviation(
@@ -82,15 +82,17 @@ def vector_norm(
 ) -> Tensor:
     if order != 2 or dim is not None:
         raise refusal("norms other than the Euclidean one of a whole tensor")
-    x = checked(x)
-    return torch.tensor(norm(x.view(-1).detach().numpy()), dtype=torch.float32)
+    x = checked(x if dtype is None else x.to(dtype))
+    found = torch.tensor(norm(x.view(-1).detach().numpy()), dtype=torch.float32)
+    return found.view([1] * x.dim()) if keepdim else found
 
 
 def _by_rows(loop: Callable[..., None], given: list[Tensor], dim: int) -> Tensor:
     """The result of a loop over the rows of tensors whose rows lie along an axis."""
-    last = dim % given[0].dim() == given[0].dim() - 1
+    size = max(1, given[0].dim())
+    last = dim % size == size - 1
     held = [checked(x if last else x.movedim(dim, -1)) for x in given]
-    out, count = torch.empty_like(held[0]), held[0].shape[-1]
+    out, count = torch.empty_like(held[0]), held[0].shape[-1] if held[0].dim() else 1
     if out.numel():
         loop(*(x.view(-1, count).numpy() for x in (*held, out)))
     return out if last else out.movedim(-1, dim)

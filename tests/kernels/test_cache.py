@@ -28,6 +28,39 @@ function = compiled(plain, change=helper.change)
 print(function(1), function(100), sum(function.stats.cache_hits.values()))
 """
 
+EDITING = """
+from pathlib import Path
+import helper
+from lockstep.kernels.cache import compiled
+
+file = Path("helper.py")
+file.write_text(file.read_text().replace("x + 1", "x + 3"))
+function = compiled(lambda x: helper.change(x))
+print(function(1), sum(function.stats.cache_hits.values()))
+"""
+
+TABLES = """
+import numpy as np
+LOW, HIGH, KIND, TYPE = 1, 2, "slow", np.dtype(np.float32)
+TURNS = np.arange(2000.0), np.arange(2000.0)
+"""
+READING = """
+import numpy as np
+import games.tables
+from games import tables as both
+from games.tables import KIND, TURNS, TYPE
+from lockstep.kernels.cache import compiled
+
+functions = (
+    compiled(lambda: games.tables.LOW),
+    compiled(lambda: both.LOW + 10 * both.HIGH),
+    compiled(lambda: 1 if KIND == "slow" else 2),
+    compiled(lambda: int(TURNS[0][1000])),
+    compiled(lambda: np.zeros(1, TYPE).itemsize),
+)
+print(*(each() for each in functions), sum(sum(each.stats.cache_hits.values()) for each in functions))
+"""
+
 APART = """
 from numba import intp
 from lockstep.kernels.cache import apart, compiled
@@ -135,6 +168,25 @@ def test_a_change_of_what_a_function_calls_or_reads_is_noticed(tmp_path: Path) -
     assert run(tmp_path) == [4, 20, 0]
 
 
+def test_a_change_of_what_a_function_reads_from_a_package_is_noticed(tmp_path: Path) -> None:
+    tables = tmp_path / "games/tables.py"
+    tables.parent.mkdir()
+    (tmp_path / "main.py").write_text(READING)
+    tables.write_text(TABLES)
+    assert run(tmp_path) == [1, 21, 1, 1000, 4, 0]
+    assert run(tmp_path) == [1, 21, 1, 1000, 4, 5], "loaded"
+    changed = TABLES.replace("LOW, HIGH", "HIGH, LOW").replace("slow", "fast").replace("np.float32", "np.float64")
+    tables.write_text(f"{changed}TURNS[0][1000] = 7\n")
+    assert run(tmp_path) == [2, 12, 2, 7, 8, 0]
+
+
+def test_a_change_between_loading_a_file_and_compiling_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(EDITING)
+    (tmp_path / "helper.py").write_text(HELPER)
+    assert run(tmp_path) == [2, 0]
+    assert run(tmp_path) == [4, 0]
+
+
 def test_copies_of_the_same_sources_share_what_is_compiled(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
@@ -160,6 +212,20 @@ def test_a_change_of_a_named_tuple_is_noticed(tmp_path: Path) -> None:
     assert run(tmp_path) == [1, 1, 1, 1], "loaded"
     (tmp_path / "pair.py").write_text(PAIR.replace("first", "third").replace("second", "first"))
     assert run(tmp_path) == [2, 2, 0, 0]
+
+
+def test_what_a_file_held_that_cannot_be_read_is_compiled_again(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(APART)
+    assert run(tmp_path) == [20, 0, 0]
+    for name, size in (("*inner*.nbi", 150), ("*outer*.nbc", 0)):
+        (damaged,) = (tmp_path / "cache").glob(name)
+        os.truncate(damaged, size)
+    assert run(tmp_path) == [20, 0, 0]
+    assert run(tmp_path) == [20, 1, 1], "loaded"
+    (index,) = (tmp_path / "cache").glob("*inner*.nbi")
+    index.unlink()
+    index.mkdir()  # which can be neither read nor removed
+    assert run(tmp_path) == [20, 1, 0]
 
 
 def test_without_a_folder_that_can_be_written_nothing_is_kept(tmp_path: Path) -> None:

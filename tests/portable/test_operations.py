@@ -131,7 +131,10 @@ def test_sums_over_any_axes(dims: tuple[int, ...], keepdim: bool) -> None:
     assert turned.numel() == expected.numel()
 
 
-@pytest.mark.parametrize("settings", [{}, {"stride": 2}, {"padding": 1}, {"stride": (1, 2), "padding": (2, 0)}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"stride": 2}, {"padding": 1}, {"padding": "valid"}, {"stride": (1, 2), "padding": (2, 0)}],
+)
 def test_convolutions(settings: dict[str, Any]) -> None:
     exact = [x.double().requires_grad_() for x in (IMAGES, KERNELS, X[0, :3])]
     given = [x.clone().requires_grad_() for x in (IMAGES, KERNELS, X[0, :3])]
@@ -156,12 +159,21 @@ def test_operations_in_place_and_into_a_tensor() -> None:
     assert torch.equal(x, expected) and torch.equal(out, scaled)
 
 
+def test_what_is_not_contiguous_moves_in_place() -> None:
+    x, end = X.clone(), Y.t().contiguous().t()
+    with PortableArithmetic():
+        expected = torch.lerp(X, Y, 0.25)
+        assert torch.equal(x.lerp_(end, 0.25), expected)
+        assert torch.equal(X.t().clone().t().lerp_(end, 0.25), expected)
+
+
 def test_whole_numbers_are_left_to_torch() -> None:
     n = torch.arange(6)
     with PortableArithmetic():
         assert n.sum() == 15 and torch.equal(n**2, n * n) and n.sum().dtype == torch.int64
         torch.testing.assert_close(torch.exp(n), torch.exp(n.float()))
         assert torch.equal((X > 0).sum(1), (X > 0).long().sum(1))
+        assert torch.tensor([2**24 + 1]).sum(dtype=torch.float64) == 2**24 + 1
 
 
 def test_initial_weights_are_orthogonal() -> None:
@@ -210,14 +222,34 @@ def test_overloads_and_edges_are_torchs() -> None:
         lambda: torch.std(x, 1, False),
         lambda: x.double().sum(1).float(),
         lambda: x ** torch.tensor([2.0, 3.0, 0.0]),
+        lambda: torch.xlogy(torch.tensor([0.0, 2.0]), torch.tensor([float("inf"), 3.0])),
+        lambda: torch.xlogy(2.0, x[0]),
+        lambda: torch.xlogy(x, 2),
+        lambda: torch.xlogy(x[0], torch.arange(1, 4)),
         lambda: torch.log1p(torch.tensor([float("inf"), 0.0])),
+        lambda: torch.log1p(torch.tensor(-float("inf"))),
         lambda: torch.arange(0.3, 7, 0.1),
+        lambda: torch.arange(2.5),
+        lambda: torch.arange(0, 2.5, dtype=torch.int64),
+        lambda: x.norm(keepdim=True),
+        lambda: x[0, 0].log_softmax(0),
         lambda: F.layer_norm(x[0], (3,)),
     ]
     for case in cases:
         expected = case()
         with PortableArithmetic(), torch.inference_mode():
-            torch.testing.assert_close(case(), expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(case(), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_a_variance_without_degrees_of_freedom_is_not_finite() -> None:
+    with PortableArithmetic():  # torch computes the same, with a warning
+        assert (X[:2].var(0, correction=3) == float("inf")).all()
+        assert X[:0].std(0).isnan().all()
+
+
+def test_a_logarithm_of_nan_is_not_hidden_by_a_factor_of_0() -> None:
+    with PortableArithmetic():
+        assert torch.xlogy(torch.zeros(1), torch.tensor([float("nan")])).isnan()
 
 
 def test_an_unbatched_layer_norm_has_gradients() -> None:
@@ -235,6 +267,7 @@ def test_an_unbatched_layer_norm_has_gradients() -> None:
         (lambda: X.double() @ X.double().t(), "numbers of type torch.float64"),
         (lambda: F.conv2d(IMAGES[:, :4], KERNELS[:2, :2], groups=2), "convolutions with groups"),
         (lambda: X.norm(dim=0), "norms other than"),
+        (lambda: X.norm(dtype=torch.float64), "numbers of type torch.float64"),
     ],
 )
 def test_other_numbers_and_variants_are_refused(operation: Callable[[], object], said: str) -> None:
