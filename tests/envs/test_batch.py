@@ -334,6 +334,22 @@ def test_nested_spaces() -> None:
     assert moments[10].step.first.all()
 
 
+class Halves(Counts):
+    """Steps return integers, and resets halves."""
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        return super().reset(rows, seeds) + 0.5
+
+    def observe(self) -> np.ndarray:
+        return super().observe().astype(np.int64)
+
+
+def test_resets_may_return_other_types_than_steps() -> None:
+    env = make("Halves", 1)
+    assert reset(env)[""].tolist() == [[0.5, 3.5]]
+    assert [obs[""][0, 0] for obs, _ in play(env, [np.zeros(1, np.int64)] * 5)] == [1, 2, 3, 0.5, 1]
+
+
 class Wrong(Reach):
     """Returns something wrong where its argument says."""
 
