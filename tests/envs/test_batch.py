@@ -319,8 +319,14 @@ class Parts(Reach):
         obs, reward, terminated, truncated, _ = super().step(push)
         return self.parts(obs), reward.tolist(), terminated.astype(np.int64), truncated[:, None], None
 
+    picture = np.uint8
+
     def parts(self, obs: np.ndarray) -> Any:
-        return {"point": (obs, np.arange(len(obs)) % 3), "picture": np.full((len(obs), 8, 8, 3), 9, np.uint8)}
+        return {"point": (obs, np.arange(len(obs)) % 3), "picture": np.full((len(obs), 8, 8, 3), 9, self.picture)}
+
+
+class WidePicture(Parts):
+    picture = np.int64
 
 
 def test_nested_spaces() -> None:
@@ -332,6 +338,8 @@ def test_nested_spaces() -> None:
         "point.1": (5, 3),
     }
     assert moments[10].step.first.all()
+    with pytest.raises(SettingsError, match=r"'picture' .* int64, .* uint8\), says uint8.*environment 3, at the start"):
+        reset(make("WidePicture"))
 
 
 class Halves(Counts):
