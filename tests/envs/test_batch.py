@@ -342,6 +342,28 @@ def test_nested_spaces() -> None:
         reset(make("WidePicture"))
 
 
+class Slotted:
+    """The least that a batch needs, of a class without weak references."""
+
+    __slots__ = ("action_space", "num_envs", "observation_space")
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs, self.observation_space, self.action_space = num_envs, Reach.observation_space, spaces.Discrete(2)
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        return np.zeros((len(rows), 4))
+
+    def step(self, actions: np.ndarray) -> tuple[Any, ...]:
+        no = np.zeros(self.num_envs, bool)
+        return np.ones((self.num_envs, 4)), no, no, no, None
+
+
+def test_a_batch_of_any_class_will_do() -> None:
+    env = make("Slotted")
+    assert not reset(env)[""].any() and play(env, random_actions(env, 2))[1].obs[""].all()
+    env.close()
+
+
 class Halves(Counts):
     """Steps return integers, and resets halves."""
 
