@@ -120,7 +120,8 @@ class GymShard(ShardEnv):
             if self._levels is None:
                 answer = self._envs[j].reset(seed=seed)
             else:
-                answer = self._levels.reset(self._envs[j], seed, self._given[j] if self._given else {})
+                given = self._given[j] if self._given else {}
+                self._envs[j], answer = self._levels.reset(self._envs[j], seed, given)
         except TypeError as error:
             if "unexpected keyword argument 'seed'" not in str(error):
                 raise

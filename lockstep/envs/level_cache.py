@@ -100,8 +100,9 @@ class LevelCache:
         root = folder()
         return None if root is None else LevelCache(root, config, env)
 
-    def reset(self, env: Any, level: int, options: dict[str, Any]) -> Any:
-        """Do what env.reset(seed=level) does, and return its result. The info is empty if the level was in the cache.
+    def reset(self, env: Any, level: int, options: dict[str, Any]) -> tuple[Any, Any]:
+        """Do what env.reset(seed=level) does. Returns the environment to play, which may be another object, and the
+        result of reset. The info is empty if the level was in the cache.
 
         Args:
             env: the environment to reset.
@@ -116,19 +117,19 @@ class LevelCache:
         with contextlib.suppress(Exception):  # a damaged file is replaced
             data = path.read_bytes()
             if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
-                answer = _restore(env, data[_DIGEST:])
+                restored = _restore(env, data[_DIGEST:])
                 with contextlib.suppress(OSError):  # a folder that cannot be written
                     os.utime(path)
-                return answer
+                return restored
         answer = env.reset(seed=level)
         if not (isinstance(answer, tuple) and len(answer) == 2):
-            return answer  # the caller reports the error
+            return env, answer  # the caller reports the error
         data = self._snapshot(env, answer[0])
         if not self._tried:
             self._try(env, data)
-            self._tried, answer = True, _restore(env, data)
+            self._tried, (env, answer) = True, _restore(env, data)
         self._write(path, hashlib.sha256(data).digest() + data)
-        return answer
+        return env, answer
 
     def _snapshot(self, env: Any, obs: Any) -> bytes:
         """The observation and the environment, or its state."""
@@ -148,8 +149,8 @@ class LevelCache:
         drawn = [actions.sample() for _ in range(_TRIED)]
         played = list(_play(env, drawn))
         try:
-            _restore(env, data)
-            again = list(_play(env, drawn))
+            restored, _ = _restore(env, data)
+            again = list(_play(restored, drawn))
         except Exception as error:
             raise SettingsError(
                 f"{FOLDER}: a restored environment of env.id={self._id} fails ({type(error).__name__}: {error}). Write "
@@ -186,17 +187,16 @@ def _gives_state(env: Any) -> bool:
     return all(callable(getattr(env, name, None)) for name in ("get_state", "set_state"))
 
 
-def _restore(env: Any, data: bytes) -> Any:
-    """Restore an environment, and return the result of its reset."""
+def _restore(env: Any, data: bytes) -> tuple[Any, Any]:
+    """Return the environment after its reset, which is another object unless it takes its state, and the result of the
+    reset."""
     obs, state = pickle.loads(data)
     if _gives_state(env):
         env.set_state(state)
-    else:
-        if type(state) is not type(env):
-            raise TypeError(f"{type(state).__name__} is not {type(env).__name__}")
-        vars(env).clear()
-        vars(env).update(vars(state))
-    return obs, {}
+        return env, (obs, {})
+    if type(state) is not type(env):
+        raise TypeError(f"{type(state).__name__} is not {type(env).__name__}")
+    return state, (obs, {})
 
 
 def _play(env: Any, actions: list[Any]) -> Iterator[Any]:

@@ -48,6 +48,27 @@ class Field(gymnasium.Env):
         seen = self.field[self.place % self.size]
         return seen, float(seen[0]), self.place > 12, False, {}
 
+class Part:
+    def __init__(self, whole):
+        self.whole = whole
+
+class Referring(Field):
+    "One of its parts changes it, long after the reset."
+
+    def __init__(self):
+        super().__init__()
+        self.part = Part(self)
+
+    def reset(self, **given):
+        self.time = self.late = 0
+        return super().reset(**given)
+
+    def step(self, action):
+        self.time += 1
+        self.part.whole.late += self.time > 20
+        seen, reward, *_ = super().step(action)
+        return seen, reward + self.late, self.time > 24, False, {}
+
 class Named(Field):
     spec = "a word"
 
@@ -112,7 +133,7 @@ def resets(name: str) -> int:
     return type(shard(name)._envs[0]).resets
 
 
-@pytest.mark.parametrize("name", ["Field", "Telling"])
+@pytest.mark.parametrize("name", ["Field", "Telling", "Referring"])
 def test_results_are_equal_with_and_without(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER)
     expected = played(name)
