@@ -27,6 +27,7 @@ from gymnasium.envs.registration import EnvSpec
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
 from lockstep.envs.construct import PREFIX, is_callable
+from lockstep.envs.multiagent.opponents import RandomPlayer
 from lockstep.envs.settings import EnvConfig
 
 FOLDER, SIZE = "LOCKSTEP_LEVEL_CACHE", "LOCKSTEP_LEVEL_CACHE_GB"
@@ -126,7 +127,7 @@ class LevelCache:
             return env, answer  # the caller reports the error
         data = self._snapshot(env, answer[0])
         if not self._tried:
-            self._try(env, data)
+            self._try(env, answer[0], data)
             self._tried, (env, answer) = True, _restore(env, data)
         self._write(path, hashlib.sha256(data).digest() + data)
         return env, answer
@@ -142,15 +143,12 @@ class LevelCache:
                 f"these, or unset {FOLDER}."
             ) from error
 
-    def _try(self, env: Any, data: bytes) -> None:
+    def _try(self, env: Any, obs: Any, data: bytes) -> None:
         """Raise SettingsError if the environment's steps differ after it has been restored."""
-        actions = copy.deepcopy(env.action_space)
-        actions.seed(0)
-        drawn = [actions.sample() for _ in range(_TRIED)]
-        played = list(_play(env, drawn))
+        played = list(_play(env, obs))
         try:
-            restored, _ = _restore(env, data)
-            again = list(_play(restored, drawn))
+            restored, (obs, _) = _restore(env, data)
+            again = list(_play(restored, obs))
         except Exception as error:
             raise SettingsError(
                 f"{FOLDER}: a restored environment of env.id={self._id} fails ({type(error).__name__}: {error}). Write "
@@ -199,10 +197,11 @@ def _restore(env: Any, data: bytes) -> tuple[Any, Any]:
     return state, (obs, {})
 
 
-def _play(env: Any, actions: list[Any]) -> Iterator[Any]:
-    """The results of an environment's steps, until its episode ends."""
-    for action in actions:
-        obs, reward, terminated, truncated, _ = env.step(action)
+def _play(env: Any, obs: Any) -> Iterator[Any]:
+    """The results of an environment's steps with random actions that are allowed, until its episode ends."""
+    choose, draw = RandomPlayer(env.action_space), np.random.default_rng(0)
+    for _ in range(_TRIED):
+        obs, reward, terminated, truncated, _ = env.step(choose(obs, env.action_space, draw))
         yield copy.deepcopy((obs, reward, terminated, truncated))
         if terminated or truncated:
             return
