@@ -116,6 +116,35 @@ class Folding(pettingzoo.AECEnv):
         self.agent_selection = other
 
 
+class Reusing(Leaving):
+    "Writes all observations into the same arrays."
+
+    def look(self):
+        self.seen = getattr(self, "seen", {})
+        for k in self.possible_agents:
+            self.seen.setdefault(k, np.zeros(2, np.float32))[:] = self.time, k + 1
+        return {k: self.seen[k] for k in self.agents}
+
+
+class Skipping(Folding):
+    "The last of three is out after a turn, but stays in the list of agents, and never has its turn."
+
+    def __init__(self):
+        super().__init__()
+        self.possible_agents = ["a", "b", "c"]
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed, options)
+        self.agents.append("c")
+        for each in (self.rewards, self._cumulative_rewards):
+            each["c"] = 0.0
+        self.terminations["c"] = self.truncations["c"] = False
+
+    def step(self, action):
+        super().step(action)
+        self.terminations["c"] = True
+
+
 def folds(observation, space, draw):
     SEEN.append(observation)
     return 1
@@ -287,8 +316,17 @@ def test_whose_agents_stay_in_the_list_of_agents_are_out_all_the_same() -> None:
     assert third.step.terminated.tolist() == [True, True, False]
 
 
-def test_who_was_truncated_early_is_bootstrapped_from_what_it_saw_last() -> None:
-    env = make("pettingzoo/user_matches.py:Leaving", 3, options={"cut_first": True})
+def test_who_is_out_before_its_turn_sees_zeros() -> None:
+    env = make("pettingzoo/user_matches.py:Skipping", 3)
+    reset(env)
+    moments = play(env, [np.zeros(3, int)] * 4)
+    assert [obs["observation"].argmax(-1).tolist() for obs, _ in moments] == [[1] * 3, [2, 2, 0], [3, 3, 0], [4, 4, 0]]
+    assert [obs["turn"].ravel().tolist() for obs, _ in moments] == [[0, 1, 0], [1, 0, 0]] * 2
+
+
+@pytest.mark.parametrize("name", ["Leaving", "Reusing"])
+def test_who_was_truncated_early_is_bootstrapped_from_what_it_saw_last(name: str) -> None:
+    env = make(f"pettingzoo/user_matches.py:{name}", 3, options={"cut_first": True})
     reset(env)
     first, _, third = play(env, random_actions(env, 3))
     assert third.step.truncated.tolist() == [True, False, True]

@@ -5,6 +5,7 @@ Shape legend: N agents of a match, B environments of a shard, B / N matches.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -200,7 +201,6 @@ class Match:
         env.step(action)
         self._count(env.rewards, env.terminations, env.truncations, self._infos_of_turns())
         while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
-            self._told[env.agent_selection] = self._shown(env.observe(env.agent_selection), acting=False)
             env.step(None)  # removes the agent
         self.over |= not env.agents
 
@@ -224,6 +224,10 @@ class Match:
                 terminated = _flag("terminations", terminations, name)
                 if terminated or _flag("truncations", truncations, name):
                     self._out[name] = terminated
+                    if self._turns:
+                        self._told[name] = self._shown(self.env.observe(name), acting=False)
+                    if name in self._told:  # the environment may write later observations into the same arrays
+                        self._told[name] = copy.deepcopy(self._told[name])
         for name in playing:
             if not self._turns or name in self._out:
                 self._inform(name, infos)
@@ -233,7 +237,8 @@ class Match:
         """Current observations of agents."""
         if not self._turns:
             return {name: self._told.get(name, self._blank[name]) for name in names}
-        env, live, mover = self.env, self.env.agents, self.env.agent_selection
+        env, mover = self.env, self.env.agent_selection
+        live = [name for name in env.agents if name not in self._out]  # an environment may leave others in its list
         return {
             name: self._shown(env.observe(name), name == mover)
             if name in live
