@@ -7,6 +7,7 @@ Environments follow gymnasium-robotics' GoalEnv: observations have the entries `
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,16 @@ class Goals:
     """
 
     def __init__(self, config: EnvConfig) -> None:
-        env: Any = adapter_of(config).single(config.training())
+        self._env: Any = adapter_of(config).single(config.training())
+        self._clip, self._id = config.reward_clip, config.id
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.close)
+            self._judge = self._checked(config)
+            failed.pop_all()
+
+    def _checked(self, config: EnvConfig) -> Any:
+        """The object whose compute_reward counts. Raises SettingsError like the constructor."""
+        env = self._env
         space = getattr(env, "observation_space", None)
         entries = set(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else set()
         judge, changing = _judge(env)
@@ -63,9 +73,7 @@ class Goals:
                     f"its {name}, {space[name]}, in another form. Make it a Box of shape [n], or use "
                     "--algorithm.replay.hindsight 0."
                 )
-        self._env, self._judge = env, judge
-        self._clip = config.reward_clip
-        self._id = config.id
+        return judge
 
     def reward(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         """float32 [n]: the rewards for achieved goals [n, ...], given desired goals [n, ...]."""
@@ -102,7 +110,7 @@ class Goals:
     def close(self) -> None:
         """Release the environment."""
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
-            close_all([self._env])
+            close_all([] if self._env is None else [self._env])
 
 
 def check_goals(config: EnvConfig) -> None:
