@@ -7,7 +7,6 @@ Environments follow gymnasium-robotics' GoalEnv: observations have the entries `
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.closing import close_all
+from lockstep.envs.closing import close_all, closed_on_error
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.factory import adapter_of
 from lockstep.envs.settings import EnvConfig
@@ -40,10 +39,8 @@ class Goals:
     def __init__(self, config: EnvConfig) -> None:
         self._env: Any = adapter_of(config).single(config.training())
         self._clip, self._id = config.reward_clip, config.id
-        with contextlib.ExitStack() as failed:
-            failed.callback(self.close)
+        with closed_on_error([self._env]):
             self._judge = self._checked(config)
-            failed.pop_all()
 
     def _checked(self, config: EnvConfig) -> Any:
         """The object whose compute_reward counts. Raises SettingsError like the constructor."""
@@ -110,7 +107,7 @@ class Goals:
     def close(self) -> None:
         """Release the environment."""
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
-            close_all([] if self._env is None else [self._env])
+            close_all([self._env])
 
 
 def check_goals(config: EnvConfig) -> None:

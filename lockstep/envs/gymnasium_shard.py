@@ -17,7 +17,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, form_of, number, register, unregister
 from lockstep.envs.atari import atari_protocol
 from lockstep.envs.base import Observation, ShardEnv, StepResult
-from lockstep.envs.closing import close_all
+from lockstep.envs.closing import close_all, closed_on_error
 from lockstep.envs.construct import construct
 from lockstep.envs.convert import ObservationWriter, single_action
 from lockstep.envs.curriculum import pack, typed
@@ -60,8 +60,14 @@ class GymShard(ShardEnv):
         """The options that a curriculum gave to the current episode of each environment; empty without a curriculum."""
         self._agents = 1
         """The number of the shard's environments in one element of _envs. They begin and end episodes together."""
-        seen, self.action_space = self._construct(config, render)
-        self._writer = ObservationWriter(seen)
+        self._envs: list[Any] = []
+        with closed_on_error(self._envs):
+            seen, self.action_space = self._construct(config, render)
+            self._writer = ObservationWriter(seen)
+            register(self._envs, config.id)
+            # The cache supports neither several agents nor environments that render.
+            self._levels = None if render or self._agents > 1 else LevelCache.of(config, self._envs[0])
+            """The cache of environments after their resets, if the user wants one."""
         self.observation_space = self._writer.space
         lengths = seeds.first_lengths(num_envs, config.decorrelate)
         self._first_length = np.repeat(lengths[:: self._agents], self._agents)
@@ -77,14 +83,11 @@ class GymShard(ShardEnv):
         self._ended = np.zeros(num_envs, np.bool_)
         self._gone = np.zeros(num_envs, np.bool_)
         """Environments that have terminated although their episode continues, such as an agent while others play."""
-        register(self._envs, config.id)
-        # The cache supports neither several agents nor environments that render.
-        self._levels = None if render or self._agents > 1 else LevelCache.of(config, self._envs[0])
-        """The cache of environments after their resets, if the user wants one."""
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-        """Make the environments; return their observation and action space."""
-        self._envs: list[Any] = [construct(config, render) for _ in range(self.num_envs)]
+        """Make the environments and add them to _envs; return their observation and action space."""
+        for _ in range(self.num_envs):
+            self._envs.append(construct(config, render))
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(self._envs[0], name, None), gymnasium.Space):
                 raise SettingsError(
@@ -144,11 +147,12 @@ class GymShard(ShardEnv):
         """Replace environment j by one with these options."""
         made = construct(dataclasses.replace(self._config, options={**self._config.options, **options}), self._render)
         reserve_streams()
-        if (made.observation_space, made.action_space) != (self._envs[j].observation_space, self.action_space):
-            raise SettingsError(
-                f"The curriculum's options {options} change the observation or action space of env.id="
-                f"{self._config.id}. Return only options that do not change these spaces."
-            )
+        with closed_on_error([made]):
+            if (made.observation_space, made.action_space) != (self._envs[j].observation_space, self.action_space):
+                raise SettingsError(
+                    f"The curriculum's options {options} change the observation or action space of env.id="
+                    f"{self._config.id}. Return only options that do not change these spaces."
+                )
         unregister(self._envs[j : j + 1])
         close_all(self._envs[j : j + 1])
         self._envs[j], self._given[j] = made, options

@@ -292,8 +292,10 @@ class MatchShard(GymShard):
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         self._agents = agents_of(config)
         assert self.num_envs % self._agents == 0, f"{self.num_envs} environments do not form matches of {self._agents}"
-        self._matches = [Match(construct(config, render), config) for _ in range(self.num_envs // self._agents)]
-        self._envs = [match.env for match in self._matches]
+        self._matches: list[Match] = []
+        for _ in range(self.num_envs // self._agents):
+            self._envs.append(construct(config, render))
+            self._matches.append(Match(self._envs[-1], config))
         self.frames_per_step, self.emulator = emulated(self._envs[0])
         return self._matches[0].observation_space, self._matches[0].action_space
 
