@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -119,22 +120,14 @@ class GymShard(ShardEnv):
         """Begin an episode of environment j and its group."""
         if self._given and self._given[j] != self._offered:
             self._rebuild(j, self._offered)
-        try:
+        with seeded("reset(self, *, seed=None, options=None), and pass the seed on with super().reset(seed=seed)"):
             if self._levels is None:
                 answer = self._envs[j].reset(seed=seed)
             else:
                 given = self._given[j] if self._given else {}
                 self._envs[j], answer = self._levels.reset(self._envs[j], seed, given)
-        except TypeError as error:
-            if "unexpected keyword argument 'seed'" not in str(error):
-                raise
-            raise SettingsError(
-                f"The environment's reset does not take a seed ({error}), so no episode could be repeated. Define it "
-                "as reset(self, *, seed=None, options=None), as in gymnasium since 0.26, and pass the seed on with "
-                "super().reset(seed=seed)."
-            ) from error
         if not (isinstance(answer, tuple) and len(answer) == 2):
-            raise _misanswered("reset", answer, "(observation, info)")
+            raise misanswered("reset", answer, "(observation, info), as in gymnasium since 0.26")
         self._obs[j], _ = answer
         if self._numbers is not None:
             self._numbers.begin(j)
@@ -164,8 +157,8 @@ class GymShard(ShardEnv):
         try:
             self._obs[j], reward, terminated, truncated, info = answer
         except (TypeError, ValueError):
-            wanted = "(observation, reward, terminated, truncated, info)"
-            raise _misanswered("step", answer, wanted) from None
+            wanted = "(observation, reward, terminated, truncated, info), as in gymnasium since 0.26"
+            raise misanswered("step", answer, wanted) from None
         step.terminated[j] = terminated if isinstance(terminated, BOOLS) else flag("terminated", terminated)
         step.truncated[j] = truncated if isinstance(truncated, BOOLS) else flag("truncated", truncated)
         step.reward[j] = reward if isinstance(reward, NUMBERS) else number(reward)
@@ -261,9 +254,10 @@ class GymShard(ShardEnv):
 
     def render(self, index: int = 0) -> np.ndarray:
         env = self._envs[index // self._agents]
-        if env.render_mode not in ("rgb_array", "rgb_array_list"):
+        mode = getattr(env, "render_mode", None)
+        if mode not in ("rgb_array", "rgb_array_list"):
             raise SettingsError(
-                f"This environment cannot render images (render_mode={env.render_mode!r}). Pass render=True to "
+                f"This environment cannot render images (render_mode={mode!r}). Pass render=True to "
                 "lockstep.envs.make, and let a callable of your own take render_mode and pass it on."
             )
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
@@ -276,8 +270,23 @@ class GymShard(ShardEnv):
             close_all(envs)
 
 
-def _misanswered(method: str, answer: Any, wanted: str) -> SettingsError:
+def misanswered(method: str, answer: Any, wanted: str) -> SettingsError:
+    """The error for an environment's method that returned something else than `wanted`."""
     return SettingsError(
-        f"The environment's {method} returned {form_of(answer)}, but must return {wanted}, as in gymnasium since 0.26. "
-        "Fix the environment, or wrap it."
+        f"The environment's {method} returned {form_of(answer)}, but must return {wanted}. Fix the environment, or "
+        "wrap it."
     )
+
+
+@contextlib.contextmanager
+def seeded(form: str) -> Iterator[None]:
+    """Raise SettingsError if an environment's reset, which is called inside, takes no seed. form: how to define it."""
+    try:
+        yield
+    except TypeError as error:
+        if "unexpected keyword argument 'seed'" not in str(error):
+            raise
+        raise SettingsError(
+            f"The environment's reset does not take a seed ({error}), so no episode could be repeated. Define it as "
+            f"{form}."
+        ) from error

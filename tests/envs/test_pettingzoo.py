@@ -116,6 +116,29 @@ class Folding(pettingzoo.AECEnv):
         self.agent_selection = other
 
 
+class Older(Leaving):
+    "Resets without infos, as before PettingZoo 1.23."
+
+    def reset(self, seed=None, options=None):
+        return super().reset(seed)[0]
+
+
+class Oldest(Leaving):
+    "Steps with one dict of ends."
+
+    def step(self, actions):
+        return super().step(actions)[:4]
+
+
+class Unseeded(Leaving):
+    def reset(self):
+        return super().reset()
+
+
+class Nameless(pettingzoo.ParallelEnv):
+    metadata = {"name": "nameless"}
+
+
 class Reusing(Leaving):
     "Writes all observations into the same arrays."
 
@@ -401,6 +424,27 @@ def test_mistakes_are_named(settings: dict[str, Any], expected: str, tmp_path: P
     experiment = experiment.replace(env=dataclasses.replace(experiment.env, **settings))
     with pytest.raises(SettingsError, match=expected):
         train(experiment, options=RunOptions(run=str(tmp_path / "run")))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Older", r"reset returned a dict, but must return \(observations, infos\).*environment 0, at the start"),
+        (
+            "Oldest",
+            r"step returned a tuple of 4, but must return \(observations, .*, infos\).*environment 0, in step 1",
+        ),
+        ("Unseeded", r"reset does not take a seed .*reset\(self, seed=None, options=None\).*environment 0"),
+        ("Nameless", r"user_matches.py:Nameless names no agents.*self\.possible_agents"),
+        ("Leaving", r"render_mode=None.*take render_mode"),
+    ],
+)
+def test_what_environments_must_have_and_return_is_explained(name: str, expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected):
+        env = make(f"pettingzoo/user_matches.py:{name}", 3)
+        reset(env)
+        play(env, random_actions(env, 1))
+        env.render()
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

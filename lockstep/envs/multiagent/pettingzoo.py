@@ -14,13 +14,14 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
+from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, number
 from lockstep.envs.base import Observation, StepResult
 from lockstep.envs.closing import close_all
 from lockstep.envs.construct import PREFIX, construct
 from lockstep.envs.convert import single_action
 from lockstep.envs.episodes import Seeds
-from lockstep.envs.gymnasium_shard import GymShard, emulated
+from lockstep.envs.gymnasium_shard import GymShard, emulated, misanswered, seeded
 from lockstep.envs.multiagent.match_spaces import TURN, blank, match_spaces, takes_turns
 from lockstep.envs.multiagent.opponents import AgentSpaces, Opponents
 from lockstep.envs.multiagent.policies import Views, by_policy, learners_of, metrics_by_policy, sides_of
@@ -38,9 +39,15 @@ def names_of(config: EnvConfig) -> list[Any]:
     key = f"{config.id} {sorted(config.options.items())}"
     if key not in _agents:
         env = construct(config)
-        _agents[key] = list(env.possible_agents)
+        found = list(getattr(env, "possible_agents", ()))
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
             close_all([env])
+        if not found:
+            raise SettingsError(
+                f"The environment env.id={config.id} names no agents. Let its constructor set self.possible_agents to "
+                "the list of all agents that may take part in a match."
+            )
+        _agents[key] = found
     return _agents[key]
 
 
@@ -133,7 +140,10 @@ class Match:
         if self._opponents is not None and not self._sides:
             self._own = [self._names[own]]
             self._others = [name for name in self._names if name not in self._own]
-        answer = self.env.reset(seed=seed)
+        with seeded("reset(self, seed=None, options=None), and take all random numbers from a generator of that seed"):
+            answer = self.env.reset(seed=seed)
+        if not (self._turns or (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Mapping))):
+            raise misanswered("reset", answer, "(observations, infos), two dicts")
         self._fresh, self.over = True, False
         self._reward, self._out = dict.fromkeys(self._own, 0.0), {}
         self._infos, self._acted = {}, set()
@@ -161,7 +171,11 @@ class Match:
                 self._inform(self.env.agent_selection, self._infos_of_turns())
         else:
             by_agent |= self._asked([name for name in self._others if name in self.env.agents])
-            obs, *results = self.env.step({name: by_agent[name] for name in self.env.agents})
+            answer = self.env.step({name: by_agent[name] for name in self.env.agents})
+            if not (isinstance(answer, tuple) and len(answer) == 5):
+                wanted = "(observations, rewards, terminations, truncations, infos), five dicts"
+                raise misanswered("step", answer, wanted)
+            obs, *results = answer
             self._told |= {name: seen for name, seen in obs.items() if name not in self._out}
             self._count(*results)
 
