@@ -557,6 +557,7 @@ def test_an_observation_of_nothing_is_in_its_space() -> None:
             "symbol": spaces.Discrete(3, start=2),
             "pair": spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2, 2), np.float32))),
             "bits": spaces.MultiBinary(4),
+            "year": spaces.Box(np.array([1900, -1]), np.array([2100, 1]), dtype=np.float64),
         }
     )
     assert space.contains(_zeros(space))

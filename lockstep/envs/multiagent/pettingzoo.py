@@ -75,8 +75,8 @@ class Match:
 
     If agents take turns (AECEnv), the policy acts for all of them, but only the action of the agent to move counts. The
     action masks of the others only allow the first action, so nothing is learned from it. The entry `turn` says which
-    agent moves. A terminated agent sees zeros, and a truncated one its last observation. Both earn nothing, and their
-    actions are ignored.
+    agent moves. A terminated agent sees zeros (or the numbers of its space nearest to them), and a truncated one its
+    last observation. Both earn nothing, and their actions are ignored.
 
     With opponents, one policy plays one agent, or several policies play the agents that no opponent plays. If agents
     take turns, a step lasts until it is a policy's turn again. The match is over when all agents of policies are out.
