@@ -230,6 +230,11 @@ class ReplayBatches:
         """Restore a slot's replay when the first rollout has shown its shapes."""
         self._saved[slot] = saved
 
+    def close(self) -> None:
+        """Release the environment that computes rewards in hindsight."""
+        if self._goals is not None:
+            self._goals.close()
+
     def learned(self, slot: int, priorities: Tensor | None) -> None:
         """Take the priorities of the items that were drawn last from a slot's replay. Priorities on a GPU are set
         before the next use of the replay. Only then the host waits for them."""

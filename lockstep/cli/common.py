@@ -78,16 +78,16 @@ def _options_together(arguments: list[str]) -> list[str]:
         if flag not in MERGED:
             groups.append([first, *values])
             continue
-        given = [value, *values] if value else values
-        refuse_repeated(flag, given)
         if flag not in merged:
             groups.append(merged.setdefault(flag, [flag]))
-        merged[flag] += given
+        merged[flag] += [value, *values] if value else values
+    for flag, *given in merged.values():
+        refuse_repeated(flag, given)
     return [word for group in groups for word in group]
 
 
 def refuse_repeated(flag: str, given: list[str]) -> None:
-    """Raise SettingsError if one list of NAME=VALUE has a name twice."""
+    """Raise SettingsError if a list of NAME=VALUE has a name twice."""
     counts = Counter(word.partition("=")[0].replace("-", "_") for word in given if "=" in word)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise SettingsError(f"{flag} names {twice[0]} twice, but only one value can count. Leave one of them out.")

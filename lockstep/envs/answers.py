@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ BOOLS = (bool, np.bool_)
 """Types of `terminated` and `truncated` that need no further check."""
 NUMBERS = (float, int, np.floating, np.integer)
 """Types of rewards that need no further check."""
-_registered: dict[int, weakref.ref[Any]] = {}
+_registered: dict[int, Callable[[], Any]] = {}
 """The open environments of this process, without their wrappers, by id()."""
 
 
@@ -77,7 +77,10 @@ def register(envs: Sequence[Any], env_id: str) -> None:
                 "separate object, or a step of one would be a step of all. Make a new environment at each call, as in "
                 f"def make(): return {type(base).__name__}(), and keep it in no variable, cache or default argument."
             )
-        _registered[id(base)] = weakref.ref(base)
+        try:
+            _registered[id(base)] = weakref.ref(base)
+        except TypeError:  # a class with __slots__
+            _registered[id(base)] = lambda base=base: base
 
 
 def unregister(envs: Sequence[Any]) -> None:

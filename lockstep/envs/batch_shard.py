@@ -255,9 +255,8 @@ class BatchShard(ShardEnv):
 
     def close(self) -> None:
         unregister([self._env])
-        if callable(getattr(self._env, "close", None)):
-            with ENVIRONMENT_SETTINGS.applied(thorough=True):
-                close_all([self._env])
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
+            close_all([self._env])
 
 
 def _saves(env: Any, env_id: str) -> bool:

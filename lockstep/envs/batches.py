@@ -98,7 +98,8 @@ def batch_action(space: gymnasium.Space[Any], parts: tuple[np.ndarray, ...], ten
 
 def with_rows(arrays: list[np.ndarray], rows: np.ndarray, others: list[np.ndarray]) -> list[np.ndarray]:
     """Copies of the entries of a batch [B, ...], with some rows replaced by `others` [n, ...]."""
-    copies = [array.copy() for array in arrays]
+    # The types may differ: integers must not cut the floats of other rows.
+    copies = [array.astype(np.result_type(array, other)) for array, other in zip(arrays, others, strict=True)]
     for copy, other in zip(copies, others, strict=True):
         copy[rows] = other.reshape(len(rows), *copy.shape[1:])
     return copies

@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.system.output import print_line
 
 _PATIENCE = 20.0
@@ -28,9 +29,11 @@ class _CloseTimeout(BaseException):
 
 
 def close_all(envs: Iterable[Any]) -> None:
-    """Close all environments. The run's results are complete by then, so errors are printed and not raised, and a
-    close() that does not return is abandoned."""
+    """Close all environments that have a close(). The run's results are complete by then, so errors are printed and not
+    raised, and a close() that does not return is abandoned."""
     for env in envs:
+        if not callable(getattr(env, "close", None)):
+            continue
         try:
             if threading.current_thread() is threading.main_thread():
                 with _interrupted(_limit(), env):
@@ -42,6 +45,17 @@ def close_all(envs: Iterable[Any]) -> None:
             _tell_timeout(env, f"It hung here:\n{stack}")
         except Exception as error:
             print_line(f"An environment could not be closed: {error!r}.", sys.stderr)
+
+
+@contextlib.contextmanager
+def closed_on_error(envs: Sequence[Any]) -> Iterator[None]:
+    """If an error is raised, close the environments that are in `envs` by then."""
+    try:
+        yield
+    except BaseException:
+        with ENVIRONMENT_SETTINGS.applied(thorough=True):
+            close_all(envs)
+        raise
 
 
 def _limit() -> float:

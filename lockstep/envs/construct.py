@@ -198,6 +198,11 @@ def _unknown_options(config: EnvConfig, *given: str) -> Iterator[None]:
         refused = named[1] if named is not None else None
         if raised_here and str(error).endswith("() takes no arguments"):  # a class without a constructor
             refused = [*given, *config.options, "render_mode"][0]
+        taken = re.search(r"multiple values for (?:keyword )?argument '(\w+)'", str(error))
+        if taken is not None and raised_here and taken[1] in config.options:
+            raise SettingsError(
+                f"env.options cannot set {taken[1]}, an argument that lockstep gives to {config.id}. Leave it out."
+            ) from error
         if refused in config.options:
             raise SettingsError(
                 f"env.options names {refused!r}, which {config.id} does not take: {error}. Give arguments of its "

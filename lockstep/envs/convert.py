@@ -55,14 +55,16 @@ class _Unfit(SettingsError):
 class _Entry:
     """Checks and converts one entry of observations."""
 
-    def __init__(self, key: str, path: tuple[str | int, ...], space: spaces.Space[Any], write: _Write) -> None:
+    def __init__(
+        self, key: str, path: tuple[str | int, ...], space: spaces.Space[Any], write: _Write, image: bool
+    ) -> None:
         self.key, self.path, self.space, self.write = key, path, space, write
         self.name = f"observation {key!r}" if key else "observation"
         self.shape = tuple(space.shape or ())
         self.dtype: np.dtype[Any] | None = None
         """The type of the last batch that was checked."""
         whole = isinstance(space, spaces.MultiBinary) or (isinstance(space, spaces.Box) and space.dtype.kind in "biu")
-        self._kinds = "biu" if whole else "biuf"
+        self._kinds = "bu" if image else "biu" if whole else "biuf"
 
     def require_kind(self, batch: np.ndarray, values: Any) -> None:
         """Raise SettingsError if a batch does not have the kind of numbers that the space declares."""
@@ -158,7 +160,7 @@ class ObservationWriter:
             if key in converted:
                 raise SettingsError(f"Two entries of the observation would be called {key!r}: rename one of them.")
             converted[key], write = _conversion(leaf, key)
-            self._entries.append(_Entry(key, path, leaf, write))
+            self._entries.append(_Entry(key, path, leaf, write, image=converted[key].dtype == np.uint8))
         self._nested = isinstance(space, (spaces.Dict, spaces.Tuple))
         self.space = spaces.Dict(converted) if self._nested else converted[""]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
 from lockstep.config.settings import SettingsError
-from lockstep.envs.closing import close_all
+from lockstep.envs.closing import close_all, closed_on_error
 from lockstep.envs.convert import ObservationWriter
 from lockstep.envs.factory import adapter_of
 from lockstep.envs.settings import EnvConfig
@@ -37,7 +37,14 @@ class Goals:
     """
 
     def __init__(self, config: EnvConfig) -> None:
-        env: Any = adapter_of(config).single(config.training())
+        self._env: Any = adapter_of(config).single(config.training())
+        self._clip, self._id = config.reward_clip, config.id
+        with closed_on_error([self._env]):
+            self._judge = self._checked(config)
+
+    def _checked(self, config: EnvConfig) -> Any:
+        """The object whose compute_reward counts. Raises SettingsError like the constructor."""
+        env = self._env
         space = getattr(env, "observation_space", None)
         entries = set(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else set()
         judge, changing = _judge(env)
@@ -63,9 +70,7 @@ class Goals:
                     f"its {name}, {space[name]}, in another form. Make it a Box of shape [n], or use "
                     "--algorithm.replay.hindsight 0."
                 )
-        self._env, self._judge = env, judge
-        self._clip = config.reward_clip
-        self._id = config.id
+        return judge
 
     def reward(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         """float32 [n]: the rewards for achieved goals [n, ...], given desired goals [n, ...]."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -17,7 +18,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, form_of, number, register, unregister
 from lockstep.envs.atari import atari_protocol
 from lockstep.envs.base import Observation, ShardEnv, StepResult
-from lockstep.envs.closing import close_all
+from lockstep.envs.closing import close_all, closed_on_error
 from lockstep.envs.construct import construct
 from lockstep.envs.convert import ObservationWriter, single_action
 from lockstep.envs.curriculum import pack, typed
@@ -60,8 +61,14 @@ class GymShard(ShardEnv):
         """The options that a curriculum gave to the current episode of each environment; empty without a curriculum."""
         self._agents = 1
         """The number of the shard's environments in one element of _envs. They begin and end episodes together."""
-        seen, self.action_space = self._construct(config, render)
-        self._writer = ObservationWriter(seen)
+        self._envs: list[Any] = []
+        with closed_on_error(self._envs):
+            seen, self.action_space = self._construct(config, render)
+            self._writer = ObservationWriter(seen)
+            register(self._envs, config.id)
+            # The cache supports neither several agents nor environments that render.
+            self._levels = None if render or self._agents > 1 else LevelCache.of(config, self._envs[0])
+            """The cache of environments after their resets, if the user wants one."""
         self.observation_space = self._writer.space
         lengths = seeds.first_lengths(num_envs, config.decorrelate)
         self._first_length = np.repeat(lengths[:: self._agents], self._agents)
@@ -77,14 +84,11 @@ class GymShard(ShardEnv):
         self._ended = np.zeros(num_envs, np.bool_)
         self._gone = np.zeros(num_envs, np.bool_)
         """Environments that have terminated although their episode continues, such as an agent while others play."""
-        register(self._envs, config.id)
-        # The cache supports neither several agents nor environments that render.
-        self._levels = None if render or self._agents > 1 else LevelCache.of(config, self._envs[0])
-        """The cache of environments after their resets, if the user wants one."""
 
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-        """Make the environments; return their observation and action space."""
-        self._envs: list[Any] = [construct(config, render) for _ in range(self.num_envs)]
+        """Make the environments and add them to _envs; return their observation and action space."""
+        for _ in range(self.num_envs):
+            self._envs.append(construct(config, render))
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(self._envs[0], name, None), gymnasium.Space):
                 raise SettingsError(
@@ -116,21 +120,14 @@ class GymShard(ShardEnv):
         """Begin an episode of environment j and its group."""
         if self._given and self._given[j] != self._offered:
             self._rebuild(j, self._offered)
-        try:
+        with seeded("reset(self, *, seed=None, options=None), and pass the seed on with super().reset(seed=seed)"):
             if self._levels is None:
                 answer = self._envs[j].reset(seed=seed)
             else:
-                answer = self._levels.reset(self._envs[j], seed, self._given[j] if self._given else {})
-        except TypeError as error:
-            if "unexpected keyword argument 'seed'" not in str(error):
-                raise
-            raise SettingsError(
-                f"The environment's reset does not take a seed ({error}), so no episode could be repeated. Define it "
-                "as reset(self, *, seed=None, options=None), as in gymnasium since 0.26, and pass the seed on with "
-                "super().reset(seed=seed)."
-            ) from error
+                given = self._given[j] if self._given else {}
+                self._envs[j], answer = self._levels.reset(self._envs[j], seed, given)
         if not (isinstance(answer, tuple) and len(answer) == 2):
-            raise _misanswered("reset", answer, "(observation, info)")
+            raise misanswered("reset", answer, "(observation, info), as in gymnasium since 0.26")
         self._obs[j], _ = answer
         if self._numbers is not None:
             self._numbers.begin(j)
@@ -143,11 +140,12 @@ class GymShard(ShardEnv):
         """Replace environment j by one with these options."""
         made = construct(dataclasses.replace(self._config, options={**self._config.options, **options}), self._render)
         reserve_streams()
-        if (made.observation_space, made.action_space) != (self._envs[j].observation_space, self.action_space):
-            raise SettingsError(
-                f"The curriculum's options {options} change the observation or action space of env.id="
-                f"{self._config.id}. Return only options that do not change these spaces."
-            )
+        with closed_on_error([made]):
+            if (made.observation_space, made.action_space) != (self._envs[j].observation_space, self.action_space):
+                raise SettingsError(
+                    f"The curriculum's options {options} change the observation or action space of env.id="
+                    f"{self._config.id}. Return only options that do not change these spaces."
+                )
         unregister(self._envs[j : j + 1])
         close_all(self._envs[j : j + 1])
         self._envs[j], self._given[j] = made, options
@@ -159,8 +157,8 @@ class GymShard(ShardEnv):
         try:
             self._obs[j], reward, terminated, truncated, info = answer
         except (TypeError, ValueError):
-            wanted = "(observation, reward, terminated, truncated, info)"
-            raise _misanswered("step", answer, wanted) from None
+            wanted = "(observation, reward, terminated, truncated, info), as in gymnasium since 0.26"
+            raise misanswered("step", answer, wanted) from None
         step.terminated[j] = terminated if isinstance(terminated, BOOLS) else flag("terminated", terminated)
         step.truncated[j] = truncated if isinstance(truncated, BOOLS) else flag("truncated", truncated)
         step.reward[j] = reward if isinstance(reward, NUMBERS) else number(reward)
@@ -256,9 +254,10 @@ class GymShard(ShardEnv):
 
     def render(self, index: int = 0) -> np.ndarray:
         env = self._envs[index // self._agents]
-        if env.render_mode not in ("rgb_array", "rgb_array_list"):
+        mode = getattr(env, "render_mode", None)
+        if mode not in ("rgb_array", "rgb_array_list"):
             raise SettingsError(
-                f"This environment cannot render images (render_mode={env.render_mode!r}). Pass render=True to "
+                f"This environment cannot render images (render_mode={mode!r}). Pass render=True to "
                 "lockstep.envs.make, and let a callable of your own take render_mode and pass it on."
             )
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
@@ -271,8 +270,23 @@ class GymShard(ShardEnv):
             close_all(envs)
 
 
-def _misanswered(method: str, answer: Any, wanted: str) -> SettingsError:
+def misanswered(method: str, answer: Any, wanted: str) -> SettingsError:
+    """The error for an environment's method that returned something else than `wanted`."""
     return SettingsError(
-        f"The environment's {method} returned {form_of(answer)}, but must return {wanted}, as in gymnasium since 0.26. "
-        "Fix the environment, or wrap it."
+        f"The environment's {method} returned {form_of(answer)}, but must return {wanted}. Fix the environment, or "
+        "wrap it."
     )
+
+
+@contextlib.contextmanager
+def seeded(form: str) -> Iterator[None]:
+    """Raise SettingsError if an environment's reset, which is called inside, takes no seed. form: how to define it."""
+    try:
+        yield
+    except TypeError as error:
+        if "unexpected keyword argument 'seed'" not in str(error):
+            raise
+        raise SettingsError(
+            f"The environment's reset does not take a seed ({error}), so no episode could be repeated. Define it as "
+            f"{form}."
+        ) from error

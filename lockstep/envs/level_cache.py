@@ -27,6 +27,7 @@ from gymnasium.envs.registration import EnvSpec
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
 from lockstep.envs.construct import PREFIX, is_callable
+from lockstep.envs.multiagent.opponents import RandomPlayer
 from lockstep.envs.settings import EnvConfig
 
 FOLDER, SIZE = "LOCKSTEP_LEVEL_CACHE", "LOCKSTEP_LEVEL_CACHE_GB"
@@ -100,8 +101,9 @@ class LevelCache:
         root = folder()
         return None if root is None else LevelCache(root, config, env)
 
-    def reset(self, env: Any, level: int, options: dict[str, Any]) -> Any:
-        """Do what env.reset(seed=level) does, and return its result. The info is empty if the level was in the cache.
+    def reset(self, env: Any, level: int, options: dict[str, Any]) -> tuple[Any, Any]:
+        """Do what env.reset(seed=level) does. Returns the environment to play, which may be another object, and the
+        result of reset. The info is empty if the level was in the cache.
 
         Args:
             env: the environment to reset.
@@ -116,19 +118,19 @@ class LevelCache:
         with contextlib.suppress(Exception):  # a damaged file is replaced
             data = path.read_bytes()
             if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
-                answer = _restore(env, data[_DIGEST:])
+                restored = _restore(env, data[_DIGEST:])
                 with contextlib.suppress(OSError):  # a folder that cannot be written
                     os.utime(path)
-                return answer
+                return restored
         answer = env.reset(seed=level)
         if not (isinstance(answer, tuple) and len(answer) == 2):
-            return answer  # the caller reports the error
+            return env, answer  # the caller reports the error
         data = self._snapshot(env, answer[0])
         if not self._tried:
-            self._try(env, data)
-            self._tried, answer = True, _restore(env, data)
+            self._try(env, answer[0], data)
+            self._tried, (env, answer) = True, _restore(env, data)
         self._write(path, hashlib.sha256(data).digest() + data)
-        return answer
+        return env, answer
 
     def _snapshot(self, env: Any, obs: Any) -> bytes:
         """The observation and the environment, or its state."""
@@ -141,15 +143,12 @@ class LevelCache:
                 f"these, or unset {FOLDER}."
             ) from error
 
-    def _try(self, env: Any, data: bytes) -> None:
+    def _try(self, env: Any, obs: Any, data: bytes) -> None:
         """Raise SettingsError if the environment's steps differ after it has been restored."""
-        actions = copy.deepcopy(env.action_space)
-        actions.seed(0)
-        drawn = [actions.sample() for _ in range(_TRIED)]
-        played = list(_play(env, drawn))
+        played = list(_play(env, obs))
         try:
-            _restore(env, data)
-            again = list(_play(env, drawn))
+            restored, (obs, _) = _restore(env, data)
+            again = list(_play(restored, obs))
         except Exception as error:
             raise SettingsError(
                 f"{FOLDER}: a restored environment of env.id={self._id} fails ({type(error).__name__}: {error}). Write "
@@ -186,23 +185,23 @@ def _gives_state(env: Any) -> bool:
     return all(callable(getattr(env, name, None)) for name in ("get_state", "set_state"))
 
 
-def _restore(env: Any, data: bytes) -> Any:
-    """Restore an environment, and return the result of its reset."""
+def _restore(env: Any, data: bytes) -> tuple[Any, Any]:
+    """Return the environment after its reset, which is another object unless it takes its state, and the result of the
+    reset."""
     obs, state = pickle.loads(data)
     if _gives_state(env):
         env.set_state(state)
-    else:
-        if type(state) is not type(env):
-            raise TypeError(f"{type(state).__name__} is not {type(env).__name__}")
-        vars(env).clear()
-        vars(env).update(vars(state))
-    return obs, {}
+        return env, (obs, {})
+    if type(state) is not type(env):
+        raise TypeError(f"{type(state).__name__} is not {type(env).__name__}")
+    return state, (obs, {})
 
 
-def _play(env: Any, actions: list[Any]) -> Iterator[Any]:
-    """The results of an environment's steps, until its episode ends."""
-    for action in actions:
-        obs, reward, terminated, truncated, _ = env.step(action)
+def _play(env: Any, obs: Any) -> Iterator[Any]:
+    """The results of an environment's steps with random actions that are allowed, until its episode ends."""
+    choose, draw = RandomPlayer(env.action_space), np.random.default_rng(0)
+    for _ in range(_TRIED):
+        obs, reward, terminated, truncated, _ = env.step(choose(obs, env.action_space, draw))
         yield copy.deepcopy((obs, reward, terminated, truncated))
         if terminated or truncated:
             return

@@ -11,6 +11,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
 from lockstep.envs.base import Adapter, ShardEnv, load_adapter
 from lockstep.envs.batch_shard import BatchShard
+from lockstep.envs.closing import closed_on_error
 from lockstep.envs.construct import PREFIX, construct_batch, is_callable
 from lockstep.envs.episodes import Seeds
 from lockstep.envs.settings import EnvConfig
@@ -51,8 +52,9 @@ class Vector(Adapter):
         del threads
         env = construct_batch(config, num_envs, render)
         kind = VectorShard if isinstance(env, VectorEnv) else BatchShard
-        _check(env, config, num_envs)
-        shard = kind(env, config, seeds=seeds)
+        with closed_on_error([env]):
+            _check(env, config, num_envs)
+            shard = kind(env, config, seeds=seeds)
         reserve_streams()  # a constructor may have closed them
         return shard
 

@@ -13,6 +13,7 @@ from lockstep.agent import Agent, below
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.wrapper import Wrapper
 from lockstep.buffers.batches import CollectedRollout
+from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.core.schedule import Recorded
 from lockstep.core.shards import block
 from lockstep.distributed.groups import Group
@@ -62,6 +63,12 @@ class LearnerProcess:
         self.learner.heartbeat = heartbeat
         self._begun = _numbers(agent.algorithm)
         self._told: set[str] = set()
+
+    def close(self) -> None:
+        """End collecting, and release the environments of this process."""
+        self.rollouts.close()
+        if isinstance(self.learner.batches, ReplayBatches):
+            self.learner.batches.close()
 
     def merge_statistics(self, rollouts: dict[int, list[CollectedRollout]], *, stop: bool) -> tuple[bool, int]:
         """Add the rollouts' moments to the normalizers, in tree order, and agree on whether to stop.

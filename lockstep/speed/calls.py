@@ -16,6 +16,7 @@ import torch
 from lockstep.agent import Agent
 from lockstep.algorithms.offpolicy import off_policy
 from lockstep.buffers.batches import Batches, CollectedRollout
+from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.buffers.rollout_buffers import RolloutBuffers, acting_groups
 from lockstep.collectors.acting import OpenRollout
 from lockstep.collectors.collectors import Collector, inference_of
@@ -78,7 +79,7 @@ class Calls:
         together = 1 if learning.kernels is None else slots
         """Slots whose gradients one call computes."""
         learner = learner_of(learning, range(together), TreeSum(together, Group()))
-        batches = learner.batches
+        batches = self._batches = learner.batches
         if experiment.algorithm.replays:
             rollouts = self._played(acting, buffers)
             insert, sample = self._inserting(learning, learner, rollouts, together), self._sampling(batches, updates)
@@ -102,6 +103,8 @@ class Calls:
 
     def close(self) -> None:
         self._envs.close()
+        if isinstance(self._batches, ReplayBatches):
+            self._batches.close()
 
     def _obs(self, rows: slice) -> Any:
         """The first observations of some rows, to write into."""

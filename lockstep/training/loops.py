@@ -49,7 +49,7 @@ def learn(job: Job, agent: Agent, context: WorkerContext, status: RunStatus, hea
     process = learner_process(job, agent, context, heartbeat)
     rollouts = process.rollouts
     with contextlib.ExitStack() as closing:
-        closing.callback(rollouts.close)
+        closing.callback(process.close)
         resumed = begin_run(job, process)
         recording = closing.enter_context(contextlib.closing(Recording(job, process, status.heartbeat, resumed)))
         group.barrier()

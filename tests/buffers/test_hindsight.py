@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny import EXPERIMENTS
 from torch import Tensor
 
-from lockstep import envs, recipes
+from lockstep import envs, recipes, train
 from lockstep.algorithms.offpolicy import OffPolicyConfig
 from lockstep.buffers.hindsight import Hindsight
 from lockstep.buffers.replay import Replay
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
+from lockstep.config.user_code import load_object
 from lockstep.core.rollout import Rollout
 from lockstep.core.transitions import Transitions
 from lockstep.envs.goals import Goals
@@ -212,6 +214,36 @@ def test_an_end_that_is_told_of_one_goal_alone_is_asked_for_each(tmp_path: Path)
     achieved = np.array([[0, 0], [0, 0], [1, 1]], np.float32)
     assert goals.terminated(achieved, desired, desired, np.zeros(3, bool)).tolist() == [True, False, True]
     goals.close()
+
+
+COUNTED = """
+from lockstep.envs.tasks import BitFlip
+
+class Counted(BitFlip):
+    open = 0
+
+    def __init__(self, bits=2, entry="desired_goal"):
+        super().__init__(bits)
+        Counted.open += 1
+        self.observation_space.spaces = {
+            entry if name == "desired_goal" else name: space for name, space in self.observation_space.items()
+        }
+
+    def close(self):
+        Counted.open -= 1
+"""
+
+
+def test_every_environment_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "counted.py").write_text(COUNTED)
+    counted = f"{tmp_path}/counted.py:Counted"
+    with pytest.raises(SettingsError, match="hindsight"):
+        Goals(EnvConfig(id=counted, adapter="gymnasium", options={"entry": "other"}))
+    assert load_object(counted).open == 0
+    options = RunOptions(run=str(tmp_path / "run"), display="none", tensorboard=False, check_env=False)
+    small = EXPERIMENTS["hindsight"]()
+    train(small.replace(env=replace(small.env, id=counted, options={})), options=options)
+    assert load_object(counted).open == 0
 
 
 LINE = """

@@ -421,6 +421,8 @@ def test_options_may_be_named_again(capsys: Captured) -> None:
     assert printed["algorithm"]["anneal"] == {"learning_rate": "cosine", "clip": "linear"}
     twice = complaint(capsys, "ppo-cartpole", "--algorithm.anneal", "clip=linear", "clip=cosine")
     assert "--algorithm.anneal names clip twice" in twice
+    again = complaint(capsys, "ppo-cartpole", "--env.options", "g=1", "h=2", "--env.options=g=3")
+    assert "--env.options names g twice" in again
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,11 @@ def test_ends_and_rewards_are_taken_in_every_harmless_form() -> None:
         (None, np.array([0, 1e30, 0]), r"1e\+30 at \[1\], but.*from -1 to 1.*environment 4, in step 3"),
         (spaces.Box(0, 9, (2,), np.int64), np.array([0.5, 1.0]), r"type float64.*int64"),
         (spaces.MultiBinary(2), np.array([0.5, 1.0]), r"type float64"),
+        (
+            spaces.Box(0, 255, (4, 4), np.uint8),
+            np.zeros((4, 4), int),
+            r"type int64, .*uint8\), says uint8.*environment 4",
+        ),
         (spaces.Discrete(3), 3, r"is 3, which its observation_space .* does not contain.*environment 4, in step 3"),
     ],
 )

@@ -319,8 +319,14 @@ class Parts(Reach):
         obs, reward, terminated, truncated, _ = super().step(push)
         return self.parts(obs), reward.tolist(), terminated.astype(np.int64), truncated[:, None], None
 
+    picture = np.uint8
+
     def parts(self, obs: np.ndarray) -> Any:
-        return {"point": (obs, np.arange(len(obs)) % 3), "picture": np.full((len(obs), 8, 8, 3), 9, np.uint8)}
+        return {"point": (obs, np.arange(len(obs)) % 3), "picture": np.full((len(obs), 8, 8, 3), 9, self.picture)}
+
+
+class WidePicture(Parts):
+    picture = np.int64
 
 
 def test_nested_spaces() -> None:
@@ -332,6 +338,46 @@ def test_nested_spaces() -> None:
         "point.1": (5, 3),
     }
     assert moments[10].step.first.all()
+    with pytest.raises(SettingsError, match=r"'picture' .* int64, .* uint8\), says uint8.*environment 3, at the start"):
+        reset(make("WidePicture"))
+
+
+class Slotted:
+    """The least that a batch needs, of a class without weak references."""
+
+    __slots__ = ("action_space", "num_envs", "observation_space")
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs, self.observation_space, self.action_space = num_envs, Reach.observation_space, spaces.Discrete(2)
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        return np.zeros((len(rows), 4))
+
+    def step(self, actions: np.ndarray) -> tuple[Any, ...]:
+        no = np.zeros(self.num_envs, bool)
+        return np.ones((self.num_envs, 4)), no, no, no, None
+
+
+def test_a_batch_of_any_class_will_do() -> None:
+    env = make("Slotted")
+    assert not reset(env)[""].any() and play(env, random_actions(env, 2))[1].obs[""].all()
+    env.close()
+
+
+class Halves(Counts):
+    """Steps return integers, and resets halves."""
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        return super().reset(rows, seeds) + 0.5
+
+    def observe(self) -> np.ndarray:
+        return super().observe().astype(np.int64)
+
+
+def test_resets_may_return_other_types_than_steps() -> None:
+    env = make("Halves", 1)
+    assert reset(env)[""].tolist() == [[0.5, 3.5]]
+    assert [obs[""][0, 0] for obs, _ in play(env, [np.zeros(1, np.int64)] * 5)] == [1, 2, 3, 0.5, 1]
 
 
 class Wrong(Reach):

@@ -254,6 +254,15 @@ class Faulty(CartPoleEnv):
 """
 
 
+@pytest.mark.parametrize(
+    ("adapter", "name"), [("gymnasium", "id"), ("gymnasium", "disable_env_checker"), ("vector", "id")]
+)
+def test_options_cannot_set_what_lockstep_gives(adapter: str, name: str) -> None:
+    config = EnvConfig(id="CartPole-v1", adapter=adapter, options={name: "x"})
+    with pytest.raises(SettingsError, match=rf"env\.options cannot set {name}\b"):
+        envs.make(config, seed=3, first_index=0, num_envs=2)
+
+
 def test_an_environment_that_cannot_be_closed_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "careless.py").write_text(CARELESS)
     env = make(f"{tmp_path}/careless.py:Unclosable")

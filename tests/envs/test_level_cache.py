@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playing import user_file
+from playing import play_legally, user_file
 
 from lockstep import envs, recipes, train
 from lockstep.cli.main import main
@@ -47,6 +47,48 @@ class Field(gymnasium.Env):
         self.field[self.place % self.size] *= self.np_random.random(dtype=np.float32)
         seen = self.field[self.place % self.size]
         return seen, float(seen[0]), self.place > 12, False, {}
+
+class Choosy(Field):
+    "At each step, only one of its two actions is allowed."
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Dict(
+            seen=self.observation_space, action_mask=gymnasium.spaces.MultiBinary(2)
+        )
+
+    def reset(self, **given):
+        return self.shown(super().reset(**given)[0]), {}
+
+    def step(self, action):
+        assert self.mask[action], "a forbidden action"
+        seen, *others = super().step(action)
+        return self.shown(seen), *others
+
+    def shown(self, seen):
+        self.mask = np.eye(2, dtype=np.int8)[self.np_random.integers(2)]
+        return {"seen": seen, "action_mask": self.mask}
+
+class Part:
+    def __init__(self, whole):
+        self.whole = whole
+
+class Referring(Field):
+    "One of its parts changes it, long after the reset."
+
+    def __init__(self):
+        super().__init__()
+        self.part = Part(self)
+
+    def reset(self, **given):
+        self.time = self.late = 0
+        return super().reset(**given)
+
+    def step(self, action):
+        self.time += 1
+        self.part.whole.late += self.time > 20
+        seen, reward, *_ = super().step(action)
+        return seen, reward + self.late, self.time > 24, False, {}
 
 class Named(Field):
     spec = "a word"
@@ -112,7 +154,7 @@ def resets(name: str) -> int:
     return type(shard(name)._envs[0]).resets
 
 
-@pytest.mark.parametrize("name", ["Field", "Telling"])
+@pytest.mark.parametrize("name", ["Field", "Telling", "Referring"])
 def test_results_are_equal_with_and_without(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER)
     expected = played(name)
@@ -125,6 +167,13 @@ def test_results_are_equal_with_and_without(name: str, root: Path, monkeypatch: 
     assert made - before == len(kept(root)), "each level was made once"
     assert played(name) == expected, "all are known"
     assert resets(name) == made
+
+
+def test_a_new_level_is_tried_with_allowed_actions(root: Path) -> None:
+    env = shard("Choosy")
+    play_legally(env, 30)
+    assert kept(root)
+    env.close()
 
 
 def test_wrapped_environments_are_kept_with_their_wrappers(root: Path) -> None:

@@ -116,6 +116,58 @@ class Folding(pettingzoo.AECEnv):
         self.agent_selection = other
 
 
+class Older(Leaving):
+    "Resets without infos, as before PettingZoo 1.23."
+
+    def reset(self, seed=None, options=None):
+        return super().reset(seed)[0]
+
+
+class Oldest(Leaving):
+    "Steps with one dict of ends."
+
+    def step(self, actions):
+        return super().step(actions)[:4]
+
+
+class Unseeded(Leaving):
+    def reset(self):
+        return super().reset()
+
+
+class Nameless(pettingzoo.ParallelEnv):
+    metadata = {"name": "nameless"}
+
+
+class Reusing(Leaving):
+    "Writes all observations into the same arrays."
+
+    def look(self):
+        self.seen = getattr(self, "seen", {})
+        for k in self.possible_agents:
+            self.seen.setdefault(k, np.zeros(2, np.float32))[:] = self.time, k + 1
+        return {k: self.seen[k] for k in self.agents}
+
+
+class Skipping(Folding):
+    "The last of three is out after a turn, but stays in the list of agents, and never has its turn."
+
+    def __init__(self):
+        super().__init__()
+        self.possible_agents = ["a", "b", "c"]
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed, options)
+        self.agents.append("c")
+        for each in (self.rewards, self._cumulative_rewards):
+            each["c"] = 0.0
+        self.terminations["c"] = self.truncations["c"] = False
+
+    def step(self, action):
+        super().step(action)
+        self.terminations["c"] = True
+
+
 def folds(observation, space, draw):
     SEEN.append(observation)
     return 1
@@ -287,8 +339,17 @@ def test_whose_agents_stay_in_the_list_of_agents_are_out_all_the_same() -> None:
     assert third.step.terminated.tolist() == [True, True, False]
 
 
-def test_who_was_truncated_early_is_bootstrapped_from_what_it_saw_last() -> None:
-    env = make("pettingzoo/user_matches.py:Leaving", 3, options={"cut_first": True})
+def test_who_is_out_before_its_turn_sees_zeros() -> None:
+    env = make("pettingzoo/user_matches.py:Skipping", 3)
+    reset(env)
+    moments = play(env, [np.zeros(3, int)] * 4)
+    assert [obs["observation"].argmax(-1).tolist() for obs, _ in moments] == [[1] * 3, [2, 2, 0], [3, 3, 0], [4, 4, 0]]
+    assert [obs["turn"].ravel().tolist() for obs, _ in moments] == [[0, 1, 0], [1, 0, 0]] * 2
+
+
+@pytest.mark.parametrize("name", ["Leaving", "Reusing"])
+def test_who_was_truncated_early_is_bootstrapped_from_what_it_saw_last(name: str) -> None:
+    env = make(f"pettingzoo/user_matches.py:{name}", 3, options={"cut_first": True})
     reset(env)
     first, _, third = play(env, random_actions(env, 3))
     assert third.step.truncated.tolist() == [True, False, True]
@@ -363,6 +424,27 @@ def test_mistakes_are_named(settings: dict[str, Any], expected: str, tmp_path: P
     experiment = experiment.replace(env=dataclasses.replace(experiment.env, **settings))
     with pytest.raises(SettingsError, match=expected):
         train(experiment, options=RunOptions(run=str(tmp_path / "run")))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Older", r"reset returned a dict, but must return \(observations, infos\).*environment 0, at the start"),
+        (
+            "Oldest",
+            r"step returned a tuple of 4, but must return \(observations, .*, infos\).*environment 0, in step 1",
+        ),
+        ("Unseeded", r"reset does not take a seed .*reset\(self, seed=None, options=None\).*environment 0"),
+        ("Nameless", r"user_matches.py:Nameless names no agents.*self\.possible_agents"),
+        ("Leaving", r"render_mode=None.*take render_mode"),
+    ],
+)
+def test_what_environments_must_have_and_return_is_explained(name: str, expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected):
+        env = make(f"pettingzoo/user_matches.py:{name}", 3)
+        reset(env)
+        play(env, random_actions(env, 1))
+        env.render()
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,6 +557,7 @@ def test_an_observation_of_nothing_is_in_its_space() -> None:
             "symbol": spaces.Discrete(3, start=2),
             "pair": spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2, 2), np.float32))),
             "bits": spaces.MultiBinary(4),
+            "year": spaces.Box(np.array([1900, -1]), np.array([2100, 1]), dtype=np.float64),
         }
     )
     assert space.contains(_zeros(space))

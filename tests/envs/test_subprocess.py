@@ -55,14 +55,19 @@ class Where(gymnasium.Env):
         return self.observe(), {}
 
     def step(self, action):
-        if self.fault == "step" and action == 1:
+        if self.fault in ("step", "both", "close") and action == 1:
             raise ValueError("the user's own mistake")
         if self.fault == "death" and action == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.fault == "death" and action == 3:
+        if self.fault in ("death", "both") and action == 3:
             time.sleep(600)
         self.time += 1
         return self.observe(), float(self.np_random.normal()), self.time >= 11 and action != 3, False, {}
+
+    def close(self):
+        if self.fault == "close":
+            time.sleep(0.6)  # together longer than an end of the pool takes
+            print("closed", file=open("closed.txt", "a"))
 """
 
 
@@ -200,6 +205,18 @@ def test_work_is_spread_and_processes_leave_signals_to_their_parent(pools: dict[
         env.close()
 
 
+def test_an_error_does_not_wait_for_a_step_that_stands(user_files: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.envs.pool.shard._PATIENCE", 0.1)
+    pool = SteppingPool(2)
+    env = make(EnvConfig(id="user_pool.py:Where", options={"fault": "both"}), pool, num_envs=2)
+    reset(env)
+    env.send(np.array([1, 3]))  # the second sleeps for ten minutes
+    with pytest.raises(RuntimeError, match="the user's own mistake"):
+        env.recv(buffers(env))
+    env.close()
+    pool.close()
+
+
 @pytest.mark.parametrize("fault", ["constructor", "reset", "step"])
 def test_an_exception_arrives_with_its_traceback_and_the_pool_serves_on(
     fault: str, pools: dict[int, SteppingPool]
@@ -213,6 +230,23 @@ def test_an_exception_arrives_with_its_traceback_and_the_pool_serves_on(
         play(env, [np.array([0, 0, 0, 0, 1])])
     other.recv(buffers(other))
     other.close()
+
+
+def test_all_environments_are_closed_after_the_error_of_one(
+    user_files: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pool = SteppingPool(2)
+    shards = [make(EnvConfig(id="user_pool.py:Where", options={"fault": "close"}), pool) for _ in range(2)]
+    for env in shards:
+        reset(env)
+        env.send(np.array([1, 0, 0, 0, 0]))
+    with pytest.raises(RuntimeError, match="the user's own mistake"):
+        shards[0].recv(buffers(shards[0]))
+    for env in shards:
+        env.close()
+    pool.close()
+    assert (tmp_path / "closed.txt").read_text().split() == ["closed"] * 10
 
 
 def test_until_environments_are_stepped_they_may_take_longer(

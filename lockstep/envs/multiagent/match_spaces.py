@@ -82,11 +82,12 @@ def blank(seen: spaces.Space[Any], acted: spaces.Space[Any]) -> Any:
 
 
 def _zeros(space: spaces.Space[Any]) -> Any:
-    """An observation of zeros."""
+    """An observation of zeros, or of the numbers nearest to them that the space contains."""
     if isinstance(space, spaces.Dict):
         return {key: _zeros(entry) for key, entry in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_zeros(entry) for entry in space.spaces)
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         return np.array(space.start)
-    return np.zeros(space.shape or (), space.dtype)
+    zeros = np.zeros(space.shape or (), space.dtype)
+    return np.clip(zeros, space.low, space.high) if isinstance(space, spaces.Box) else zeros

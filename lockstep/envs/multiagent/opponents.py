@@ -109,8 +109,8 @@ class _Functions:
         return action
 
 
-class _RandomPlayer:
-    """Draws actions at random."""
+class RandomPlayer:
+    """Draws allowed actions at random."""
 
     def __init__(self, action_space: spaces.Space[Any]) -> None:
         self._distribution = make_distribution(action_space)
@@ -125,7 +125,7 @@ class _RandomPlayer:
 
 def _player(name: str, agents: AgentSpaces) -> Player:
     if name == RANDOM:
-        return _Functions(name, {agent: _RandomPlayer(acted) for agent, (_, acted) in agents.items()}, agents)
+        return _Functions(name, {agent: RandomPlayer(acted) for agent, (_, acted) in agents.items()}, agents)
     if is_callable(name):
         function: Callable[..., Any] = load_object(name)
         return _Functions(name, {agent: function for agent in agents}, agents)

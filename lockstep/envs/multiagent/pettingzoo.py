@@ -5,6 +5,7 @@ Shape legend: N agents of a match, B environments of a shard, B / N matches.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -13,13 +14,14 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.config.boundary import ENVIRONMENT_SETTINGS
+from lockstep.config.settings import SettingsError
 from lockstep.envs.answers import BOOLS, NUMBERS, flag, number
 from lockstep.envs.base import Observation, StepResult
 from lockstep.envs.closing import close_all
 from lockstep.envs.construct import PREFIX, construct
 from lockstep.envs.convert import single_action
 from lockstep.envs.episodes import Seeds
-from lockstep.envs.gymnasium_shard import GymShard, emulated
+from lockstep.envs.gymnasium_shard import GymShard, emulated, misanswered, seeded
 from lockstep.envs.multiagent.match_spaces import TURN, blank, match_spaces, takes_turns
 from lockstep.envs.multiagent.opponents import AgentSpaces, Opponents
 from lockstep.envs.multiagent.policies import Views, by_policy, learners_of, metrics_by_policy, sides_of
@@ -37,9 +39,15 @@ def names_of(config: EnvConfig) -> list[Any]:
     key = f"{config.id} {sorted(config.options.items())}"
     if key not in _agents:
         env = construct(config)
-        _agents[key] = list(env.possible_agents)
+        found = list(getattr(env, "possible_agents", ()))
         with ENVIRONMENT_SETTINGS.applied(thorough=True):
             close_all([env])
+        if not found:
+            raise SettingsError(
+                f"The environment env.id={config.id} names no agents. Let its constructor set self.possible_agents to "
+                "the list of all agents that may take part in a match."
+            )
+        _agents[key] = found
     return _agents[key]
 
 
@@ -67,8 +75,8 @@ class Match:
 
     If agents take turns (AECEnv), the policy acts for all of them, but only the action of the agent to move counts. The
     action masks of the others only allow the first action, so nothing is learned from it. The entry `turn` says which
-    agent moves. A terminated agent sees zeros, and a truncated one its last observation. Both earn nothing, and their
-    actions are ignored.
+    agent moves. A terminated agent sees zeros (or the numbers of its space nearest to them), and a truncated one its
+    last observation. Both earn nothing, and their actions are ignored.
 
     With opponents, one policy plays one agent, or several policies play the agents that no opponent plays. If agents
     take turns, a step lasts until it is a policy's turn again. The match is over when all agents of policies are out.
@@ -132,7 +140,10 @@ class Match:
         if self._opponents is not None and not self._sides:
             self._own = [self._names[own]]
             self._others = [name for name in self._names if name not in self._own]
-        answer = self.env.reset(seed=seed)
+        with seeded("reset(self, seed=None, options=None), and take all random numbers from a generator of that seed"):
+            answer = self.env.reset(seed=seed)
+        if not (self._turns or (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Mapping))):
+            raise misanswered("reset", answer, "(observations, infos), two dicts")
         self._fresh, self.over = True, False
         self._reward, self._out = dict.fromkeys(self._own, 0.0), {}
         self._infos, self._acted = {}, set()
@@ -160,7 +171,11 @@ class Match:
                 self._inform(self.env.agent_selection, self._infos_of_turns())
         else:
             by_agent |= self._asked([name for name in self._others if name in self.env.agents])
-            obs, *results = self.env.step({name: by_agent[name] for name in self.env.agents})
+            answer = self.env.step({name: by_agent[name] for name in self.env.agents})
+            if not (isinstance(answer, tuple) and len(answer) == 5):
+                wanted = "(observations, rewards, terminations, truncations, infos), five dicts"
+                raise misanswered("step", answer, wanted)
+            obs, *results = answer
             self._told |= {name: seen for name, seen in obs.items() if name not in self._out}
             self._count(*results)
 
@@ -200,7 +215,6 @@ class Match:
         env.step(action)
         self._count(env.rewards, env.terminations, env.truncations, self._infos_of_turns())
         while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
-            self._told[env.agent_selection] = self._shown(env.observe(env.agent_selection), acting=False)
             env.step(None)  # removes the agent
         self.over |= not env.agents
 
@@ -224,6 +238,10 @@ class Match:
                 terminated = _flag("terminations", terminations, name)
                 if terminated or _flag("truncations", truncations, name):
                     self._out[name] = terminated
+                    if self._turns:
+                        self._told[name] = self._shown(self.env.observe(name), acting=False)
+                    if name in self._told:  # the environment may write later observations into the same arrays
+                        self._told[name] = copy.deepcopy(self._told[name])
         for name in playing:
             if not self._turns or name in self._out:
                 self._inform(name, infos)
@@ -233,7 +251,8 @@ class Match:
         """Current observations of agents."""
         if not self._turns:
             return {name: self._told.get(name, self._blank[name]) for name in names}
-        env, live, mover = self.env, self.env.agents, self.env.agent_selection
+        env, mover = self.env, self.env.agent_selection
+        live = [name for name in env.agents if name not in self._out]  # an environment may leave others in its list
         return {
             name: self._shown(env.observe(name), name == mover)
             if name in live
@@ -287,8 +306,10 @@ class MatchShard(GymShard):
     def _construct(self, config: EnvConfig, render: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         self._agents = agents_of(config)
         assert self.num_envs % self._agents == 0, f"{self.num_envs} environments do not form matches of {self._agents}"
-        self._matches = [Match(construct(config, render), config) for _ in range(self.num_envs // self._agents)]
-        self._envs = [match.env for match in self._matches]
+        self._matches: list[Match] = []
+        for _ in range(self.num_envs // self._agents):
+            self._envs.append(construct(config, render))
+            self._matches.append(Match(self._envs[-1], config))
         self.frames_per_step, self.emulator = emulated(self._envs[0])
         return self._matches[0].observation_space, self._matches[0].action_space
 

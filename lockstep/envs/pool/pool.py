@@ -47,6 +47,8 @@ class SteppingPool:
     def __init__(self, processes: int, jitter: float = 0.0, stall_timeout: float = float("inf")) -> None:
         self.failed = False
         """Whether the pool cannot serve any more requests, because a process has died or the pool was closed."""
+        self.erred = False
+        """Whether an environment has raised an error."""
         self.memory = SharedMemory()
         self.used = 0
         """Bytes of `memory` that shards occupy."""
@@ -109,6 +111,7 @@ class SteppingPool:
                 self._report_death(stepper)
             stepper.answers[answered] = kind, value
         kind, value = stepper.answers.pop(shard)
+        self.erred |= kind != "done"
         if kind == "mistake":
             raise SettingsError(value)
         if kind == "error":

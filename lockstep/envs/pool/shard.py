@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from lockstep.config.settings import SettingsError
 from lockstep.envs.base import Observation, ShardEnv, StepResult, load_adapter
 from lockstep.envs.episodes import ActionLog, Seeds, episode_state
 from lockstep.envs.pool.exchange import exchange_of
-from lockstep.envs.pool.pool import SteppingPool
+from lockstep.envs.pool.pool import Stepper, SteppingPool
 from lockstep.envs.settings import EnvConfig
 from lockstep.system.output import print_line
+
+_PATIENCE = 20.0
+"""Seconds that steps may last after an environment has raised an error."""
 
 
 class PooledShard(ShardEnv):
@@ -25,8 +31,9 @@ class PooledShard(ShardEnv):
         self.num_envs = num_envs
         self._pool = pool
         self._number, self._blocks = pool.enroll(num_envs, load_adapter(config.adapter).group_size(config))
-        self._asked = False
-        """Whether a request is still unanswered."""
+        self._open: list[Stepper] = []
+        """Those that have not answered the last request."""
+        self._closed = False
         begin = pool.used
         self._ask("make", lambda rows: (begin, config, Seeds(seed, purpose, first_index + rows.start), num_envs, rows))
         self.observation_space, self.action_space, self.frames_per_step, self.emulator = self._answers()[0]
@@ -40,15 +47,21 @@ class PooledShard(ShardEnv):
         self._ended = np.zeros(num_envs, np.bool_)
 
     def _ask(self, name: str, arguments: Callable[[slice], tuple[Any, ...]] = lambda rows: ()) -> None:
-        assert not self._asked, f"{name} before the previous request was answered"
-        self._asked = True
+        assert not self._open, f"{name} before the previous request was answered"
+        self._open = [stepper for stepper, _ in self._blocks]
         for stepper, rows in self._blocks:
             self._pool.request(stepper, self._number, name, *arguments(rows))
 
     def _answers(self, waiting: Callable[[], bool] = lambda: False) -> list[Any]:
-        """The answer of each process to the last request."""
-        values = [self._pool.answer(stepper, self._number, waiting) for stepper, _ in self._blocks]
-        self._asked = False
+        """The answer of each process to the last request. After an error, the others' answers remain to be taken."""
+        values = []
+        while self._open:
+            try:
+                values.append(self._pool.answer(self._open[0], self._number, waiting))
+            except (RuntimeError, SettingsError):  # an answer, too, unlike a KeyboardInterrupt
+                self._open.pop(0)
+                raise
+            self._open.pop(0)
         return values
 
     def reset(self, out: Observation) -> None:
@@ -113,8 +126,13 @@ class PooledShard(ShardEnv):
         return int(self._steps.sum())
 
     def close(self) -> None:
-        if self._asked or self._pool.failed:
+        if (
+            self._pool.erred and not self._pool.failed
+        ):  # the error of one environment ends the run, and the others may close
+            self._finish()
+        if self._closed or self._open or self._pool.failed:
             return  # busy or broken processes end with the pool
+        self._closed = True
         try:
             self._ask("close")
             self._answers()
@@ -122,7 +140,21 @@ class PooledShard(ShardEnv):
             print_line(f"Environments could not be closed: {error}", sys.stderr)
         for stepper, rows in self._blocks:
             stepper.num_envs -= rows.stop - rows.start
-        self._asked = True
+
+    def _finish(self) -> None:
+        """Wait for open answers, but not forever: then the pool has failed."""
+        begin = time.monotonic()
+
+        def waiting() -> bool:
+            if time.monotonic() - begin > _PATIENCE:
+                self._pool.failed = True
+                raise TimeoutError
+            return False
+
+        with contextlib.suppress(TimeoutError):
+            while self._open:
+                with contextlib.suppress(RuntimeError, SettingsError):
+                    self._answers(waiting)
 
 
 def _columns(state: dict[str, np.ndarray], rows: slice) -> dict[str, np.ndarray]:
