@@ -37,10 +37,10 @@ class LearnerProcess:
         agent: Agent,
         rollouts: RolloutSource,
         group: Group,
-        heartbeat: Callable[[], None] = lambda: None,
-        capture: Capture | None = None,
-        recorded: Recorded | None = None,
-        store: Store | None = None,
+        heartbeat: Callable[[], None],
+        capture: Capture | None,
+        recorded: Recorded | None,
+        store: Store | None,
     ) -> None:
         scheme = agent.experiment.scheme
         if group.rank and agent.experiment.precision == "portable":
