@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from lockstep.buffers.arrivals import Arrivals
-from lockstep.buffers.replay import PLAIN, Replay, ring_steps
+from lockstep.buffers.replay import Replay, ring_steps
 from lockstep.core.rollout import Rollout
 from lockstep.core.transitions import Drawn, Sequences
 from lockstep.experiment import Experiment
+from lockstep.models.observations import PLAIN
 
 
 class SequenceReplay(Replay, reads_on_gpu=True):
