@@ -92,7 +92,7 @@ class SequenceReplay(Replay, reads_on_gpu=True):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The numbers of the rollouts [n] that sequences begin with, their environments [n], and the probability [n] of
         each."""
-        assert newest is None, "recent sequences are not emphasised"
+        assert newest is None, "recent sequences are not emphasized"
         assert self._ready.any(), "learning began before there was anything to learn from"
         if self._tree is not None:
             place, environment, probability = self._by_priority(self._tree, items, generator)
