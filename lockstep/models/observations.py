@@ -122,10 +122,10 @@ def unused_mask(space: gymnasium.Space[Any], choices: int) -> str:
         space: the observation space, as models see it.
         choices: number of discrete actions; 0 if actions are not discrete.
     """
-    entries = space.spaces if isinstance(space, spaces.Dict) else {}
-    if not choices or ACTION_MASK in entries:
+    named = space.spaces if isinstance(space, spaces.Dict) else {}
+    if not choices or ACTION_MASK in named:
         return ""
-    for key, found in entries.items():
+    for key, found in named.items():
         names = key.split(".")
         if ACTION_MASK in names or (_LIKE_A_MASK.search(names[-1]) and math.prod(found.shape or ()) == choices):
             return (
