@@ -37,6 +37,7 @@ _IMPORTS = (
     *("torch.distributed", "gymnasium.envs.classic_control", "gymnasium.vector", "ale_py", "envpool"),
     *("lockstep.cli.train", "lockstep.sweep.child", "lockstep.launchers.launch", "lockstep.portable.mode"),
 )
+_ROOT = Path(__file__).parents[1]
 _PATIENCE = 60.0
 """Seconds until a fork gives up waiting for its parent."""
 DEATH = 1
@@ -58,7 +59,8 @@ def main() -> None:
 
 
 def prepare(modules: Iterable[str]) -> None:
-    """Import what forks should not have to."""
+    """Import what forks should not have to: this folder's lockstep, even if another one is installed."""
+    sys.path.insert(1, str(_ROOT))
     for name in modules:
         with contextlib.suppress(ImportError):  # some are optional
             importlib.import_module(name)

@@ -67,6 +67,7 @@ def properties(parent: int) -> dict[str, Any]:
         "argv": sys.argv,
         "main": (main.__name__, main.__spec__, hasattr(main, "__file__")),
         "path": sys.path,
+        "code": children.__file__,
         "environment": dict(os.environ),
         "signals": [status[name] for name in ("SigBlk", "SigIgn", "SigCgt", "SigPnd")],
         "limits": [resource.getrlimit(limit) for limit in LIMITS],

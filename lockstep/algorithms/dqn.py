@@ -1,6 +1,6 @@
 """Deep Q-learning (Mnih et al. 2015, https://www.nature.com/articles/nature14236) and its extensions.
 
-Each extension has a switch: double (van Hasselt et al. 2016), n-step returns, prioritised replay (Schaul et al. 2016),
+Each extension has a switch: double (van Hasselt et al. 2016), n-step returns, prioritized replay (Schaul et al. 2016),
 and, in the model, dueling streams, noisy layers, categorical returns (C51, Bellemare et al. 2017), quantiles (QR-DQN,
 Dabney et al. 2018) and implicit quantiles (IQN, Dabney et al. 2018, https://arxiv.org/abs/1806.06923). Rainbow (Hessel
 et al. 2018, https://arxiv.org/abs/1710.02298) uses all of them except quantiles.

@@ -315,7 +315,7 @@ def _joins(case: Case) -> bool:
     return seen[-1] - seen[0] == len(seen) - 1
 
 
-def _encodes(model: TrunkConfig, layout: ObservationLayout, *, strides: bool = False, flat: bool = False) -> bool:
+def _encodes(model: TrunkConfig, layout: ObservationLayout, *, flat: bool, strides: bool = False) -> bool:
     """Whether kernels compute the model's encoder: an MLP for vectors, or an image network that has kernels.
 
     Args:

@@ -166,7 +166,7 @@ def weigh(values: Tensor, temperature: Tensor, epsilon: float) -> tuple[Tensor, 
         epsilon: the bound.
 
     Returns:
-        Weights [N, n], without gradient, which sum to 1 over actions; and the temperature's dual [n]. η minimises its
+        Weights [N, n], without gradient, which sum to 1 over actions; and the temperature's dual [n]. η minimizes its
         mean over states (equation 9 of the paper).
     """
     scaled = values / temperature

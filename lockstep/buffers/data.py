@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lockstep import envs
 from lockstep.algorithms.offpolicy import OffPolicyConfig, off_policy
-from lockstep.buffers.data_sources import NEXT, action_type, arrays_of, entries_of
+from lockstep.buffers.data_sources import NEXT, action_type, arrays_of
 from lockstep.buffers.replay import Replay, ring_steps
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import ArrayTuple
@@ -29,6 +29,7 @@ from lockstep.core.digests import state_digest
 from lockstep.core.rollout import Rollout
 from lockstep.experiment import Experiment
 from lockstep.models.base import Storing
+from lockstep.models.observations import PLAIN, entries, entry_spaces
 
 _AT_ONCE = 1024
 """About how many steps of every environment are inserted at once."""
@@ -56,7 +57,7 @@ class Data(ArrayTuple):
         named: dict[str, Tensor] = {}
         for name in self._fields:
             value = getattr(self, name)
-            named |= {f"{name}.{key}": x for key, x in _entries(value).items()}
+            named |= {f"{name}.{key}": x for key, x in entries(value).items()}
         return state_digest(named)
 
     @property
@@ -64,7 +65,7 @@ class Data(ArrayTuple):
         """bool [N]: whether the next transition does not continue the episode."""
         ends = self.terminated | self.truncated
         ends[-1] = True
-        after, before = _entries(self.next_obs), _entries(self.obs)
+        after, before = entries(self.next_obs), entries(self.obs)
         for name in before:
             ends[:-1] |= (after[name][:-1] != before[name][1:]).flatten(1).any(1)
         return ends
@@ -173,12 +174,12 @@ def rollouts(data: Data, experiment: Experiment, shard: int, at_once: int) -> It
 
 def _observations(data: Data, rows: Tensor, final: Tensor) -> Any:
     """Observations [T+1, B, ...] of steps of the stream; final says where they are the last of an episode."""
-    before, after = _entries(data.obs), _entries(data.next_obs)
+    before, after = entries(data.obs), entries(data.next_obs)
     found = {}
     for name, obs in before.items():
         found[name] = obs[rows]
         found[name][final] = after[name][rows[final]]
-    return found if isinstance(data.obs, dict) else found[""]
+    return found if isinstance(data.obs, dict) else found[PLAIN]
 
 
 def _stream(ends: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,7 +247,7 @@ class _Columns:
 
     def observations(self, name: str, space: gymnasium.Space[Any]) -> dict[str, Tensor]:
         found = {}
-        for entry, part in entries_of(space).items():
+        for entry, part in entry_spaces(space).items():
             kinds = "biu" if part.dtype == np.uint8 else "biuf"
             found[entry] = self.take(f"{name}{_suffix(entry)}", tuple(part.shape or ()), kinds, part.dtype)
         return found
@@ -290,7 +291,7 @@ def _checked(
     Raises:
         SettingsError: arrays are missing, or do not fit the spaces.
     """
-    suffixes = [_suffix(entry) for entry in entries_of(observation_space)]
+    suffixes = [_suffix(entry) for entry in entry_spaces(observation_space)]
     needed = ["actions", "rewards", "terminations", "truncations", *(f"observations{each}" for each in suffixes)]
     further = [f"{NEXT}{each}" for each in suffixes]
     given = [name for name in further if name in arrays]
@@ -312,8 +313,8 @@ def _checked(
         next_obs = {name: x[following] for name, x in obs.items()}
     nested = isinstance(observation_space, spaces.Dict)
     return Data(
-        obs=obs if nested else obs[""],
-        next_obs=next_obs if nested else next_obs[""],
+        obs=obs if nested else obs[PLAIN],
+        next_obs=next_obs if nested else next_obs[PLAIN],
         action=columns.actions(action_space),
         reward=reward,
         terminated=terminated,
@@ -337,7 +338,3 @@ def _following(terminated: Tensor, truncated: Tensor, lacking: str, who: str) ->
         )
     # The observation after a termination is never used.
     return torch.where(terminated, torch.arange(count), (torch.arange(count) + 1).clamp(max=count - 1))
-
-
-def _entries(obs: Any) -> dict[str, Tensor]:
-    return obs if isinstance(obs, dict) else {"": obs}

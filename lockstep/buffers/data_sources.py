@@ -18,6 +18,7 @@ from lockstep.buffers.mapped import mapped_arrays, read_arrays
 from lockstep.config.extras import install_command
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
+from lockstep.models.observations import entry_spaces
 
 _MINARI = "minari:"
 """The prefix of a Minari dataset's ID in algorithm.replay.data."""
@@ -65,7 +66,7 @@ def data_bytes(experiment: Experiment) -> DataBytes:
         return DataBytes()
     seen, acted = envs.spaces(experiment.env)
     rows = [(action_type(acted), math.prod(acted.shape or ()), "actions")]
-    for name, space in entries_of(seen).items():
+    for name, space in entry_spaces(seen).items():
         each = math.prod(space.shape or ())
         rows += [(space.dtype, each, f"{kind}{name and '/'}{name}") for kind in ("observations", NEXT)]
     rows += [(np.float32, 1, "" if experiment.env.reward_clip else "rewards"), (bool, 1, "terminations"), (bool, 1, "")]
@@ -138,8 +139,3 @@ def _by_name(name: str, value: Any) -> dict[str, np.ndarray]:
 def action_type(space: gymnasium.Space[Any]) -> Any:
     """The NumPy type of the data's actions."""
     return np.int64 if isinstance(space, spaces.Discrete) else space.dtype
-
-
-def entries_of(space: gymnasium.Space[Any]) -> dict[str, gymnasium.Space[Any]]:
-    """The spaces of an observation's entries, by name. A plain observation is one entry with an empty name."""
-    return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}

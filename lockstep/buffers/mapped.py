@@ -34,7 +34,7 @@ def read_arrays(path: Path, only: Collection[str] | None = None) -> dict[str, np
     return {name: x for name, x in found.items() if isinstance(x, np.ndarray)}
 
 
-def mapped_arrays(path: Path, only: Collection[str] | None = None) -> dict[str, np.ndarray]:
+def mapped_arrays(path: Path, only: Collection[str] | None) -> dict[str, np.ndarray]:
     """The arrays of read_arrays that are maps. Their contents are not read yet. Raises the same errors."""
     with zipfile.ZipFile(path) as file, path.open("rb") as raw:
         plain = [info for info in file.infolist() if not info.compress_type and info.filename.endswith(".npy")]

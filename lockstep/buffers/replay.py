@@ -20,14 +20,13 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
 from lockstep.core.transitions import Drawn, Transitions
 from lockstep.experiment import Experiment
+from lockstep.models.observations import PLAIN, entries
 from lockstep.portable.numbers import power
 
 _LEAST_PRIORITY = 1e-6
 """Added to every priority, so that every item can still be drawn (Schaul et al. 2016, section 3.3)."""
 _BY_STEP = ("action", "reward", "terminated", "truncated", "valid")
 """The fields that are stored of every step, besides observations."""
-PLAIN = ""
-"""The entry name of an observation that is a single tensor."""
 
 
 class Replay:
@@ -57,17 +56,16 @@ class Replay:
         cls.reads_on_gpu = reads_on_gpu
 
     def __init__(self, experiment: Experiment, rollout: Rollout) -> None:
-        config = off_policy(experiment.algorithm)
-        self._config, self._discount = config, config.discount
+        config = self._config = off_policy(experiment.algorithm)
         self._discounts = torch.tensor([config.discount**k for k in range(config.n_step + 1)])
         """fp32 [N+1]: the discount after each number of steps of a return."""
         self.size = experiment.envs_per_shard
-        self.item_bytes = 2 * sum(leaf[0, 0].nbytes for leaf in _entries(rollout.obs).values())
+        self.item_bytes = 2 * sum(leaf[0, 0].nbytes for leaf in entries(rollout.obs).values())
         """Bytes of an item's first and last observation."""
         self.steps = ring_steps(experiment)
         shape = (self.steps, self.size)
         self._rings = {
-            name: ring_for(self.steps, leaf, config.replay.store_frames) for name, leaf in _entries(rollout.obs).items()
+            name: ring_for(self.steps, leaf, config.replay.store_frames) for name, leaf in entries(rollout.obs).items()
         }
         frames = max(ring.before for ring in self._rings.values())
         least = frames + config.rollout + config.item_steps + 1
@@ -111,8 +109,8 @@ class Replay:
         """
         if on_device is not None and on_device.reward.device != self._device:
             on_device = None
-        arrivals, entries = Arrivals(self._device), {} if on_device is None else _entries(on_device.obs)
-        steps, before, obs = len(rollout.reward), self.count, _entries(rollout.obs)
+        arrivals, obs_on_device = Arrivals(self._device), {} if on_device is None else entries(on_device.obs)
+        steps, before, obs = len(rollout.reward), self.count, entries(rollout.obs)
         continues = bool(self._last) and all(
             np.array_equal(leaf.numpy()[0], self._last[name].numpy(), equal_nan=leaf.is_floating_point())
             for name, leaf in obs.items()
@@ -126,7 +124,7 @@ class Replay:
             self.count += 1
         place, known = self.count % self.steps, int(continues)
         for name, leaf in obs.items():
-            from_device = None if on_device is None else entries[name][known:]
+            from_device = None if on_device is None else obs_on_device[name][known:]
             self._rings[name].put((place + known) % self.steps, leaf[known:], arrivals, from_device)
         self._last = {name: leaf[-1].clone() for name, leaf in obs.items()}
         for name in _BY_STEP:  # as arrays, whose small operations take a fraction of the time that torch's take
@@ -379,7 +377,3 @@ class Replay:
 def ring_steps(experiment: Experiment) -> int:
     """How many steps of each environment replay stores."""
     return off_policy(experiment.algorithm).replay.capacity // experiment.env.num_envs
-
-
-def _entries(obs: Any) -> dict[str, Tensor]:
-    return obs if isinstance(obs, dict) else {PLAIN: obs}

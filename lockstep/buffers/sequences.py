@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from lockstep.buffers.arrivals import Arrivals
-from lockstep.buffers.replay import PLAIN, Replay, ring_steps
+from lockstep.buffers.replay import Replay, ring_steps
 from lockstep.core.rollout import Rollout
 from lockstep.core.transitions import Drawn, Sequences
 from lockstep.experiment import Experiment
+from lockstep.models.observations import PLAIN
 
 
 class SequenceReplay(Replay, reads_on_gpu=True):
@@ -91,7 +92,7 @@ class SequenceReplay(Replay, reads_on_gpu=True):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The numbers of the rollouts [n] that sequences begin with, their environments [n], and the probability [n] of
         each."""
-        assert newest is None, "recent sequences are not emphasised"
+        assert newest is None, "recent sequences are not emphasized"
         assert self._ready.any(), "learning began before there was anything to learn from"
         if self._tree is not None:
             place, environment, probability = self._by_priority(self._tree, items, generator)

@@ -285,8 +285,6 @@ def _replay_facts(experiment: Experiment, layout: Layout) -> dict[str, Any]:
 
 def _rollout_bytes(experiment: Experiment) -> int:
     """Bytes of one iteration's rollouts: observations, actions and a dozen numbers per sample."""
-    from lockstep import envs
-
     observation, action = envs.spaces(experiment.env)
     return experiment.samples_per_iteration * (_space_bytes(observation) + _space_bytes(action) + 12 * 4)
 

@@ -356,7 +356,7 @@ class Collectors:
             self._pool.close()
 
 
-def inference_of(agent: Agent, model: PolicyModel, *, fixed: bool = False) -> Inference:
+def inference_of(agent: Agent, model: PolicyModel, *, fixed: bool) -> Inference:
     """The Inference of an acting copy of an agent's model; `fixed` is as for Inference."""
     found = None if agent.kernels is None else agent.kernels.inference(model)
     return Inference(model, fixed=fixed) if found is None else found

@@ -118,7 +118,7 @@ SPREAD = Launcher(
 a0-l1,2,3-d2."""
 
 
-def layouts_with(able: Callable[[Launcher], bool], also: str = "", *, split: bool = False) -> str:
+def layouts_with(able: Callable[[Launcher], bool], also: str = "", *, split: bool) -> str:
     """Advice: the forms of layouts with several processes whose launchers meet a condition.
 
     Args:

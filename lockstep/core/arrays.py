@@ -146,10 +146,6 @@ class ArrayTuple:
         """The same memory as numpy arrays."""
         return to_numpy(self)
 
-    def to_torch(self) -> Self:
-        """The same memory as torch tensors."""
-        return to_torch(self)
-
     def __repr__(self) -> str:
         fields = (f"{name}={_describe(x)}" for name, x in self.__dict__.items())
         return f"{type(self).__name__}({', '.join(fields)})"
@@ -215,11 +211,6 @@ def overlap(buffer: Any) -> Overlap:
 def to_numpy(structure: Any) -> Any:
     """The same memory as numpy arrays. Tensors must be on the CPU and have a dtype that numpy has."""
     return _map(lambda x: x.detach().numpy() if isinstance(x, Tensor) else x, structure)
-
-
-def to_torch(structure: Any) -> Any:
-    """The same memory as torch tensors."""
-    return _map(_as_tensor, structure)
 
 
 def _map(fn: Callable[[Any], Any], x: Any) -> Any:
@@ -290,12 +281,6 @@ def _numpy_index(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(part.numpy(force=True) if isinstance(part, Tensor) else part for part in index)
     return index
-
-
-def _as_tensor(x: Any) -> Tensor:
-    if isinstance(x, Tensor):
-        return x
-    return torch.from_numpy(x) if isinstance(x, np.ndarray) else torch.as_tensor(x)
 
 
 def _kind(x: Any) -> str:

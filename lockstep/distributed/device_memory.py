@@ -1,7 +1,7 @@
 """GPU memory that other processes of the machine can open. Tensors pass between processes without the CPU's memory.
 
-The sending process owns the memory, an Outbox. Each reading process opens it as an Inbox, by a handle of CUDA IPC. GPUs
-wait for each other by events. Callers send a message after an event has been recorded, since its process may die
+The sending process owns the memory (OwnedMemory). Each reading process opens it by a handle of CUDA IPC (OpenedMemory).
+GPUs wait for each other by events. Callers send a message after an event has been recorded, since its process may die
 before that. A reader's host can still wait in the driver until the owner's GPU has finished its work: when it copies a
 received tensor to the CPU, and when it closes memory, also to open new memory. If the owner dies meanwhile, the
 supervisor of the processes must kill the reader.
@@ -73,7 +73,7 @@ def report_transfer(what: str, problem: str | None) -> None:
     print_line(f"{what} {route}", sys.stderr)
 
 
-class Outbox:
+class OwnedMemory:
     """Memory on this process's GPU that others read. An event marks that the tensor in it is complete."""
 
     def __init__(self, device: torch.device) -> None:
@@ -85,7 +85,7 @@ class Outbox:
 
     @property
     def stored(self) -> EventHandle:
-        """The event that each reader's Inbox waits for."""
+        """The event that each reader waits for."""
         return _handle(self._stored, self._device)
 
     def add_reader(self, copied: EventHandle) -> None:
@@ -113,7 +113,7 @@ class Outbox:
         self._stored.record(stream)
 
 
-class Inbox:
+class OpenedMemory:
     """Memory on another process's GPU, which may be this process's GPU, too."""
 
     def __init__(self, stored: EventHandle, device: torch.device) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lockstep.distributed import device_memory
-from lockstep.distributed.device_memory import Attempt, EventHandle, Inbox, Outbox
+from lockstep.distributed.device_memory import Attempt, EventHandle, OpenedMemory, OwnedMemory
 from lockstep.distributed.groups import SMALL, Group
 from lockstep.distributed.shared_memory import SharedMemory
 from lockstep.system.children import allow_files
@@ -187,11 +187,11 @@ class LocalGroup(Group):
     def _leave_devices(self) -> None:
         """Close the other processes' GPU memory, and free this process's when they have closed it."""
         for peer in self._peers.values():
-            peer.inbox = None
+            peer.opened = None
             peer.put(None)
         for peer in self._peers.values():
             peer.get()
-            peer.outbox = None
+            peer.owned = None
         device_memory.collect()
 
 
@@ -203,8 +203,8 @@ class _Peer:
     ) -> None:
         self.pipe, self._places, self._spin = pipe, places, spin
         self._outgoing, self._incoming = _Buffer(outgoing), _Buffer(incoming)
-        self.outbox: Outbox | None = None
-        self.inbox: Inbox | None = None
+        self.owned: OwnedMemory | None = None
+        self.opened: OpenedMemory | None = None
         self._free = True
         """Whether the other process has read the last stored tensor."""
         self._swaps = 0
@@ -223,9 +223,9 @@ class _Peer:
             if message := self._read():
                 self._unread.append(message)
         if on_gpu:
-            assert self.outbox is not None, "the group has not opened its devices"
-            handle = self.outbox.handle() if self.outbox.reserve(data.numel()) else None
-            self.outbox.put(data)
+            assert self.owned is not None, "the group has not opened its devices"
+            handle = self.owned.handle() if self.owned.reserve(data.numel()) else None
+            self.owned.put(data)
             self._free = False
             self._write(_PLACED + pickle.dumps((data.numel(), handle)))
             return
@@ -241,11 +241,11 @@ class _Peer:
             return
         if message[:1] == _PLACED:
             size, handle = pickle.loads(memoryview(message)[1:])
-            assert self.inbox is not None and size == data.numel()
+            assert self.opened is not None and size == data.numel()
             if handle is not None:
                 with device_memory.opening_from(self.pipe):
-                    self.inbox.open(handle)
-            self.inbox.copy(data)
+                    self.opened.open(handle)
+            self.opened.copy(data)
         else:
             assert message[:1] == _STORED and int.from_bytes(message[1:], "little") == data.numel()
             data.copy_(self._incoming.at_least(data.numel())[: data.numel()])
@@ -277,29 +277,29 @@ class _Peer:
     def offer_device(self, device: torch.device, rank: int) -> tuple[EventHandle, Any]:
         """Allocate GPU memory for tensors that are sent to the other process, and store this process's rank in it.
         Returns the event and the handle that the other process needs to open it."""
-        self.outbox = Outbox(device)
-        self.outbox.reserve(_TRIAL)
-        offer = self.outbox.stored, self.outbox.handle()
-        self.outbox.put(torch.full((_TRIAL,), rank % 256, dtype=torch.uint8, device=device))
+        self.owned = OwnedMemory(device)
+        self.owned.reserve(_TRIAL)
+        offer = self.owned.stored, self.owned.handle()
+        self.owned.put(torch.full((_TRIAL,), rank % 256, dtype=torch.uint8, device=device))
         return offer
 
     def open_device(self, device: torch.device, offer: tuple[EventHandle, Any]) -> EventHandle:
         """Open the other process's memory. Returns the event that its owner waits for."""
         stored, handle = offer
-        self.inbox = Inbox(stored, device)
-        self.inbox.open(handle)
-        return self.inbox.copied
+        self.opened = OpenedMemory(stored, device)
+        self.opened.open(handle)
+        return self.opened.copied
 
     def add_reader(self, copied: EventHandle) -> None:
-        assert self.outbox is not None
-        self.outbox.add_reader(copied)
+        assert self.owned is not None
+        self.owned.add_reader(copied)
 
     def try_device(self, device: torch.device, rank: int) -> None:
         """Raise RuntimeError if the other process's memory does not contain its rank."""
-        if self.inbox is None:
+        if self.opened is None:
             return
         into = torch.empty(_TRIAL, dtype=torch.uint8, device=device)
-        self.inbox.copy(into)
+        self.opened.copy(into)
         if (into.cpu() != rank % 256).any():
             raise RuntimeError("memory of another process's GPU does not contain the numbers that the process stored")
 

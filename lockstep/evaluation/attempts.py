@@ -128,7 +128,7 @@ def evaluate_attempts(
 
 
 def evaluate_either(
-    run: Path | str, settings: EvaluationSettings, checkpoint: str | int | None = None
+    run: Path | str, settings: EvaluationSettings, checkpoint: str | int | None
 ) -> Evaluation | Attempts:
     """Attempts at the fixed levels of the settings if they name some, otherwise episodes."""
     levels = settings.fixed_levels

@@ -188,7 +188,7 @@ def evaluate(
     return evaluate_run(run, settings, checkpoint)
 
 
-def evaluate_run(run: Path | str, settings: EvaluationSettings, checkpoint: str | int | None = None) -> Evaluation:
+def evaluate_run(run: Path | str, settings: EvaluationSettings, checkpoint: str | int | None) -> Evaluation:
     """As evaluate, with the settings in one object."""
     policy, settings, stop = prepared(run, settings, checkpoint)
     with torch_configured(policy.experiment.torch_threads):

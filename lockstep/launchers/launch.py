@@ -15,6 +15,7 @@ from lockstep.core.schedule import Recorded
 from lockstep.experiment import Experiment
 from lockstep.launchers.auto import chosen
 from lockstep.launchers.srun import take_part
+from lockstep.run.finding import REPLAY
 from lockstep.run.folder import RunFolder
 from lockstep.system.output import print_line
 from lockstep.system.supervision import is_unattended
@@ -133,7 +134,7 @@ def resume(
         raise SettingsError(f"resume(..., options={options!r}) must be RunOptions: the run stays in its folder.")
     _check_stop(stop_after)
     folder = RunFolder.open(run)
-    if (folder.path / "replay.json").exists():
+    if (folder.path / REPLAY).exists():
         raise SettingsError(
             f"{folder.path} repeats another run and ended at the same iteration, so it cannot be resumed. Resume the "
             "run that its replay.json names."

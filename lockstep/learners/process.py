@@ -21,7 +21,7 @@ from lockstep.distributed.tree import TreeSum
 from lockstep.learners.asynchronous import AsyncLearner
 from lockstep.learners.learner import Learner
 from lockstep.learners.parameter_store import Store
-from lockstep.models.observations import precision_warning
+from lockstep.models.observations import entries, precision_warning
 from lockstep.models.versions import Version
 from lockstep.run.checkpoint import Checkpoint, write_part
 from lockstep.system.graphs import Capture
@@ -38,10 +38,10 @@ class LearnerProcess:
         agent: Agent,
         rollouts: RolloutSource,
         group: Group,
-        heartbeat: Callable[[], None] = lambda: None,
-        capture: Capture | None = None,
-        recorded: Recorded | None = None,
-        store: Store | None = None,
+        heartbeat: Callable[[], None],
+        capture: Capture | None,
+        recorded: Recorded | None,
+        store: Store | None,
     ) -> None:
         scheme = agent.experiment.scheme
         if group.rank and agent.experiment.precision == "portable":
@@ -147,8 +147,7 @@ class LearnerProcess:
     def warn_of_lost_precision(self, rollouts: dict[int, list[CollectedRollout]]) -> None:
         """Warn of observations that are too large for float32."""
         for first in rollouts[self.slots[0]][:1]:
-            obs = first.rollout.obs
-            for key, x in obs.items() if isinstance(obs, dict) else [("", obs)]:
+            for key, x in entries(first.rollout.obs).items():
                 if x.dtype == torch.float32 and x.numel():
                     low, high = (end.cpu().numpy() for end in x.flatten(0, 1).aminmax(dim=0))
                     if said := precision_warning(low, high):

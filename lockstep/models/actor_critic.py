@@ -192,9 +192,9 @@ class ActorCritic(PolicyModel):
         """Values of actions of the distribution: see Critics.forward."""
         return self.critics(obs, self._encode(action), frozen=frozen)
 
-    def q_all(self, obs: Any, *, frozen: bool = False) -> Tensor:
+    def q_all(self, obs: Any) -> Tensor:
         """Values of every discrete action: fp32 [C, T, B, A]."""
-        return self.critics(obs, None, frozen=frozen)
+        return self.critics(obs, None)
 
     def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None:
         take_observation_statistics(self.actor, mean, std, self.policy_columns)

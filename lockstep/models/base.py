@@ -277,7 +277,7 @@ class ModelConfig(ABC):
         seed: int,
         observation_clip: float = 10.0,
     ) -> PolicyModel:
-        """Build and initialise the model. Equal arguments give identical bits, whatever the state of torch's generator.
+        """Build and initialize the model. Equal arguments give identical bits, whatever the state of torch's generator.
 
         observation_clip bounds the magnitude of normalized observations.
         """

@@ -25,7 +25,7 @@ VALUE_TASK = "value_task"
 """The entry of a Dict observation with its task, one-hot, for values with one output per task (lockstep.models.popart).
 Models do not observe it."""
 PLAIN = ""
-"""The key of the only entry if the space is not a Dict."""
+"""The key of the only entry of an observation that is not a Dict."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,8 @@ class ObservationLayout:
         Raises:
             SettingsError: the space has an entry of another type, or nothing to observe.
         """
-        entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {PLAIN: space}
         images, vectors, mask_size, brightest, flattened = [], [], 0, [], []
-        for key, entry in sorted(entries.items()):
+        for key, entry in sorted(entry_spaces(space).items()):
             if not isinstance(entry, (spaces.Box, spaces.MultiBinary)):
                 raise SettingsError(
                     f"The observation {'entry ' + repr(key) if key else 'space'} is {entry}. The standard model "
@@ -123,10 +122,10 @@ def unused_mask(space: gymnasium.Space[Any], choices: int) -> str:
         space: the observation space, as models see it.
         choices: number of discrete actions; 0 if actions are not discrete.
     """
-    entries = space.spaces if isinstance(space, spaces.Dict) else {}
-    if not choices or ACTION_MASK in entries:
+    named = space.spaces if isinstance(space, spaces.Dict) else {}
+    if not choices or ACTION_MASK in named:
         return ""
-    for key, found in entries.items():
+    for key, found in named.items():
         names = key.split(".")
         if ACTION_MASK in names or (_LIKE_A_MASK.search(names[-1]) and math.prod(found.shape or ()) == choices):
             return (
@@ -159,6 +158,16 @@ _EXACT = 2.0**24
 """float32 represents all whole numbers up to this one."""
 _LEVELS = 64
 """An observation should vary by at least this many steps of float32."""
+
+
+def entry_spaces(space: gymnasium.Space[Any]) -> dict[str, gymnasium.Space[Any]]:
+    """The space of each entry of an observation, by key."""
+    return dict(space.spaces) if isinstance(space, spaces.Dict) else {PLAIN: space}
+
+
+def entries(obs: Any) -> dict[str, Tensor]:
+    """The tensor of each entry of an observation, by key."""
+    return obs if isinstance(obs, dict) else {PLAIN: obs}
 
 
 def entry(obs: Any, key: str) -> Tensor:

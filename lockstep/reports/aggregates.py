@@ -24,7 +24,7 @@ _HIGHEST = 8.0
 """The upper end of profiles: one or two games are played at 70 times the human score, which would dwarf all else."""
 
 
-def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, drawn: PageRuns, x: str = "samples") -> str:
+def aggregates(groups: Sequence[Method], named: Sequence[str], metric: str, drawn: PageRuns, x: str) -> str:
     """Over all tasks: the aggregates of Agarwal et al., and which method beats which, at an equal budget of x per
     task."""
     scored, parts = _scored(groups, named, metric, x)

@@ -88,7 +88,7 @@ class Proof:
     """First digits of the SHA-256 of the ledger: equal if and only if runs computed the same bits."""
 
 
-def prove(run: Run, again: int = 0) -> Proof:
+def prove(run: Run, again: int) -> Proof:
     """Compare a run's ledger, settings and newest checkpoint with each other; repeat some iterations."""
     folder = RunFolder(run.path)
     checkpoints = list_checkpoints(folder.checkpoints)

@@ -98,7 +98,7 @@ def write_page(
     *,
     x: str = "samples",
     verdict: Section | None = None,
-    left_out: Sequence[Run] = (),
+    left_out: Sequence[Run],
     verify: int = 0,
     standing: Standing | None = None,
 ) -> Report:

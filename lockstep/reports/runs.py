@@ -246,7 +246,7 @@ def methods(runs: Sequence[Run], *, across_tasks: bool = False) -> list[Method]:
     return groups
 
 
-def at_equal_budget(runs: Sequence[Run], metric: str, x: str = "samples") -> tuple[float, np.ndarray]:
+def at_equal_budget(runs: Sequence[Run], metric: str, x: str) -> tuple[float, np.ndarray]:
     """The largest x that all runs reached, and each run's metric there, [R].
 
     Raises:
@@ -264,7 +264,7 @@ def at_equal_budget(runs: Sequence[Run], metric: str, x: str = "samples") -> tup
     return budget, np.array([np.interp(budget, *curve) for curve in curves])
 
 
-def held_back(runs: Sequence[Run], metric: str, x: str = "samples") -> str | None:
+def held_back(runs: Sequence[Run], metric: str, x: str) -> str | None:
     """A sentence if one of a task's runs is so short that at_equal_budget compares all far before most of them end."""
     ends = sorted(((float(run.curve(x, metric)[0][-1]), run) for run in runs), key=lambda end: end[0])
     budget, usual = ends[0][0], ends[(len(ends) - 1) // 2][0]

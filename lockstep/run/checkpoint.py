@@ -173,7 +173,7 @@ def finish(
         os.rename(final, directory / f".replaced-{_folder(iteration)}")
     os.rename(partial, final)
     sync(directory)
-    older = [path for path in list_checkpoints(directory) if int(path.name) <= iteration]
+    older = [path for path in list_checkpoints(directory) if iteration_of(path) <= iteration]
     kept = (_best(older), None if finite else newest_finite(directory))
     for path in older[:-keep]:
         if path not in kept:
@@ -210,7 +210,7 @@ def set_aside_newer(directory: Path, iteration: int) -> list[Path]:
     """
     moved = []
     for path in list_checkpoints(directory):
-        if int(path.name) > iteration:
+        if iteration_of(path) > iteration:
             target = directory / f"{path.name}.superseded"
             if target.exists():
                 shutil.rmtree(target)
@@ -326,7 +326,7 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> list[Path]:
     """Complete checkpoints in a run's checkpoints folder, oldest first. Their contents are not checked."""
     directory = Path(directory)
     found = directory.iterdir() if directory.is_dir() else ()
-    return sorted((p for p in found if re.fullmatch(r"\d{8,}", p.name)), key=lambda p: int(p.name))
+    return sorted((p for p in found if re.fullmatch(r"\d{8,}", p.name)), key=iteration_of)
 
 
 def iteration_of(path: Path) -> int:
@@ -369,7 +369,7 @@ def find(directory: Path, name: str | int | None = None) -> Path:
     if Path(name).name == name and (directory / name).is_dir():  # the name of a folder, for example set aside
         return directory / name
     if not name.isdecimal():
-        available = ", ".join(str(int(path.name)) for path in list_checkpoints(directory)) or "none"
+        available = ", ".join(str(iteration_of(path)) for path in list_checkpoints(directory)) or "none"
         raise CheckpointError(f"Unknown checkpoint {name!r}. Use latest, best or an iteration; {run} has: {available}.")
     return checkpoint_path(directory, int(name))
 
@@ -377,7 +377,7 @@ def find(directory: Path, name: str | int | None = None) -> Path:
 def best_iteration(directory: str | os.PathLike[str]) -> int | None:
     """The iteration of the checkpoint with the best score, None if none is intact."""
     path = _best(list_checkpoints(directory))
-    return None if path is None else int(path.name)
+    return None if path is None else iteration_of(path)
 
 
 def newest_finite(directory: Path) -> Path | None:

@@ -270,10 +270,9 @@ class RunFolder:
 
     def remove_unbegun(self) -> None:
         """Remove the folder of a run that recorded nothing, unless it contains other files."""
-        ours = (".lock", "run.json", "experiment.json", "replay.json", self.weights.name)
         if self.ledger.exists() or self.metrics.exists():
             return
-        for name in ours:
+        for name in (".lock", "run.json", "experiment.json", REPLAY, WEIGHTS):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it contains other files
             self.checkpoints.rmdir()

@@ -21,7 +21,7 @@ class RunBusy(SettingsError):
 
 
 @contextlib.contextmanager
-def run_lock(folder: Path, *, warn: bool = True) -> Iterator[None]:
+def run_lock(folder: Path, *, warn: bool) -> Iterator[None]:
     """Prevent other processes from writing a run at the same time. The system releases the lock when the process ends.
 
     Args:

@@ -180,7 +180,7 @@ class RayCluster:
 
 
 @contextlib.contextmanager
-def cluster(runs_per_gpu: int = 1) -> Iterator[RayCluster]:
+def cluster(runs_per_gpu: int) -> Iterator[RayCluster]:
     """The cluster that RAY_ADDRESS names or that this process is connected to, else a new one on this machine.
 
     Raises:

@@ -136,7 +136,7 @@ def submit(
 
 
 def submit_search(
-    queue: Queue, runs: list[Needs], sweep: SweepOptions, say: Callable[[str], None], *, dry_run: bool = False
+    queue: Queue, runs: list[Needs], sweep: SweepOptions, say: Callable[[str], None], *, dry_run: bool
 ) -> None:
     """Submit a search to Slurm as one job, with cores and GPUs for several runs at a time.
 

@@ -61,7 +61,7 @@ def start(target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     when it crashes, and on request by show_stack.
     """
     resource_tracker.ensure_running()  # otherwise it would start below, and unblock the signals
-    process = multiprocessing.get_context("spawn").Process(target=_run, args=(_Behaviour(), target, *args), name=name)
+    process = multiprocessing.get_context("spawn").Process(target=_run, args=(_Behavior(), target, *args), name=name)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
         try:
@@ -76,8 +76,8 @@ def start(target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
     return process
 
 
-class _Behaviour:
-    """Sets the child's behaviour when it is unpickled. The target is unpickled later, since its import of torch takes
+class _Behavior:
+    """Sets the child's behavior when it is unpickled. The target is unpickled later, since its import of torch takes
     seconds."""
 
     def __reduce__(self) -> tuple[Any, ...]:

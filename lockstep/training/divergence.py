@@ -69,9 +69,10 @@ class Divergence:
         path = checkpoint.newest_finite(self._folder.checkpoints)
         if path is None:
             return "No checkpoint is from before the divergence."
+        done = checkpoint.iteration_of(path)
         return (
-            f"The checkpoint {path} is from before: lockstep eval {self._folder.quoted} --checkpoint {int(path.name)} "
-            f"plays it. lockstep resume would repeat the {iterations - int(path.name)} iterations since then."
+            f"The checkpoint {path} is from before: lockstep eval {self._folder.quoted} --checkpoint {done} plays it. "
+            f"lockstep resume would repeat the {iterations - done} iterations since then."
         )
 
 

@@ -23,7 +23,7 @@ class Result:
     run: Path
     """The run's folder."""
     digest: str
-    """SHA-256 over parameters, normalisers and optimizer state: equal for equal experiments on any layout."""
+    """SHA-256 over parameters, normalizers and optimizer state: equal for equal experiments on any layout."""
     iterations: int
     """Iterations done."""
     score: float | None

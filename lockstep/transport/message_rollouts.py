@@ -31,8 +31,8 @@ class MessageRollouts:
         self, agent: Agent, inbox: Inbox, group: Group, schedule: Schedule, versions: Versions, groups: int
     ) -> None:
         self._inbox, self._group, self._schedule, self.versions = inbox, group, schedule, versions
-        self._groups = groups if group.rank == 0 else 0
-        """Learner 0: the number of groups of shards that are collected together."""
+        self._groups = groups
+        """The number of groups of shards that are collected together."""
         self._is_first = group.rank == 0
         self._experiment, self._shards = agent.experiment, agent.experiment.scheme.shards
         self._slots = block(self._shards, group.size, group.rank)

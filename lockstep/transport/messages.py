@@ -81,7 +81,7 @@ class CollectorService:
         compress: whether rollouts are sent compressed.
     """
 
-    def __init__(self, agent: Agent, collectors: Collectors, *, compress: bool = False) -> None:
+    def __init__(self, agent: Agent, collectors: Collectors, *, compress: bool) -> None:
         self._initial, self._collectors, self._compress = agent.normalizers, collectors, compress
         self._since = time.perf_counter()
 

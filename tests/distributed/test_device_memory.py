@@ -15,7 +15,7 @@ import torch
 from pretended_gpu import faults
 
 from lockstep.core.shards import block
-from lockstep.distributed.device_memory import EventHandle, Inbox, Outbox, counters, forget
+from lockstep.distributed.device_memory import EventHandle, OpenedMemory, OwnedMemory, counters, forget
 from lockstep.distributed.local_group import Ends, LocalGroup, join
 from lockstep.distributed.tree import TreeSum, partners
 from lockstep.system import children
@@ -121,15 +121,15 @@ def test_the_death_of_a_peer_ends_every_wait() -> None:
 # Planted faults
 
 
-def copy_at_once(self: Inbox, into: torch.Tensor) -> None:
+def copy_at_once(self: OpenedMemory, into: torch.Tensor) -> None:
     into.copy_(self._memory[: into.numel()])
 
 
 def careless(ends: Ends, answers: Any, what: str) -> None:
     if what == "reads at once":
-        Inbox.copy = copy_at_once
+        OpenedMemory.copy = copy_at_once
     if what == "does not know the reader":
-        Outbox.add_reader = lambda self, copied: None
+        OwnedMemory.add_reader = lambda self, copied: None
     group = LocalGroup(ends)
     assert group.open_devices(GPU) is None
     sent = ends.shared.numbers(1)
@@ -164,14 +164,14 @@ def test_an_access_out_of_order_is_found(what: str, fault: str) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_handles_are_refused_as_by_cuda() -> None:
-    outbox = Outbox(GPU)
-    outbox.reserve(8)
+    owned = OwnedMemory(GPU)
+    owned.reserve(8)
     with pytest.raises(RuntimeError, match="opened by the process that made it"):
-        Inbox(outbox.stored, GPU)
-    in_time, handle = call_in_fork(lambda: Outbox(GPU).stored.handle.decode(), 60.0)
+        OpenedMemory(owned.stored, GPU)
+    in_time, handle = call_in_fork(lambda: OwnedMemory(GPU).stored.handle.decode(), 60.0)
     assert in_time
     with pytest.raises(RuntimeError, match="of a process that has ended"):
-        Inbox(EventHandle(0, handle.encode()), GPU)
+        OpenedMemory(EventHandle(0, handle.encode()), GPU)
     with pytest.raises(RuntimeError, match="without interprocess=True"):
         torch.cuda.Event().ipc_handle()
     assert len(faults()) == 3

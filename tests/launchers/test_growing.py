@@ -20,7 +20,7 @@ from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.launchers.launch import train
 from lockstep.launchers.ray.growing import GrowingDriver, moves
-from lockstep.launchers.ray.requests import Actor
+from lockstep.launchers.ray.requests import Process
 from lockstep.run.folder import RunFolder
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
@@ -126,7 +126,7 @@ def test_nodes_join_and_leave_a_run(
     fewest, these losses are none of `restarts`."""
     start, started = GrowingDriver._start, list[tuple[int, str]]()
 
-    def noted(self: GrowingDriver, group: int, process: Actor) -> None:
+    def noted(self: GrowingDriver, group: int, process: Process) -> None:
         start(self, group, process)
         started.append((group, process.name))
 
@@ -170,13 +170,13 @@ def test_collectors_that_join_in_vain_wait_longer_each_time(
     """The first two that join end before their first rollout, and the third one stays. None is one of `restarts`."""
     following, start, started = GrowingDriver._next, GrowingDriver._start, list[tuple[int, str]]()
 
-    def ended_twice(self: GrowingDriver) -> Actor:
+    def ended_twice(self: GrowingDriver) -> Process:
         process = following(self)
         if process.name in ("Collector 2", "Collector 3"):
             ray.kill(process.handle)
         return process
 
-    def noted(self: GrowingDriver, group: int, process: Actor) -> None:
+    def noted(self: GrowingDriver, group: int, process: Process) -> None:
         start(self, group, process)
         started.append((group, process.name))
 

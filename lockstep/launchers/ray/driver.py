@@ -39,7 +39,7 @@ from lockstep.launchers.ray.ending import ProcessLost, require_restarts_left, sa
 from lockstep.launchers.ray.nodes import Nodes
 from lockstep.launchers.ray.outcomes import fail, outcome, raised, short
 from lockstep.launchers.ray.places import Places
-from lockstep.launchers.ray.requests import Actor, Collector, Delivery, NextLap, Request, Start
+from lockstep.launchers.ray.requests import Collector, Delivery, NextLap, Process, Request, Start
 from lockstep.system.supervision import StallDetector
 from lockstep.training.context import RunStatus, Work
 from lockstep.training.job import Job, Result
@@ -75,8 +75,8 @@ class RayDriver:
         """Unless collectors run freely: the rollout that is requested next, and the first that is not needed."""
         self._arrived = dict.fromkeys(range(self._shards), begin - 1)
         """By shard: the number of the last rollout that a learner has; its lap if collectors run freely."""
-        self._learners: list[Actor] = []
-        self._processes: list[Actor] = []
+        self._learners: list[Process] = []
+        self._processes: list[Process] = []
         """The processes that only collect."""
         self._groups = layout.groups(self._shards)
         self._collectors: dict[int, Collector] = {}
@@ -122,7 +122,7 @@ class RayDriver:
         self._places.reserve()
         learning, kind = layout.learning, "Learner" if layout.split else "Worker"
         for rank in range(learning):
-            self._learners.append(self._actor(f"{kind} {rank} of {learning}", RayLearner, rank, rank))
+            self._learners.append(self._new_process(f"{kind} {rank} of {learning}", RayLearner, rank, rank))
         meeting = self._call(self._learners[0], "meeting") if learning > 1 else None
         for rank, learner in enumerate(self._learners):
             self._runs[learner.handle.work.remote(self._work, meeting, self._learners[0].handle)] = rank
@@ -133,22 +133,22 @@ class RayDriver:
             self._processes.append(self._collecting(index))
             self._start(index, self._processes[index])
 
-    def _collecting(self, index: int) -> Actor:
+    def _collecting(self, index: int) -> Process:
         """A new process that collects."""
         place = len(self._learners) + index
-        return self._actor(f"Collector {index} of {self._groups}", RayCollector, index, place)
+        return self._new_process(f"Collector {index} of {self._groups}", RayCollector, index, place)
 
-    def _actor(self, name: str, kind: type, index: int, place: int | None = None) -> Actor:
+    def _new_process(self, name: str, kind: type, index: int, place: int | None = None) -> Process:
         """A new process. place: see Places.start."""
-        actor = self._places.start(name, kind, index, place)
-        self._nodes.ask(actor, index if kind is RayLearner else None)
-        return actor
+        process = self._places.start(name, kind, index, place)
+        self._nodes.ask(process, index if kind is RayLearner else None)
+        return process
 
-    def _call(self, actor: Actor, method: str, *args: Any) -> Any:
-        """Call a method of an actor while it works."""
-        return call(actor.handle, method, *args)
+    def _call(self, process: Process, method: str, *args: Any) -> Any:
+        """Call a method of a process while it works."""
+        return call(process.handle, method, *args)
 
-    def _start(self, index: int, process: Actor) -> None:
+    def _start(self, index: int, process: Process) -> None:
         """Start to collect a group of shards in a process, after their last rollouts that have arrived."""
         learning = len(self._learners)
         shards = block(self._shards, self._groups, index)
@@ -218,7 +218,7 @@ class RayDriver:
     def _step(self) -> None:
         """Wait for the next event, and handle it."""
         self._poll()
-        polls = {actor.poll: actor for actor in (*self._learners, *self._processes) if actor.poll is not None}
+        polls = {process.poll: process for process in (*self._learners, *self._processes) if process.poll is not None}
         # Deliveries come before admissions, so that rollouts are freed before more are requested.
         refs = [*self._nodes.open, *self._starts, *self._runs, *polls, *self._deliveries, *self._admissions]
         for ref in self._ray.wait(refs, num_returns=1, timeout=_POLL / 2, fetch_local=False)[0]:
@@ -331,22 +331,22 @@ class RayDriver:
             for ref in [ref for ref, each in requested.items() if each.collector is collector]:
                 del requested[ref]
 
-    def _polled_one(self, actor: Actor) -> None:
-        steps, error = outcome(self._ray, actor.poll)
-        actor.poll = None
+    def _polled_one(self, process: Process) -> None:
+        steps, error = outcome(self._ray, process.poll)
+        process.poll = None
         if error is None:
-            actor.steps, actor.answered = steps, time.monotonic()
+            process.steps, process.answered = steps, time.monotonic()
         elif not isinstance(error, self._ray.exceptions.ActorUnavailableError):
-            if actor in self._processes and not self._timing_preempts():
-                self._replace(actor, short(error))
-            elif actor in self._processes or self._learners.index(actor) not in self._results:
-                raise ProcessLost(f"{actor.name} was lost ({short(error)})")
+            if process in self._processes and not self._timing_preempts():
+                self._replace(process, short(error))
+            elif process in self._processes or self._learners.index(process) not in self._results:
+                raise ProcessLost(f"{process.name} was lost ({short(error)})")
 
     def _timing_preempts(self) -> bool:
         """Whether timing decides the ends of rollouts. Then a new collector would not collect the same ones again."""
         return self._job.experiment.scheme.preempt < 1 and self._job.recorded is None and self._groups > 1
 
-    def _replace(self, lost: Actor, why: str) -> None:
+    def _replace(self, lost: Process, why: str) -> None:
         """Replace a lost process that collects."""
         self._lose(f"{lost.name} was lost ({why})", "A new one continues")
         index = self._processes.index(lost)
@@ -361,19 +361,19 @@ class RayDriver:
             return
         self._polled = now
         processes = [*self._learners, *self._processes]
-        steps = sum(actor.steps for actor in processes) + sum(self._arrived.values())
-        patience = self._stall.too_long(steps, started=any(actor.steps > 0 for actor in processes))
+        steps = sum(process.steps for process in processes) + sum(self._arrived.values())
+        patience = self._stall.too_long(steps, started=any(process.steps > 0 for process in processes))
         if patience is not None:
             raise stalled(self._ray, processes, patience, self._layout)
-        for actor in processes:
-            if actor.poll is None:
-                actor.poll = self._call(actor, "progress")
+        for process in processes:
+            if process.poll is None:
+                process.poll = self._call(process, "progress")
 
     def _close(self) -> None:
         """End every process, and wait for those that may be writing to the run's folder."""
-        for actor in (*self._processes, *self._learners):
+        for process in (*self._processes, *self._learners):
             with contextlib.suppress(Exception):
-                self._ray.kill(actor.handle)
+                self._ray.kill(process.handle)
         if self._runs:
             with contextlib.suppress(Exception):
                 self._ray.wait(list(self._runs), num_returns=len(self._runs), timeout=_ENDING, fetch_local=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.config.layout import Layout
 from lockstep.launchers.ray.actors import call
-from lockstep.launchers.ray.requests import Actor
+from lockstep.launchers.ray.requests import Process
 from lockstep.launchers.watching import no_progress
 from lockstep.system.output import print_line
 from lockstep.system.supervision import WorkerError
@@ -35,16 +35,16 @@ def say(text: str) -> None:
     print_line(text, sys.stderr)
 
 
-def stalled(ray: Any, processes: Sequence[Actor], patience: float, layout: Layout) -> WorkerError:
+def stalled(ray: Any, processes: Sequence[Process], patience: float, layout: Layout) -> WorkerError:
     """The error of a run that has made no progress for `patience` seconds. Prints the stack of each process."""
-    unstarted = [actor.name for actor in processes if actor.steps < 0]
+    unstarted = [process.name for process in processes if process.steps < 0]
     if unstarted:
         return WorkerError(
             f"Ray has not started {', '.join(unstarted)} within {patience:g} seconds: the cluster may lack resources "
             f"that they need, or may have lost nodes. ray status shows its state."
         )
-    stacks = [(actor.name, call(actor.handle, "stack")) for actor in processes]
+    stacks = [(process.name, call(process.handle, "stack")) for process in processes]
     for name, ref in stacks:
         with contextlib.suppress(ray.exceptions.RayError):
             say(f"\n{name}, stack:\n{ray.get(ref, timeout=2.0)}")
-    return WorkerError(no_progress(patience, {actor.name: actor.steps for actor in processes}, layout))
+    return WorkerError(no_progress(patience, {process.name: process.steps for process in processes}, layout))

@@ -25,14 +25,14 @@ from lockstep.launchers.ray.actors import RayCollector
 from lockstep.launchers.ray.driver import RayDriver
 from lockstep.launchers.ray.ending import say
 from lockstep.launchers.ray.places import Places
-from lockstep.launchers.ray.requests import Actor, Collector
+from lockstep.launchers.ray.requests import Collector, Process
 
-_Process = TypeVar("_Process")
+_Home = TypeVar("_Home")
 _LONGEST = 600.0
 """The longest time in seconds that free resources stay unused after collectors joined in vain."""
 
 
-def moves(homes: Mapping[int, _Process | None], processes: Collection[_Process]) -> dict[int, _Process]:
+def moves(homes: Mapping[int, _Home | None], processes: Collection[_Home]) -> dict[int, _Home]:
     """By group that must move: its new process. Then the numbers of groups per process differ by at most one. As few
     groups as possible move.
 
@@ -42,13 +42,13 @@ def moves(homes: Mapping[int, _Process | None], processes: Collection[_Process])
     """
     if not processes:
         return {}
-    found: dict[int, _Process] = {}
+    found: dict[int, _Home] = {}
     counts = dict.fromkeys(processes, 0)
     for home in homes.values():
         if home is not None and home in counts:
             counts[home] += 1
 
-    def chosen(pick: Callable[..., _Process]) -> _Process:
+    def chosen(pick: Callable[..., _Home]) -> _Home:
         return pick(counts, key=lambda process: counts[process])
 
     for group, home in homes.items():
@@ -73,9 +73,9 @@ class GrowingDriver(RayDriver):
         self._placed_learners = False
         """Whether Ray has placed the learners. Collectors start only then, so that they leave learners' resources free.
         """
-        self._moving: dict[int, Actor] = {}
+        self._moving: dict[int, Process] = {}
         """By group: the process that it moves to."""
-        self._joined: list[Actor] = []
+        self._joined: list[Process] = []
         """The collectors that joined last, until one of them is lost."""
         self._in_vain, self._join_after = 0, 0.0
         """How often in a row one of them was lost before its first rollout, and when others may join."""
@@ -93,10 +93,10 @@ class GrowingDriver(RayDriver):
             for group in block(self._groups, least, number):
                 self._start(group, process)
 
-    def _next(self) -> Actor:
+    def _next(self) -> Process:
         """Start one more collector on any node that has room."""
         self._numbered += 1
-        return self._actor(f"Collector {self._numbered - 1}", RayCollector, 0)
+        return self._new_process(f"Collector {self._numbered - 1}", RayCollector, 0)
 
     def _poll(self) -> None:
         polled = self._polled
@@ -135,7 +135,7 @@ class GrowingDriver(RayDriver):
             else:
                 self._start(group, process)
 
-    def _home(self, group: int) -> Actor | None:
+    def _home(self, group: int) -> Process | None:
         """The process that collects a group or will collect it."""
         if group in self._moving:
             return self._moving[group]
@@ -169,7 +169,7 @@ class GrowingDriver(RayDriver):
             collector.process.handle.leave.remote(group)
         self._start(group, process)
 
-    def _replace(self, lost: Actor, why: str) -> None:
+    def _replace(self, lost: Process, why: str) -> None:
         self._processes.remove(lost)
         for group, collector in list(self._collectors.items()):
             if collector.process is lost:
@@ -187,7 +187,7 @@ class GrowingDriver(RayDriver):
         for group in list(self._paused):
             self._move(group)
 
-    def _joined_in_vain(self, lost: Actor) -> str:
+    def _joined_in_vain(self, lost: Process) -> str:
         """If a collector that joined was lost before its first rollout, delay others. Returns a message about this.
         Collectors that joined together, perhaps on one node, count as one."""
         if lost.delivered or lost not in self._joined:

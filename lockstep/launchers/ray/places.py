@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.launchers.ray.actors import WHILE_BUSY
-from lockstep.launchers.ray.requests import Actor
+from lockstep.launchers.ray.requests import Process
 from lockstep.training.job import Job
 
 _RAY = {"cpus": "CPU", "gpus": "GPU"}
@@ -68,7 +68,7 @@ class Places:
         """Ask for the reserved places. Processes wait until the cluster has all of them."""
         self._group = self._ray.util.placement_group(self._reserved, strategy="SPREAD")
 
-    def start(self, name: str, kind: type, index: int, place: int | None = None) -> Actor:
+    def start(self, name: str, kind: type, index: int, place: int | None = None) -> Process:
         """Start a process.
 
         Args:
@@ -94,7 +94,7 @@ class Places:
             enable_task_events=False,  # Ray would keep a record of each of the last 100,000 calls
             scheduling_strategy=strategy,
         )
-        return Actor(name, remote(kind).remote(name, self._job, os.getcwd(), index))
+        return Process(name, remote(kind).remote(name, self._job, os.getcwd(), index))
 
     def room(self) -> int:
         """How many more collectors the nodes have room for."""

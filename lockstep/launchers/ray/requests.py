@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(eq=False)
-class Actor:
+class Process:
     """The driver's information about a process."""
 
     name: str
@@ -29,7 +29,7 @@ class Collector:
     index: int
     """The number of the group."""
     shards: range
-    process: Actor
+    process: Process
     generation: int
     """Higher than the generations of its predecessors, whose results are ignored."""
     last: Any = None
