@@ -150,6 +150,7 @@ def serve(channel: int, parent: int) -> int:
         parent: the sweep's process id.
     """
     children.die_with_parent(parent)
+    before = dict(os.environ)
     with socket.socket(fileno=channel) as orders:
         for name in _IMPORTS:
             with contextlib.suppress(ImportError):
@@ -177,7 +178,8 @@ def serve(channel: int, parent: int) -> int:
                     os.close(file)
             else:
                 break
-    return _run(*files)
+    log, order = files
+    return _run(log, order, before)
 
 
 def _fork_twice() -> int:
@@ -202,8 +204,12 @@ def _fork_twice() -> int:
         return int(answer.read())
 
 
-def _run(log: int, order: int) -> int:
-    """Become the process of a run, and run it. Returns the exit code."""
+def _run(log: int, order: int, before: dict[str, str]) -> int:
+    """Become the process of a run, and run it. Returns the exit code.
+
+    Args:
+        before: the environment variables before the imports, which have set others.
+    """
     os.setsid()
     for number in (1, 2):
         os.dup2(log, number)
@@ -211,7 +217,8 @@ def _run(log: int, order: int) -> int:
     os.lseek(order, 0, os.SEEK_SET)
     with os.fdopen(order, "rb") as file:
         given: Order = pickle.load(file)
-    os.environ.clear()
-    os.environ.update(given.environment)
+    for name in before.keys() - given.environment.keys():
+        os.environ.pop(name, None)
+    os.environ.update(dict(given.environment.items() - before.items()))
     sys.path[:] = given.path
     return child.main(given.arguments)
