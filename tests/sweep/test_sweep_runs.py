@@ -90,7 +90,7 @@ def test_runs_have_cores_of_their_own_and_end_with_checkpoints(
     child = start("sweep", "set", "ppo-cartpole", *SMALL, "--seed", "1..3", "--slots", "2", *flags)
     saved = Path("set/runs").glob
     child.until(lambda: len({path.parent for path in saved("*/checkpoints/0*")}) == 2, "both runs to learn")
-    running = {name: allowed for name, allowed in affinities(child).items() if name}
+    running = {name: os.sched_getaffinity(process) for name, process in processes(child).items()}
     assert len(running) == 2, "as many as there are slots"
     first, second = running.values()
     assert len(first) == len(second) == 1 and not first & second
@@ -112,14 +112,14 @@ def test_runs_have_cores_of_their_own_and_end_with_checkpoints(
         assert int(newest) == (folder / "metrics.jsonl").read_bytes().count(b"\n"), "nothing was lost"
 
 
-def affinities(child: Child) -> dict[str, set[int]]:
-    """The cores that each of a sweep's runs may use, by name."""
+def processes(child: Child) -> dict[str, int]:
+    """The process of each of a sweep's runs, by name."""
     found = {}
     for process in child.members():
         with contextlib.suppress(OSError):  # it has ended
             output = Path(f"/proc/{process}/fd/1").resolve()
-            if os.getsid(process) == process and output.parent.name == "logs":  # or it is a run's worker
-                found[output.stem] = os.sched_getaffinity(process)
+            if os.getsid(process) == process and output.parent.name == "logs":  # otherwise it is a run's worker
+                found[output.stem] = process
     return found
 
 
@@ -255,7 +255,7 @@ def test_a_change_of_mind(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_that_was_killed_says_so(start: Callable[..., Child]) -> None:
     child = start("sweep", "set", "ppo-cartpole", *SMALL, *LONG, "--layout", DELAY)
     child.until(lambda: lines() > 0, "an iteration")
-    (victim,) = (member for member in child.members() if is_child_of(Path(f"/proc/{member}"), child.process.pid))
+    (victim,) = processes(child).values()
     os.kill(victim, signal.SIGKILL)
     assert child.wait() == 1
     assert says(child.output(), "SIGKILL", "memory")
@@ -264,7 +264,7 @@ def test_a_run_that_was_killed_says_so(start: Callable[..., Child]) -> None:
 @pytest.mark.parametrize("moment", ["starting", "learning"])
 def test_a_machine_that_shuts_down_loses_nothing(moment: str, start: Callable[..., Child]) -> None:
     child = start("sweep", "set", "ppo-cartpole", *SMALL, *LONG, "--layout", DELAY, "--checkpoint-every", "1000")
-    child.until(lambda: bool(affinities(child) if moment == "starting" else lines() > 2), "a run")
+    child.until(lambda: bool(processes(child) if moment == "starting" else lines() > 2), "a run")
     for process in child.members():
         with contextlib.suppress(ProcessLookupError):  # the resource tracker has gone with its owner
             os.kill(process, signal.SIGTERM)
@@ -277,13 +277,6 @@ def test_a_machine_that_shuts_down_loses_nothing(moment: str, start: Callable[..
     assert outcomes() == expected()
     (facts,) = (json.loads(path.read_text()) for path in Path("set/runs").glob("*/run.json"))
     assert "sweep set ppo-cartpole --env.adapter" in facts["command"], "what gave it to the sweep"
-
-
-def is_child_of(process: Path, parent: int) -> bool:
-    try:
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1]) == parent
-    except OSError:
-        return False
 
 
 def test_a_hopeless_run_is_stopped_early(capsys: pytest.CaptureFixture[str]) -> None:
