@@ -25,6 +25,7 @@ from lockstep.recipes import RECIPES
 from lockstep.reproducibility.verify import verify
 from lockstep.system.forked import call_in_fork
 from lockstep.system.memory import available_bytes
+from lockstep.training import prepare
 from lockstep.training.prepare import check_memory
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -101,8 +102,10 @@ def checked(run: str) -> Any:
     [("Floors", "stopped and resumed"), ("Chance", "neither verified nor resumed"), ("Crowd", "verified")],
 )
 def test_an_environment_that_cannot_be_repeated_is_warned_of_once(
-    name: str, words: str, capsys: pytest.CaptureFixture[str]
+    name: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prepare, "_QUICK_SECONDS", 60.0)  # on a busy machine, the check might not be over
+    monkeypatch.setattr(prepare, "_QUICK_LIMIT", 100.0)
     train(of_mine(name), "inline", checked("run"), stop_after=1)
     told = capsys.readouterr().err
     assert told.count("warning:") == 1 and words in told and f"mine.py:{name}" in told and "--no-check-env" in told
