@@ -126,10 +126,8 @@ class PooledShard(ShardEnv):
         return int(self._steps.sum())
 
     def close(self) -> None:
-        if (
-            self._pool.erred and not self._pool.failed
-        ):  # the error of one environment ends the run, and the others may close
-            self._finish()
+        if self._pool.erred and not self._pool.failed:
+            self._finish()  # the error of one environment ends the run, and the others may close
         if self._closed or self._open or self._pool.failed:
             return  # busy or broken processes end with the pool
         self._closed = True
