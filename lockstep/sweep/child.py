@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
@@ -35,27 +35,45 @@ STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
 """Exit codes of a run that was asked to stop, or that a signal ended before the run handled signals."""
 
 
-_BEGIN = (
-    r"import sys; sys.path[:] = sys.argv.pop(1).split('\n'); from lockstep.sweep.child import main; "
-    "sys.exit(main(sys.argv[1:]))"
-)
-
-
 def start(
     queue: Queue, name: str, cores: Iterable[int], environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start the process of a run. It ends when this process ends, and its output goes to the run's log."""
-    # Not -m, which would search the current folder first even if this process does not.
-    command = [sys.executable, "-c", _BEGIN, "\n".join(sys.path), *arguments(queue, name, cores)]
     with open(queue.log(name), "ab") as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C goes to the sweep, which then asks its runs to stop
-        )
+        return new_python("lockstep.sweep.child:main", arguments(queue, name, cores), log, environment)
+
+
+def new_python(
+    entry: str,
+    given: list[str],
+    log: IO[bytes],
+    environment: Mapping[str, str] | None = None,
+    files: Iterable[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a Python with this one's sys.path, which ends with the exit code of a function.
+
+    Args:
+        entry: MODULE:FUNCTION.
+        given: what the function gets.
+        log: the file of its output.
+        environment: its variables, by default those of this process.
+        files: files of this process that it inherits.
+    """
+    module, _, function = entry.partition(":")
+    # Not -m, which would search the current folder first even if this process does not.
+    begin = (
+        rf"import sys; sys.path[:] = sys.argv.pop(1).split('\n'); from {module} import {function}; "
+        f"sys.exit({function}(sys.argv[1:]))"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", begin, "\n".join(sys.path), *given],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        pass_fds=tuple(files),
+        start_new_session=True,  # Ctrl-C goes to the sweep, which then asks its runs to stop
+    )
 
 
 def arguments(queue: Queue, name: str, cores: Iterable[int]) -> list[str]:

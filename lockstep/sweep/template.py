@@ -4,7 +4,6 @@ to import them."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -22,17 +21,13 @@ from lockstep.sweep.queue import Queue
 from lockstep.sweep.slots import Process
 from lockstep.system import children
 
-_PR_SET_CHILD_SUBREAPER = 36
 _IMPORTS = (
     *("lockstep.launchers.launch", "lockstep.launchers.inline", "lockstep.algorithms.kernel_table"),
     *("lockstep.learners.learner_table", "lockstep.portable.elementwise"),
     *("lockstep.envs.gymnasium", "lockstep.envs.envpool", "lockstep.envs.compiled_adapter"),
 )
 """What many runs need. Some are optional."""
-_BEGIN = (
-    r"import sys; sys.path[:] = sys.argv.pop(1).split('\n'); from lockstep.sweep.template import serve; "
-    "sys.exit(serve(*map(int, sys.argv[1:])))"
-)
+_ENTRY = "lockstep.sweep.template:serve"
 
 
 class Order(NamedTuple):
@@ -80,13 +75,9 @@ class Template:
         with os.fdopen(os.memfd_create("order"), "wb") as file, contextlib.suppress(OSError):
             pickle.dump(order, file)
             file.flush()
-            prctl = ctypes.CDLL(None).prctl
-            prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the fork becomes a child of this process
-            try:
+            with children.adopting_orphans():  # the fork becomes a child of this process
                 socket.send_fds(self._channel, [b"\0"], [log.fileno(), file.fileno()])
                 return int(self._channel.recv(32) or 0)
-            finally:
-                prctl(_PR_SET_CHILD_SUBREAPER, 0)
         return 0
 
     def _begin(self, log: IO[bytes]) -> None:
@@ -94,15 +85,8 @@ class Template:
             self._channel.close()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-c", _BEGIN, "\n".join(sys.path), str(theirs.fileno()), str(os.getpid())]
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C goes to the sweep
-            )
+            file = theirs.fileno()
+            self._process = child.new_python(_ENTRY, [str(file), str(os.getpid())], log, files=[file])
 
 
 class Forked:
@@ -142,13 +126,13 @@ class Forked:
             os.kill(self._process, number)
 
 
-def serve(channel: int, parent: int) -> int:
+def serve(given: list[str]) -> int:
     """The template process: fork a process for each order. Returns in the forked processes, with a run's exit code.
 
     Args:
-        channel: the file of the socket to which the sweep sends orders.
-        parent: the sweep's process id.
+        given: the number of the socket to which the sweep sends orders, and the sweep's process id.
     """
+    channel, parent = map(int, given)
     children.die_with_parent(parent)
     before = dict(os.environ)
     with socket.socket(fileno=channel) as orders:

@@ -25,7 +25,7 @@ from typing import Any
 from lockstep.system.output import print_line
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SHOWING = 0.3
 """Seconds that a process has to print its stack, so that two processes do not print at once."""
 _NOTICING = 1.0
@@ -285,6 +285,17 @@ def die_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the call above
         os._exit(1)
+
+
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """A context in which descendants of this process become its children when their parents end."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def show_stack(process: BaseProcess, name: str) -> None:

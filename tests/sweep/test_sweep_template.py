@@ -108,8 +108,12 @@ def test_forked_processes_can_be_stopped_and_outlive_their_template(queue: Queue
     running.terminate()  # of a process that has ended
 
 
-def test_a_template_that_cannot_begin_is_done_without(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.sweep.template._BEGIN", "import sys; sys.exit('no template')")
+def test_a_template_that_cannot_begin_is_done_without(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_template.py").write_text("raise SystemExit('no template')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("lockstep.sweep.template._ENTRY", "broken_template:serve")
     with Template() as template:
         process: Process = template.start(queue, named(queue)[0], [0])
         assert isinstance(process, subprocess.Popen) and process.wait() == 1
