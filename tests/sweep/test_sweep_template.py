@@ -68,7 +68,8 @@ def told(queue: Queue, name: str) -> dict[str, Any]:
 
     def lines() -> list[str]:
         log = queue.log(name)
-        return [line for line in log.read_text().splitlines() if line.startswith("{")] if log.is_file() else []
+        written = log.read_text().splitlines(keepends=True) if log.is_file() else []
+        return [line for line in written if line.startswith("{") and line.endswith("\n")]  # a long line comes in parts
 
     until(lambda: bool(lines()), f"the output of {name}")
     return json.loads(lines()[-1])
