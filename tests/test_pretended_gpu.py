@@ -38,17 +38,16 @@ LAYOUTS = {
     "impala-lstm-lag-2": ["a0-l1,2,3"],
     "td3": ["a0-l0", "a0,0-l0", "a0-l0,graphs=1", "a0-l0,0,ipc=0"],
     "crossq": ["inline,device=0,graphs=1"],
-    "policies-lag-1": ["inline,device=0,graphs=1", "a0-l0"],
-    "critic-only-lstm": ["a0-l0,graphs=1"],
-    "mingru": ["processes:2,device=0"],
+    "policies-lag-1": ["inline,device=0,graphs=1"],
     "r2d2-prioritized-frames": ["processes:2,device=0,graphs=1"],
 }
 """Each kind of layout with an experiment or two, since a run starts several processes."""
 MORE_LAYOUTS = {
     "impala-lstm-lag-2": ["inline,device=0,graphs=1", "processes:2,device=0"],
-    "critic-only-lstm": ["inline,device=0,graphs=1"],
+    "critic-only-lstm": ["inline,device=0,graphs=1", "a0-l0,graphs=1"],
+    "policies-lag-1": ["a0-l0"],
     "transformer-lag-1": ["inline,device=0,graphs=1", "processes:2,device=0"],
-    "mingru": ["inline,device=0,graphs=1", "a0-l0"],
+    "mingru": ["inline,device=0,graphs=1", "processes:2,device=0", "a0-l0"],
     "r2d2-prioritized-frames": ["a0-l0,graphs=1"],
 }
 """Of `make test-full`. `python tests/pretended_gpu.py all` takes all."""
@@ -56,7 +55,7 @@ ON_POLICY = ("mujoco-normalized", "memory-gru-lag-2", "ppo-bf16", "ppo-lstm", "t
 REPLAYING = ("td3", "sac-prioritized-lag-1", "r2d2-uniform-lag-1", "iqn")
 """Trained with graphs and without."""
 GRAPHS_MARKS = {
-    "ppo-bf16": (pytest.mark.slow,),
+    "ppo-bf16": (pytest.mark.slow, pytest.mark.full),  # its convolutions are in test_graphs.py
     "ppo-lstm": (pytest.mark.slow, pytest.mark.full),  # ppo-bf16's convolutions, and a core as memory-gru-lag-2's
     "transformer-lag-1": (pytest.mark.slow, pytest.mark.full),  # a core, too
 }
@@ -68,6 +67,9 @@ ELSEWHERE = {
     *("cartpole-lag-1", "cartpole-8-shards"),  # cartpole-desired-kl and cartpole-gradient-lag-3
     "curriculum-lag-1",  # a matter of the host; the rest is ppo-lstm's
     "torch-env-gru-lag-1",  # in test_device_rollout.py
+    *("a2c", "appo", "dqn-prioritized-frames"),  # impala-lstm-lag-2 and r2d2-prioritized-frames
+    *("pqn-gru-lag-1", "sac-gru-lag-1", "td3-lstm-prioritized"),  # pqn, sac-prioritized-lag-1, td3 with cores
+    "popart-impala-one-task",  # popart-lag-1
 }
 """What other tests train on one GPU, or all parts of it."""
 

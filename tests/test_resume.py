@@ -79,8 +79,15 @@ def lines() -> int:
     return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize(("layout", "kills"), [("inline", 3), ("processes:2", 1)])
+@pytest.mark.parametrize(
+    ("layout", "kills", "adapter"),
+    [
+        ("inline", 3, "gymnasium"),
+        pytest.param("inline", 3, "envpool", marks=[pytest.mark.envpool, pytest.mark.full]),
+        pytest.param("processes:2", 1, "gymnasium", marks=pytest.mark.full),  # each half of it is in another
+        pytest.param("processes:2", 1, "envpool", marks=pytest.mark.envpool),
+    ],
+)
 def test_killed_at_random_moments(
     adapter: str,
     layout: str,

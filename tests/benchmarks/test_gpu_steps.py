@@ -154,7 +154,7 @@ def test_a_profile_is_counted_by_phase() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("pretended_gpu") is None, reason="there is no pretended GPU")
 # What is exchanged between GPUs, test_pretended_gpu.py exchanges, too; losses are those of every experiment there.
 @pytest.mark.parametrize(
-    "name", ["facts", *(pytest.param(name, marks=pytest.mark.full) for name in ("exchange", "losses")), "profile-ppo"]
+    "name", ["facts", *(pytest.param(name, marks=pytest.mark.full) for name in ("exchange", "losses", "profile-ppo"))]
 )
 def test_a_step_is_rehearsed(name: str, tmp_path: Path) -> None:
     assert gpu.run([step for step in gpu.STEPS if step.name == name], tmp_path, 200.0, rehearse=True)

@@ -70,7 +70,7 @@ def by_host(experiment: Experiment, folder: Path) -> tuple[Any, ...]:
     [
         pytest.param(pictures, marks=pytest.mark.slow),
         pytest.param(careless, marks=pytest.mark.slow),
-        pytest.param(dqn, marks=pytest.mark.slow),
+        pytest.param(dqn, marks=[pytest.mark.slow, pytest.mark.full]),
         pytest.param(impala, marks=pytest.mark.slow),
         pytest.param(lambda: cartpole(recipes.a2c_atari), marks=[pytest.mark.slow, pytest.mark.full]),  # as impala
     ],

@@ -79,7 +79,15 @@ def near(state: Any, env: Any, movers: list[int], tolerance: float) -> None:
         np.testing.assert_allclose(state["velocity"][row], agents[i].state.p_vel, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(("env_id", "ratio"), [(SPREAD, 0.5), (SPREAD, 0.0), (SPREAD, 1.0), (FORMER_SPREAD, 0.5)])
+@pytest.mark.parametrize(
+    ("env_id", "ratio"),
+    [
+        (SPREAD, 0.5),
+        pytest.param(SPREAD, 0.0, marks=pytest.mark.full),
+        pytest.param(SPREAD, 1.0, marks=pytest.mark.full),
+        (FORMER_SPREAD, 0.5),
+    ],
+)
 def test_simple_spread_is_mpe2s(env_id: str, ratio: float) -> None:
     other = theirs("simple_spread_v3", former=env_id == FORMER_SPREAD, local_ratio=ratio)
     ours = make(env_id, 3, options={"local_ratio": ratio})

@@ -110,6 +110,7 @@ def test_the_weapons_options_and_video(match: Callable[..., Deathmatch]) -> None
     assert env.render().shape == (120, 160, 3) and env.render().std() > 5
 
 
+@pytest.mark.full  # a duel is a match, too
 def test_layouts_and_resumed_runs_agree_on_a_deathmatch(tmp_path: Path, workers: Workers) -> None:
     check_that_layouts_agree(small(recipes.appo_vizdoom_deathmatch, bots=2), tmp_path, workers)
 

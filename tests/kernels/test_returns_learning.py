@@ -147,7 +147,9 @@ def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
     "change",
     [
         {},
-        {"model.returns": "expected", "model.noisy": False, "model.dense_size": 9},
+        pytest.param(
+            {"model.returns": "expected", "model.noisy": False, "model.dense_size": 9}, marks=pytest.mark.full
+        ),
         {"model.encoder": "mlp", "model.hidden_sizes": (9,)},
     ],
 )
@@ -185,8 +187,17 @@ def test_no_layout_changes_drqs_digest_and_several_copies_have_no_kernels(tmp_pa
     assert not Agent(drq().replace(**{"algorithm.target_copies": 2})).kernels
 
 
-@pytest.mark.parametrize("precision", ["fp32", "portable"])
-@pytest.mark.parametrize("change", [{}, {"model.noisy": True}, {"algorithm.target_rate": 0.5}])
+@pytest.mark.parametrize(
+    ("precision", "change"),
+    [
+        ("fp32", {}),
+        pytest.param("portable", {}, marks=pytest.mark.full),
+        pytest.param("fp32", {"model.noisy": True}, marks=pytest.mark.full),
+        ("portable", {"model.noisy": True}),
+        pytest.param("fp32", {"algorithm.target_rate": 0.5}, marks=pytest.mark.full),
+        ("portable", {"algorithm.target_rate": 0.5}),
+    ],
+)
 def test_a_target_network_that_is_a_copy_chooses_actions_itself(
     change: dict[str, Any], precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,8 +212,8 @@ RESTARTED = r"restart from the newest checkpoint \(1 of restarts=3"
     ("experiment", "layout", "kind", "said"),
     [
         (free(60), "ray:a2-l1,jitter=0.005", "Collector", REPLACED),
-        (free(60), "ray:a2-l1,jitter=0.005", "Learner", RESTARTED),
-        # As the first and the fourth, which have its parts.
+        # The others have the parts of these two.
+        pytest.param(free(60), "ray:a2-l1,jitter=0.005", "Learner", RESTARTED, marks=pytest.mark.full),
         pytest.param(with_async(free(60)), "ray:a2-l2,jitter=0.005", "Collector", REPLACED, marks=pytest.mark.full),
         (with_async(long_run()), "ray:a2-l2,jitter=0.005", "Learner", RESTARTED),
         (long_run(preempt=0.5), "ray:a2-l1,jitter=0.01", "Collector", RESTARTED),

@@ -141,7 +141,10 @@ def check_events(experiment: Experiment, recorded: list[list[dict[str, Any]]]) -
 # ------------------------------------------------------------------------------------------------------- replay
 
 
-@pytest.mark.parametrize("name", FREE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.full if name in ("lstm", "dqn-slow-collector") else ()) for name in FREE],
+)
 def test_a_free_running_run_is_repeated(name: str, recorded: Callable[[str], Ran]) -> None:
     make, _, other = FREE[name]
     run = recorded(name)
@@ -240,7 +243,12 @@ def test_a_deterministic_run_is_repeated_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "so_far", "numbers"), [("lstm", 3, [4, 4, 2, 2]), ("dqn", 4, [4, 2, 3, 2]), ("noisy", 4, [4, 2, 3, 2])]
+    ("kind", "so_far", "numbers"),
+    [
+        ("lstm", 3, [4, 4, 2, 2]),
+        ("dqn", 4, [4, 2, 3, 2]),
+        pytest.param("noisy", 4, [4, 2, 3, 2], marks=pytest.mark.full),
+    ],
 )
 def test_a_resumed_run_is_repeated_as_a_whole(kind: str, so_far: int, numbers: list[int]) -> None:
     """From a checkpoint at which shards had reached different rollouts, and on another layout each time."""

@@ -196,8 +196,8 @@ def test_a_run_that_hangs_is_ended_and_says_where(capsys: pytest.CaptureFixture[
     assert outcomes() == {1: ("failed", None)}
 
 
-# In one process the error is the same; that both tell of it, test_output.py finds.
-@pytest.mark.parametrize("layout", [pytest.param("inline", marks=pytest.mark.full), "processes:2"])
+# In two processes the error is the same; that both tell of it, test_output.py finds.
+@pytest.mark.parametrize("layout", ["inline", pytest.param("processes:2", marks=pytest.mark.full)])
 def test_a_full_disk_ends_the_sweep_and_fails_no_run(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("full.py").write_text(ENV.format(body="raise OSError(28, 'No space left on device')"))
     flags = ("--env.id", "full.py:make", "--seed", "1..2", "--layout", layout)
@@ -261,7 +261,7 @@ def test_a_run_that_was_killed_says_so(start: Callable[..., Child]) -> None:
     assert says(child.output(), "SIGKILL", "memory")
 
 
-@pytest.mark.parametrize("moment", ["starting", "learning"])
+@pytest.mark.parametrize("moment", [pytest.param("starting", marks=pytest.mark.full), "learning"])
 def test_a_machine_that_shuts_down_loses_nothing(moment: str, start: Callable[..., Child]) -> None:
     child = start("sweep", "set", "ppo-cartpole", *SMALL, *LONG, "--layout", DELAY, "--checkpoint-every", "1000")
     child.until(lambda: bool(processes(child) if moment == "starting" else lines() > 2), "a run")

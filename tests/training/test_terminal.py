@@ -25,10 +25,19 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
+TRAIN, SWEEP = ("train", "ppo-cartpole", "--run", "run"), ("sweep", "set", "ppo-cartpole")
+
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ignored", [False, True])
-@pytest.mark.parametrize("words", [("train", "ppo-cartpole", "--run", "run"), ("sweep", "set", "ppo-cartpole")])
+@pytest.mark.parametrize(
+    ("words", "ignored"),
+    [
+        (TRAIN, False),
+        pytest.param(TRAIN, True, marks=pytest.mark.full),  # a sweep's processes train, and ignore it, too
+        pytest.param(SWEEP, False, marks=pytest.mark.full),
+        (SWEEP, True),
+    ],
+)
 def test_a_closed_terminal_loses_nothing(words: tuple[str, ...], ignored: bool, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lockstep", *words, *FLAGS]
     hangup = "SIG_IGN" if ignored else "SIG_DFL"
