@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.cli.common import parse
-from lockstep.cli.train import TrainArguments, load_recipe, recipe_and_flags
+from lockstep.cli.recipe import load_recipe, recipe_and_flags
+from lockstep.cli.train import TrainArguments
 from lockstep.evaluation.scores import evaluate
 from lockstep.evaluation.statistics import thinned
 from lockstep.experiment import Experiment

@@ -28,7 +28,7 @@ from lockstep import recipes
 from lockstep.algorithms import PPOConfig
 from lockstep.cli.common import clean_end, parse, progress_to_stderr
 from lockstep.cli.doctor import examine
-from lockstep.cli.train import load_recipe
+from lockstep.cli.recipe import load_recipe
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.envs.settings import EnvConfig

@@ -39,7 +39,8 @@ from other_systems.served import Served, rate_of
 
 from lockstep.algorithms import PPOConfig
 from lockstep.cli.common import parse
-from lockstep.cli.train import TrainArguments, load_recipe
+from lockstep.cli.recipe import load_recipe
+from lockstep.cli.train import TrainArguments
 from lockstep.config.layout import Layout
 from lockstep.experiment import Experiment
 from lockstep.speed.trial import Trial

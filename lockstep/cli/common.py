@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import difflib
 import io
-import itertools
 import json
 import math
 import os
@@ -14,7 +13,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import tyro
 from rich.text import Text
@@ -25,9 +24,6 @@ from lockstep.cli.values import Unreadable, unreadable
 from lockstep.config.settings import SettingsError
 from lockstep.system import children
 from lockstep.system.output import Explained, PatientConsole, keeping_streams
-
-if TYPE_CHECKING:
-    from lockstep.experiment import Experiment
 
 T = TypeVar("T")
 BY_NAME = ("--env.options", "--env.curriculum", "--search", "--slurm-options")
@@ -182,21 +178,3 @@ def clean_end() -> Iterator[None]:
 
     with children.handling_stops(end, ctrl_c=False), children.ending_for_certain(lambda n: n == signal.SIGTERM):
         yield
-
-
-def with_preset(experiment: Experiment, flags: list[str], layout: str = "auto") -> tuple[Experiment, str]:
-    """The experiment and the default layout, after the preset that the flags name, if any. Other flags can change both.
-
-    Raises:
-        SettingsError: the preset does not exist, or does not fit the experiment.
-    """
-    words = [word for flag in flags for word in flag.split("=", 1)]
-    names = [name for flag, name in itertools.pairwise(words) if flag == "--preset"]
-    if not names:
-        return experiment, layout
-    from lockstep.recipes.presets import PRESETS
-
-    if names[-1] not in PRESETS:
-        raise unknown("preset", names[-1], PRESETS, "lockstep schemes draws them.")
-    composed = PRESETS[names[-1]](experiment)
-    return composed.experiment, str(composed.layout)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from lockstep.cli.common import clean_end, progress_to_stderr, say, say_json, with_preset
-from lockstep.cli.train import load_recipe, parse_experiment, recipe_and_flags
+from lockstep.cli.common import clean_end, progress_to_stderr, say, say_json
+from lockstep.cli.recipe import asked
 from lockstep.config.layout import Layout
 from lockstep.config.settings import SettingsError
 from lockstep.experiment import Experiment
@@ -43,9 +43,7 @@ class BenchArguments:
 
 def bench(arguments: list[str]) -> int:
     """Run `lockstep bench`."""
-    recipe, flags = recipe_and_flags("bench", arguments)
-    experiment, layout_of_preset = with_preset(load_recipe(recipe), flags)
-    given = parse_experiment(BenchArguments(experiment, layout=layout_of_preset), f"bench {recipe}", flags)
+    given, _ = asked("bench", arguments, lambda experiment, layout: BenchArguments(experiment, layout=layout))
     if given.rounds < 1 or not 0 < given.seconds < math.inf:
         raise SettingsError(
             f"--rounds {given.rounds} and --seconds {given.seconds} must be positive and finite, for example 3."
@@ -98,9 +96,7 @@ def tune(arguments: list[str]) -> int:
     """Run `lockstep tune`."""
     from lockstep.cli.main import BEGAN
 
-    recipe, flags = recipe_and_flags("tune", arguments)
-    experiment, _ = with_preset(load_recipe(recipe), flags)
-    given = parse_experiment(TuneArguments(experiment), f"tune {recipe}", flags)
+    given, _ = asked("tune", arguments, lambda experiment, layout: TuneArguments(experiment))
     if not 0 < given.budget < math.inf:
         raise SettingsError(f"--budget {given.budget} must be a positive number of seconds, for example 120.")
     from lockstep.speed.tune import tune as run

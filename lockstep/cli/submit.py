@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from lockstep.cli.common import is_main_process, progress_to_stderr, say, say_json, with_preset
-from lockstep.cli.train import load_recipe, parse_experiment, recipe_and_flags, report
+from lockstep.cli.common import is_main_process, progress_to_stderr, say, say_json
+from lockstep.cli.recipe import asked
+from lockstep.cli.train import report
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import from_json, to_json
@@ -92,9 +93,9 @@ class RunJob:
 
 def submit(arguments: list[str]) -> int:
     """Run `lockstep submit`."""
-    recipe, flags = recipe_and_flags("submit", arguments)
-    experiment, layout_of_preset = with_preset(load_recipe(recipe), flags, "torchrun")
-    given = parse_experiment(SubmitArguments(experiment, layout=layout_of_preset), f"submit {recipe}", flags)
+    given, _ = asked(
+        "submit", arguments, lambda experiment, layout: SubmitArguments(experiment, layout=layout), "torchrun"
+    )
     with progress_to_stderr(given.json):
         layout = Layout.parse(given.layout)
         job = _job(given, layout)

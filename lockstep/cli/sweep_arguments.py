@@ -66,8 +66,8 @@ def read(arguments: list[str]) -> tuple[Path, list[Run], Search | Population | N
             "separate command."
         )
     if len(words) > 1:
+        from lockstep.cli.recipe import load_recipe
         from lockstep.cli.sweep_flags import runs_of, search_of
-        from lockstep.cli.train import load_recipe
         from lockstep.experiment import Experiment
         from lockstep.sweep.user_file import from_file
 

@@ -14,9 +14,9 @@ from typing import Annotated
 
 import tyro
 
-from lockstep.cli.common import BY_NAME, MERGED, advising, refuse_repeated, with_preset, with_values
+from lockstep.cli.common import BY_NAME, MERGED, advising, refuse_repeated, with_values
+from lockstep.cli.recipe import parse_experiment, with_preset
 from lockstep.cli.suggest import check_flags
-from lockstep.cli.train import parse_experiment
 from lockstep.cli.unused import idle, sentence
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError

@@ -12,8 +12,9 @@ from sentences import says
 
 import lockstep
 from lockstep.cli.main import main
+from lockstep.cli.recipe import load_recipe
 from lockstep.cli.sweep_arguments import read
-from lockstep.cli.train import TrainArguments, derived_facts, load_recipe
+from lockstep.cli.train import TrainArguments, derived_facts
 from lockstep.config.needs import declared, parts
 from lockstep.config.serialization import flat, from_json, to_json
 from lockstep.experiment import Experiment

@@ -22,7 +22,7 @@ import lockstep
 from lockstep import envs
 from lockstep.algorithms import PPOConfig
 from lockstep.cli.main import main
-from lockstep.cli.train import load_recipe
+from lockstep.cli.recipe import load_recipe
 from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig
 from lockstep.envs.episodes import Seeds
