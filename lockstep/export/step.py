@@ -20,7 +20,7 @@ from lockstep.models.actor_critic import Remembering
 from lockstep.models.base import PolicyModel
 from lockstep.models.continuous import Scaled
 from lockstep.models.core import Core
-from lockstep.models.distributions import Choice
+from lockstep.models.distributions import Discrete
 from lockstep.models.encoders import Trunk
 from lockstep.models.gaussian import Gaussian
 from lockstep.models.layers import Linear, PixelConv2d
@@ -39,7 +39,7 @@ _TAILS = (
 )
 
 
-_REPEATED = (Choice, Gaussian, Joint, Scaled)
+_REPEATED = (Discrete, Gaussian, Joint, Scaled)
 """Distributions whose to_env EnvironmentAction repeats. Subclasses that inherit it may choose actions by another rule:
 exploration is no part of a file, and torch traces sample and mode."""
 
@@ -168,7 +168,7 @@ class EnvironmentAction(nn.Module):
     def forward(self, action: Tensor) -> tuple[Tensor, ...]:
         """[B, *action_shape] -> a batch for each part of the action space"""
         distribution = self.distribution
-        if isinstance(distribution, Choice):
+        if isinstance(distribution, Discrete):
             return (action + distribution.start,)
         if isinstance(distribution, Joint):
             if self.parts is None:

@@ -132,7 +132,7 @@ class Distribution(ABC):
         return params.masked_fill(~allowed, FORBIDDEN)
 
 
-class Choice(Distribution):
+class Discrete(Distribution):
     """One of n actions, by n parameters. Actions are int64 scalars."""
 
     action_shape = ()
@@ -156,7 +156,7 @@ class Choice(Distribution):
         return is_action(action.long(), self.n).float()
 
 
-class Categorical(Choice):
+class Categorical(Discrete):
     """One of n actions, by n logits."""
 
     description = "One of n actions. The parameters are n logits."
@@ -192,7 +192,7 @@ class Categorical(Choice):
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
-class EpsilonGreedy(Choice):
+class EpsilonGreedy(Discrete):
     """The action with the highest value; when exploring, any allowed action with probability ε. Parameters are action
     values.
 

@@ -150,7 +150,7 @@ class Admission:
                 self._returned[shard] += 1
 
 
-class Choice:
+class RolloutChooser:
     """Chooses the rollouts that each iteration learns from, among those that have arrived.
 
     Args:
@@ -161,12 +161,14 @@ class Choice:
         self._schedule, self._pace, self._admission, self._count = schedule, pace, admission, taken
 
     @staticmethod
-    def of(experiment: Experiment, schedule: Schedule, admission: Admission, saved: Checkpoint | None) -> Choice:
-        """The Choice of a run that begins or continues after a checkpoint."""
+    def of(
+        experiment: Experiment, schedule: Schedule, admission: Admission, saved: Checkpoint | None
+    ) -> RolloutChooser:
+        """The chooser of a run that begins or continues after a checkpoint."""
         if saved is None:
-            return Choice(schedule, Pace.of(experiment), admission)
+            return RolloutChooser(schedule, Pace.of(experiment), admission)
         taken = saved.meta["counts"]["samples"] // experiment.samples_per_rollout
-        return Choice(schedule, Pace.of(experiment, saved.iteration), admission, taken)
+        return RolloutChooser(schedule, Pace.of(experiment, saved.iteration), admission, taken)
 
     def choose(self, iteration: int, arrived: dict[LapId, RolloutInfo], wait: Callable[[], None]) -> list[RolloutInfo]:
         """Take the first rollouts that arrived, unless this would make another one too old. Wait for those that are

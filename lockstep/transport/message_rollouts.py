@@ -18,7 +18,7 @@ from lockstep.distributed.groups import Group
 from lockstep.distributed.shared_memory import PrivateArena
 from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint
-from lockstep.transport.free_running import Choice
+from lockstep.transport.free_running import RolloutChooser
 from lockstep.transport.inbox import Inbox
 from lockstep.transport.messages import RolloutMessage
 from lockstep.transport.rollouts import Parts, save_shards
@@ -46,7 +46,7 @@ class MessageRollouts:
             schedule.lag + 1 if free else 1,
             PrivateArena(pinned=agent.device.type != "cpu"),
         )
-        self._choice: Choice | None = None
+        self._chooser: RolloutChooser | None = None
         self._arrived: dict[LapId, RolloutInfo] = {}
         """Learner 0: the rollouts that it chooses from, in order of arrival."""
         self._taken: list[RolloutInfo] = []
@@ -62,7 +62,7 @@ class MessageRollouts:
     def start(self, saved: Checkpoint | None) -> int:
         lap = 0
         if self._inbox.admission is not None:
-            self._choice = Choice.of(self._experiment, self._schedule, self._inbox.admission, saved)
+            self._chooser = RolloutChooser.of(self._experiment, self._schedule, self._inbox.admission, saved)
         elif saved is not None:
             lap = saved.iteration
         self._last = dict.fromkeys(range(self._shards), lap - 1)
@@ -73,18 +73,18 @@ class MessageRollouts:
         if not self._is_first:
             return 0
         held = list(self.versions.held().values())
-        for version in held if self._choice is None else held[-1:]:
+        for version in held if self._chooser is None else held[-1:]:
             self._inbox.publish(version, 0, [])
         ready = self._inbox.ready(self._groups)
         self.frames_per_step = ready[0][1]
         return sum(replayed for replayed, _ in ready)
 
     def take(self, iteration: int) -> dict[int, list[CollectedRollout]]:
-        if self._choice is None:
+        if self._chooser is None:
             laps = {slot: [LapId(slot, iteration)] for slot in self._slots}
             self._last.update(dict.fromkeys(self._slots, iteration))
         else:
-            self._taken = self._group.broadcast(self._choose(iteration, self._choice) if self._is_first else None)
+            self._taken = self._group.broadcast(self._choose(iteration, self._chooser) if self._is_first else None)
             laps = {slot: self._of_slot(slot) for slot in self._slots}
             self._last.update({info.shard: info.lap for info in self._taken})
         wanted = {lap_id for of_slot in laps.values() for lap_id in of_slot}
@@ -101,13 +101,13 @@ class MessageRollouts:
         filled: Counter[int] = Counter()
         return {slot: [self._collected(messages[lap_id], filled) for lap_id in laps[slot]] for slot in self._slots}
 
-    def _choose(self, iteration: int, choice: Choice) -> list[RolloutInfo]:
+    def _choose(self, iteration: int, chooser: RolloutChooser) -> list[RolloutInfo]:
         def receive(*, block: bool = True) -> None:
             self._arrived |= self._inbox.announced(block=block)
 
         receive(block=False)
         begin = time.perf_counter()
-        chosen = choice.choose(iteration, self._arrived, receive)
+        chosen = chooser.choose(iteration, self._arrived, receive)
         self.waited += time.perf_counter() - begin
         return chosen
 

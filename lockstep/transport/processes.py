@@ -31,7 +31,7 @@ from lockstep.distributed.device_memory import Attempt, report_transfer
 from lockstep.distributed.groups import Group
 from lockstep.models.versions import Version, Versions
 from lockstep.run.checkpoint import Checkpoint
-from lockstep.transport.free_running import Admission, Choice
+from lockstep.transport.free_running import Admission, RolloutChooser
 from lockstep.transport.rollouts import Parts, buffers_of, restore_shards, save_shards
 from lockstep.transport.version_board import VersionBoard
 
@@ -89,7 +89,7 @@ class SharedMemoryRollouts:
         self._admission = admission(agent, channels) if free else None
         self._delivered: dict[LapId, RolloutInfo] = {}
         """By lap, in order of arrival: rollouts that have not been taken yet."""
-        self._choice: Choice | None = None
+        self._chooser: RolloutChooser | None = None
         self._taken: list[RolloutInfo] = []
         """If timing decides: the rollouts of this iteration in all learners' batch slots, in their order."""
         self._last = dict.fromkeys(range(self._shards), -1)
@@ -102,7 +102,7 @@ class SharedMemoryRollouts:
 
     def start(self, saved: Checkpoint | None) -> int:
         if self._admission is not None:
-            self._choice = Choice.of(self._experiment, self._schedule, self._admission, saved)
+            self._chooser = RolloutChooser.of(self._experiment, self._schedule, self._admission, saved)
         elif saved is not None:
             self._last = dict.fromkeys(self._last, saved.iteration - 1)
         ready = self._ask() if self._is_first else {}
@@ -115,8 +115,8 @@ class SharedMemoryRollouts:
         return sum(replayed for replayed, *_ in ready.values())
 
     def take(self, iteration: int) -> dict[int, list[CollectedRollout]]:
-        if self._choice is not None:
-            self._taken = self._group.broadcast(self._choose(iteration, self._choice) if self._is_first else None)
+        if self._chooser is not None:
+            self._taken = self._group.broadcast(self._choose(iteration, self._chooser) if self._is_first else None)
             taken = {slot: self._of_slot(slot) for slot in self._slots}
         else:
             rollout_ids = self._schedule.by_slot(iteration, self._slots)
@@ -161,9 +161,9 @@ class SharedMemoryRollouts:
             return [info for info in self._taken if info.shard == slot]
         return [self._taken[slot]]
 
-    def _choose(self, iteration: int, choice: Choice) -> list[RolloutInfo]:
+    def _choose(self, iteration: int, chooser: RolloutChooser) -> list[RolloutInfo]:
         self._receive(block=False)
-        return choice.choose(iteration, self._delivered, self._await_more)
+        return chooser.choose(iteration, self._delivered, self._await_more)
 
     def _await_more(self) -> None:
         arrived = len(self._delivered)

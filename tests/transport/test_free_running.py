@@ -16,7 +16,7 @@ from lockstep import recipes
 from lockstep.core.rollout import RolloutInfo
 from lockstep.core.schedule import LapId, Schedule
 from lockstep.distributed.shared_memory import SharedMemory
-from lockstep.transport.free_running import Admission, Choice, Pace, may_take
+from lockstep.transport.free_running import Admission, Pace, RolloutChooser, may_take
 
 ITERATIONS = 12
 
@@ -183,12 +183,12 @@ class Learner:
         by_shard = world.pace is not None
         lag = world.max_lag + self.too_patient
         schedule, pace = Schedule(lag, ITERATIONS, world.shards, by_shard), world.pace or Pace(world.shards)
-        self._choice = Choice(schedule, pace, world.admission)
+        self._chooser = RolloutChooser(schedule, pace, world.admission)
         self._arrived: dict[LapId, RolloutInfo] = {}
 
     def choose(self, iteration: int) -> list[RolloutInfo]:
         self._receive()
-        return self._choice.choose(iteration, self._arrived, self._wait)
+        return self._chooser.choose(iteration, self._arrived, self._wait)
 
     def _wait(self) -> None:
         begin = self.world.now
