@@ -43,7 +43,7 @@ NAMES = [
     *("squashed", "ppo-lstm", "memory-gru-lag-2"),
     *("tuple-dict-mask", "cartpole-gradient-lag-3", "dqn-prioritized-frames", "rainbow-lag-1", "iqn"),
     *("r2d2-uniform-lag-1", "sac-prioritized-lag-1", "sac-discrete", "td3", "ddpg-drifting-noise", "mpo", "mpc-lag-1"),
-    *("pqn", "sac-gru-lag-1", "der", "hindsight", "policies-lag-1"),
+    *("pqn", "sac-gru-lag-1", "der", "hindsight", "policies-lag-1", "crossq"),
     *("portable-cartpole-a2c", "portable-minatar-impala-lag-1", "portable-pendulum-appo-lag-2"),
 ]
 """PPO, DQN, Rainbow, IQN, R2D2, A2C, IMPALA and APPO on vectors and MinAtar, several policies, DQN with hindsight,

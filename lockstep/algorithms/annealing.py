@@ -125,12 +125,15 @@ def _annealing(name: str, form: str, start: float, total: int, per_iteration: in
             if list(points.samples) != sorted(points.samples):
                 raise SettingsError(f"algorithm.anneal: the numbers of samples in {name}={form} must not fall.")
             return points
-        warmup = parse_count(parts.pop(0)[1]) if parts[0][0] == "warmup" else 0
+        warmup = 0
+        if parts[0][0] == "warmup":
+            _, samples = parts.pop(0)
+            warmup = parse_count(samples)
         ((shape, *ends),) = parts or [["constant"]]
         if shape not in _SHAPES or len(ends) > (shape != "constant"):
             raise wrong
         end = _number(ends[0]) if ends else 0.0
-    except (ValueError, IndexError) as error:
+    except ValueError as error:
         raise error if isinstance(error, SettingsError) else wrong from error
     if warmup >= total:
         raise SettingsError(

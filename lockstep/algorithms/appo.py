@@ -60,6 +60,12 @@ class APPOConfig(OnPolicyConfig):
             raise SettingsError(f"algorithm.clip={self.clip} must be positive, for example 0.1 or 0.2.")
         if self.value_clip < 0:
             raise SettingsError(f"algorithm.value_clip={self.value_clip} must be positive, or 0 for off.")
+        if self.standardize_advantages and envs_per_shard // self.minibatches * self.rollout < 2:
+            raise SettingsError(
+                f"algorithm.standardize_advantages with algorithm.rollout={self.rollout} and algorithm.minibatches="
+                f"{self.minibatches} gives each shard's slice of a minibatch one sample, whose standardized advantage "
+                "is always 0. Raise the rollout, lower the minibatches, or switch standardizing off."
+            )
 
     def build(self) -> APPO:
         return APPO(self)

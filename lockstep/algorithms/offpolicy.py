@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -202,6 +203,17 @@ class OffPolicyConfig(AlgorithmConfig):
             raise SettingsError(
                 f"algorithm.replay.slack={self.replay.slack} only applies with --scheme.lag async; with "
                 f"scheme.lag={setup.lag} the ratio of gradient steps to samples is exact. Leave it out."
+            )
+
+    def warnings(self, setup: Setup) -> Iterator[str]:
+        """Also warns if no sequence learns from some of the steps."""
+        yield from super().warnings(setup)
+        _, learned = self.sequence_steps or (0, self.rollout)
+        if learned < self.rollout:
+            yield (
+                f"A sequence begins with each rollout of {self.rollout} steps (algorithm.rollout) and learns from "
+                f"{learned} steps (algorithm.unroll), so {self.rollout - learned} of every {self.rollout} steps are "
+                f"never learned from. Use --algorithm.rollout {learned}, or --algorithm.unroll {self.rollout}."
             )
 
     def gradient_steps(self, samples: int) -> tuple[int, int]:

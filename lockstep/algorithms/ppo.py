@@ -72,6 +72,13 @@ class PPOConfig(OnPolicyConfig):
         for setting in ("value_clip", "target_kl", "desired_kl"):
             if getattr(self, setting) < 0:
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be positive, or 0 for off.")
+        low, high = _RATES
+        if self.desired_kl and not low <= self.learning_rate <= high:
+            raise SettingsError(
+                f"algorithm.learning_rate={self.learning_rate} is where the rate begins that algorithm.desired_kl="
+                f"{self.desired_kl} keeps between {low:g} and {high:g}. Choose a rate within these bounds, for example "
+                "1e-3, or leave desired_kl out."
+            )
 
     def validate_with(self, setup: Setup) -> None:
         """Raise SettingsError for settings that do not fit the rest of the experiment."""

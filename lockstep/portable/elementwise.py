@@ -104,6 +104,10 @@ def sqrt(x: Tensor) -> Tensor:
     return out
 
 
+def rsqrt(x: Tensor) -> Tensor:
+    return 1 / sqrt(x)
+
+
 def power(x: Any, exponent: Any) -> Tensor:
     """Products for whole exponents, square roots, and else e**(exponent log x)."""
     if isinstance(exponent, (int, float)):

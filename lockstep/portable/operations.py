@@ -31,6 +31,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "elu_backward": elementwise.elu_backward,
     "pow": elementwise.power,
     "sqrt": elementwise.sqrt,
+    "rsqrt": elementwise.rsqrt,
     "addcmul": elementwise.addcmul,
     "addcdiv": elementwise.addcdiv,
     "lerp": elementwise.lerp,

@@ -75,6 +75,8 @@ def test_a_user_s_function_takes_progress_or_samples(tmp_path: Path) -> None:
         ("clip", "linear:-1", ("clip=linear:-1",)),
         ("clip", "linear,cosine", ("clip=linear,cosine",)),
         ("clip", "warmup", ("clip=warmup",)),
+        ("clip", "warmup:10:20", ("clip=warmup:10:20",)),
+        ("clip", "warmup:10:20,linear", ("clip=warmup:10:20,linear",)),
         ("clip", "0:x", ("clip=0:x",)),
         ("clip", "0:1:2", ("clip=0:1:2",)),
         ("clip", "5:1,0:2", ("must not fall",)),

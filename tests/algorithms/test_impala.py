@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -103,6 +104,15 @@ def test_appo_clip_settings_out_of_range_are_named() -> None:
     for wrong, setting in ((APPOConfig(clip=-0.1), "clip"), (APPOConfig(value_clip=-0.1), "value_clip")):
         with pytest.raises(SettingsError, match=rf"algorithm\.{setting}="):
             wrong.validate(4, recurrent=False)
+
+
+def test_a_single_sample_cannot_be_standardized() -> None:
+    alone = APPOConfig(rollout=1, minibatches=4)
+    alone.validate(4, recurrent=False)
+    alone.validate(8, recurrent=False)
+    dataclasses.replace(alone, standardize_advantages=True).validate(8, recurrent=False)
+    with pytest.raises(SettingsError, match=r"algorithm\.standardize_advantages .*rollout=1 .*always 0"):
+        dataclasses.replace(alone, standardize_advantages=True).validate(4, recurrent=False)
 
 
 def test_sequences_stay_whole_without_a_recurrent_core() -> None:

@@ -127,6 +127,8 @@ def test_normalization_is_the_configs_choice() -> None:
         (PPOConfig(rollout=10, minibatches=7), "minibatches"),
         (PPOConfig(learning_rate=0.0), "learning_rate"),
         (PPOConfig(learning_rate=math.nan), "learning_rate"),
+        (PPOConfig(learning_rate=9e-6, desired_kl=0.01), "learning_rate"),
+        (PPOConfig(learning_rate=0.02, desired_kl=0.01), "learning_rate"),
         (PPOConfig(max_grad_norm=0.0), "max_grad_norm"),
         (PPOConfig(discount=1.01), "discount"),
         (PPOConfig(discount=-0.1), "discount"),

@@ -310,6 +310,15 @@ def test_settings_that_do_not_fit_are_refused(recipe: str, changes: dict[str, An
         recipes.RECIPES[recipe]().replace(**changes).validate()
 
 
+@pytest.mark.parametrize("recipe", ["sac-hidden", "r2d2-memory"])
+def test_steps_that_no_sequence_learns_from_cause_a_warning(recipe: str) -> None:
+    experiment = recipes.RECIPES[recipe]()
+    assert not list(experiment.algorithm.warnings(experiment.setup))
+    short = experiment.replace(**{"algorithm.unroll": 4})
+    (told,) = short.algorithm.warnings(short.setup)
+    assert "12 of every 16 steps are never learned from. Use --algorithm.rollout 4, or --algorithm.unroll 16." in told
+
+
 @pytest.mark.parametrize("recipe", ["sac-mujoco", "td3-mujoco", "ddpg-mujoco"])
 def test_flags_make_any_recipe_recurrent(recipe: str) -> None:
     changes = {"model.core": "gru", "algorithm.unroll": 32, "algorithm.burn_in": 16, "algorithm.batch_size": 32}

@@ -44,6 +44,7 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "whole power": lambda x: x**3,
     "negative power": lambda x: (x.abs() + 1) ** -2,
     "root": lambda x: x.abs() ** 0.5,
+    "inverse root": lambda x: torch.rsqrt(x.abs() + 1),
     "power": lambda x: x.abs() ** 1.7,
     "powers of a number": lambda x: torch.tensor(0.97, dtype=x.dtype) ** x.abs(),
     "lerp": lambda x: torch.lerp(x, x.flip(0), 0.3),
