@@ -63,8 +63,11 @@ def _unseal(raw: bytes, chain: str) -> tuple[dict[str, Any], str]:
     return json.loads(body + b"}"), expected
 
 
-def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
+def _entries(path: Path, *, complete: bool = True) -> Iterator[tuple[dict[str, Any], str, int]]:
     """Head and lines, each with its chain hash and the file offset of its end.
+
+    Args:
+        complete: whether the last line must be complete. Otherwise, an incomplete one is left out.
 
     Raises:
         LedgerError: the file does not exist, or a line has changed since it was written.
@@ -82,6 +85,8 @@ def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
                 if index and entry.get("iteration") != index - 1:
                     raise ValueError
             except ValueError:
+                if not (complete or raw.endswith(b"\n")):
+                    break
                 which = f"iteration {index - 1}" if index else "the head"
                 why = (
                     "does not match its hash, so it was damaged or edited"
@@ -102,7 +107,7 @@ def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
 def _first(path: Path, iterations: int) -> Iterator[tuple[dict[str, Any], str, int]]:
     """As _entries, for the head and the first iterations. Later lines may be damaged."""
     count = 0
-    for each in itertools.islice(_entries(path), iterations + 1):
+    for each in itertools.islice(_entries(path, complete=False), iterations + 1):
         yield each
         count += 1
     if count < iterations + 1:
