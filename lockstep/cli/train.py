@@ -29,6 +29,7 @@ from lockstep.config.settings import SettingsError, check_values
 from lockstep.config.synonyms import synonyms
 from lockstep.config.user_code import files_named, load_value
 from lockstep.experiment import Experiment, WarmStart
+from lockstep.run.files import reading
 from lockstep.run.finding import require_empty
 from lockstep.run.folder import RunFolder
 from lockstep.run.rows import diverged
@@ -221,7 +222,9 @@ def load_recipe(name: str) -> Experiment:
     """
     from lockstep.recipes import RECIPES
 
-    if name not in RECIPES and Path(name).is_dir():
+    with reading(name):
+        is_folder = name not in RECIPES and Path(name).is_dir()
+    if is_folder:
         return _of_run(name)
     if name not in RECIPES and ":" not in name:
         if like := recipes_like(name):

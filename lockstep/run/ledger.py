@@ -18,6 +18,7 @@ from typing import IO, Any
 from lockstep.config.layout import Layout
 from lockstep.config.serialization import identities_of, to_json, with_current_names
 from lockstep.config.settings import SettingsError
+from lockstep.run.files import reading
 from lockstep.run.platform import this_platform
 
 VERSION = 1
@@ -78,7 +79,7 @@ def _entries(path: Path, *, complete: bool = True) -> Iterator[tuple[dict[str, A
             "copy, or give the folder of another run."
         )
     chain, end = _NO_CHAIN, 0
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         for index, raw in enumerate(file):
             try:
                 entry, chain = _unseal(raw, chain)
