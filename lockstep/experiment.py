@@ -86,7 +86,8 @@ class Experiment:
     with identical bits on every CPU: faster for PPO, A2C, IMPALA, APPO, DQN, SAC, TD3, DDPG and MPO on small networks,
     else mostly slower."""
     torch_threads: int = 1
-    """Torch threads of each process. The bits depend on this number, so use more processes to use more cores."""
+    """Threads of each process for torch's operations and NumPy's products. The bits depend on this number, so use more
+    processes to use more cores."""
     warm_start: WarmStart = field(default_factory=WarmStart)
     curriculum: str = ""
     """Your function (file.py:NAME) that changes env.curriculum during training. It receives an iteration's metrics and

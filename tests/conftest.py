@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in worker processes
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # and NumPy
 # Ray keeps the token of a process's first cluster, and refuses requests of later ones, which do not know it.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 

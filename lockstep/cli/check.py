@@ -79,7 +79,7 @@ def verify(arguments: list[str]) -> int:
     layout = Layout.parse(given.layout)
     from lockstep.reproducibility.verify import verify as check
 
-    with progress_to_stderr():
+    with progress_to_stderr(), clean_end():
         verdict = check(given.run, layout, given.iterations, seed=given.seed)
     if given.json:
         say_json(dataclasses.asdict(verdict))

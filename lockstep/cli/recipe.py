@@ -21,6 +21,7 @@ from lockstep.config.serialization import to_json
 from lockstep.config.settings import SettingsError, check_values
 from lockstep.config.user_code import files_named, load_value
 from lockstep.experiment import Experiment, WarmStart
+from lockstep.run.files import reading
 from lockstep.run.folder import RunFolder
 from lockstep.system.output import Explained
 
@@ -85,7 +86,9 @@ def load_recipe(name: str) -> Experiment:
     """
     from lockstep.recipes import RECIPES
 
-    if name not in RECIPES and Path(name).is_dir():
+    with reading(name):
+        is_folder = name not in RECIPES and Path(name).is_dir()
+    if is_folder:
         return _of_run(name)
     if name not in RECIPES and ":" not in name:
         if like := recipes_like(name):

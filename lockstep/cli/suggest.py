@@ -74,7 +74,7 @@ def _meant(path: str, settings: dict[str, Any]) -> str:
         value = settings[found[0].setting]
         if isinstance(value, bool):
             told.append(f"It is {'on' if value else 'off'} unless {_flag(found[0].setting, off=value)} is given.")
-        elif value not in (None, (), {}):
+        elif value not in (None, "", (), {}):
             told.append(f"It is {' '.join(map(str, value)) if isinstance(value, tuple) else value} by default.")
     for each in found:
         with contextlib.suppress(KeyError):  # a note may name settings that this algorithm does not have

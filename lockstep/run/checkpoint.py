@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.settings import SettingsError
-from lockstep.run.files import sync, write_whole
+from lockstep.run.files import reading, sync, write_whole
 
 VERSION = 1
 _MANIFEST = "manifest.json"
@@ -325,7 +325,8 @@ def open_checkpoint(path: str | os.PathLike[str], only: Collection[str] | None =
 def list_checkpoints(directory: str | os.PathLike[str]) -> list[Path]:
     """Complete checkpoints in a run's checkpoints folder, oldest first. Their contents are not checked."""
     directory = Path(directory)
-    found = directory.iterdir() if directory.is_dir() else ()
+    with reading(directory):
+        found = list(directory.iterdir()) if directory.is_dir() else []
     return sorted((p for p in found if re.fullmatch(r"\d{8,}", p.name)), key=iteration_of)
 
 
@@ -366,7 +367,7 @@ def find(directory: Path, name: str | int | None = None) -> Path:
                 "Use --checkpoint latest."
             )
         return checkpoint_path(directory, best)
-    if Path(name).name == name and (directory / name).is_dir():  # the name of a folder, for example set aside
+    if re.fullmatch(r"\d{8,}[^/]*", name) and (directory / name).is_dir():  # a folder, for example set aside
         return directory / name
     if not name.isdecimal():
         available = ", ".join(str(iteration_of(path)) for path in list_checkpoints(directory)) or "none"

@@ -1,4 +1,4 @@
-"""Atomic writes of files, and locks against simultaneous writers."""
+"""Atomic writes of files, errors about places that cannot be used, and locks against simultaneous writers."""
 
 from __future__ import annotations
 
@@ -65,6 +65,22 @@ def writing(path: Path | str) -> Iterator[None]:
         remedy = "make room there" if is_full(error) else "make this one writable"
         remedy = "choose a shorter name" if error.errno == errno.ENAMETOOLONG else f"choose another place, or {remedy}"
         raise SettingsError(f"Cannot write {path}: {why}. {remedy.capitalize()}.") from error
+
+
+@contextlib.contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Explain why a path that the user named cannot be read.
+
+    Raises:
+        SettingsError: the file system refuses it.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise SettingsError(
+            f"Cannot read {error.filename or path}: {why}. Give another path, or make it readable."
+        ) from error
 
 
 def is_full(error: BaseException | None) -> bool:

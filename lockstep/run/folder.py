@@ -24,7 +24,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import look_for_files_in
 from lockstep.envs.mixed import shares
 from lockstep.experiment import Experiment
-from lockstep.run.files import set_aside, write_whole, writing
+from lockstep.run.files import reading, set_aside, write_whole, writing
 from lockstep.run.finding import REPLAY, WEIGHTS, is_run, is_unfinished, new_folder, not_a_run, require_empty
 from lockstep.run.lock import run_lock
 from lockstep.run.platform import code_of, version
@@ -149,10 +149,12 @@ class RunFolder:
         """The folder of an existing run.
 
         Raises:
-            SettingsError: there is no run at that path.
+            SettingsError: there is no run at that path, or it cannot be read.
         """
         path = Path(path)
-        if is_unfinished(path):
+        with reading(path):
+            complete, unfinished = is_run(path), is_unfinished(path)
+        if unfinished:
             command = None
             with contextlib.suppress(SettingsError):
                 command = RunFolder(path).facts().get("command")
@@ -161,7 +163,7 @@ class RunFolder:
                 f"{path} is the folder of a run that stopped before it began, so it cannot be resumed. Repeat the "
                 f"command that started it, which reuses this folder{again}"
             )
-        if not is_run(path):
+        if not complete:
             raise not_a_run(path)
         return RunFolder(path)
 

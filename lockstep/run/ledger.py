@@ -18,6 +18,7 @@ from typing import IO, Any
 from lockstep.config.layout import Layout
 from lockstep.config.serialization import identities_of, to_json, with_current_names
 from lockstep.config.settings import SettingsError
+from lockstep.run.files import reading
 from lockstep.run.platform import this_platform
 
 VERSION = 1
@@ -63,8 +64,11 @@ def _unseal(raw: bytes, chain: str) -> tuple[dict[str, Any], str]:
     return json.loads(body + b"}"), expected
 
 
-def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
+def _entries(path: Path, *, complete: bool = True) -> Iterator[tuple[dict[str, Any], str, int]]:
     """Head and lines, each with its chain hash and the file offset of its end.
+
+    Args:
+        complete: whether the last line must be complete. Otherwise, an incomplete one is left out.
 
     Raises:
         LedgerError: the file does not exist, or a line has changed since it was written.
@@ -75,13 +79,15 @@ def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
             "copy, or give the folder of another run."
         )
     chain, end = _NO_CHAIN, 0
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         for index, raw in enumerate(file):
             try:
                 entry, chain = _unseal(raw, chain)
                 if index and entry.get("iteration") != index - 1:
                     raise ValueError
             except ValueError:
+                if not (complete or raw.endswith(b"\n")):
+                    break
                 which = f"iteration {index - 1}" if index else "the head"
                 why = (
                     "does not match its hash, so it was damaged or edited"
@@ -102,7 +108,7 @@ def _entries(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
 def _first(path: Path, iterations: int) -> Iterator[tuple[dict[str, Any], str, int]]:
     """As _entries, for the head and the first iterations. Later lines may be damaged."""
     count = 0
-    for each in itertools.islice(_entries(path), iterations + 1):
+    for each in itertools.islice(_entries(path, complete=False), iterations + 1):
         yield each
         count += 1
     if count < iterations + 1:

@@ -28,9 +28,12 @@ PORTABLE = 2
 _ARITHMETIC_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "fphp", "bf16", "i8mm")
 _ARITHMETIC_VARIABLES = (
     "ATEN_CPU_CAPABILITY",
+    "DNNL_DEFAULT_FPMATH_MODE",
     "DNNL_MAX_CPU_ISA",
+    "GLIBC_TUNABLES",
     "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS",
+    "NPY_DISABLE_CPU_FEATURES",
     "NVIDIA_TF32_OVERRIDE",
     "OMP_DYNAMIC",
     "OMP_THREAD_LIMIT",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.settings import SettingsError
-from lockstep.run.files import read_objects, write_whole
+from lockstep.run.files import read_objects, reading, write_whole
 
 _END = 2**16
 """The number of bytes at the end of metrics.jsonl that are read for its last rows."""
@@ -18,10 +18,12 @@ def read_rows(path: Path) -> list[dict[str, float | None]]:
     """The complete rows of metrics.jsonl.
 
     Raises:
-        SettingsError: a row is damaged.
+        SettingsError: the file cannot be read, or a row is damaged.
     """
+    with reading(path):
+        data = path.read_bytes()
     found = []
-    for number, (_, values) in enumerate(read_objects(path.read_bytes()), 1):
+    for number, (_, values) in enumerate(read_objects(data), 1):
         numbers = values is not None and all(x is None or isinstance(x, (int, float)) for x in values.values())
         if values is None or not numbers or iteration_of(values) is None:
             raise SettingsError(

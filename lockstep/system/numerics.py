@@ -1,4 +1,4 @@
-"""Process-wide settings of torch that change bits."""
+"""Process-wide settings of torch and NumPy that change bits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from lockstep.system import blas
 
 CUBLAS_WORKSPACE = ":4096:8"
 """CUBLAS_WORKSPACE_CONFIG of runs that do not set it. Without it, cuBLAS's sums may differ between calls."""
@@ -24,8 +26,8 @@ class _Setting(NamedTuple):
 
 
 def configure_torch(threads: int, device: str = "cpu", *, strict: bool = True) -> None:
-    """Set torch's number of threads, and reset its other settings to the defaults. On a GPU, use deterministic kernels
-    with the full precision of fp32.
+    """Set the number of threads of torch and of NumPy's products, and reset torch's other settings to the defaults. On
+    a GPU, use deterministic kernels with the full precision of fp32.
 
     Args:
         threads: the number of threads of an operation.
@@ -33,6 +35,7 @@ def configure_torch(threads: int, device: str = "cpu", *, strict: bool = True) -
         strict: on a GPU, raise an error if an operation has no deterministic kernel. Otherwise torch only warns.
     """
     torch.set_num_threads(threads)
+    blas.set_threads(threads)
     for setting in _settings(device):
         setting.write(setting.wanted)
     torch.set_grad_enabled(True)
@@ -53,7 +56,12 @@ def torch_configured(threads: int, device: str = "cpu", *, strict: bool = True) 
     was, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     where, errors = torch.get_default_device(), np.errstate(all="warn", under="ignore")
     try:
-        with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        with (
+            torch.inference_mode(False),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+            blas.threads_restored(),
+        ):
             configure_torch(threads, device, strict=strict)
             with errors:
                 yield

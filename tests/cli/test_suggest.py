@@ -77,6 +77,11 @@ def test_a_setting_of_the_users_own_is_no_synonym() -> None:
     assert meaning_of("gamma", ["algorithm.gamma", "algorithm.discount"])[0].setting == "algorithm.gamma"
 
 
+def test_a_default_that_is_empty_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ppo-cartpole", "--run", "x"]) == 2
+    assert capsys.readouterr().err.endswith("Did you mean --warm-start.run?\n")
+
+
 def test_other_verbs_know_them_too(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
         (["eval", "--run", "runs/a"], "write runs/a alone"),

@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import signal
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 from sentences import says
 
 from lockstep import recipes
+from lockstep.cli.main import main
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
@@ -285,6 +288,21 @@ def test_what_cannot_be_verified_is_an_error_that_says_why(run: Path) -> None:
     verdict = verify(run, INLINE)
     assert not verdict.ok
     assert "There is no ledger" in verdict.message
+
+
+def test_a_signal_before_the_repetition_begins_leaves_no_folder(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr("lockstep.reproducibility.verify.launch", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert main(["verify", str(run)]) == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not list(scratch.iterdir())
 
 
 # ------------------------------------------------------------------------------------------------------- diff

@@ -151,6 +151,12 @@ def test_a_part_or_a_checkpoint_that_does_not_exist_is_named(tmp_path: Path) -> 
         checkpoint.open_checkpoint(tmp_path / "00000004")
 
 
+@pytest.mark.parametrize("name", ["", "..", "-1", "newest"])
+def test_names_of_no_checkpoint_are_refused(run: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"Unknown checkpoint .* Use latest, best or an iteration"):
+        checkpoint.find(run / "checkpoints", name)
+
+
 def test_finishing_without_the_file_of_a_part_is_refused(tmp_path: Path) -> None:
     part = checkpoint.write_part(tmp_path, 1, "learner", tensors(), {})
     with pytest.raises(AssertionError):

@@ -20,6 +20,7 @@ import pytest
 
 from lockstep import envs
 from lockstep.algorithms import PPOConfig
+from lockstep.cli.train import load_recipe
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import from_json, to_json
@@ -181,6 +182,13 @@ def test_open_names_the_runs_that_exist() -> None:
         RunFolder.open("runs/pnog")
     with pytest.raises(SettingsError, match=r"newest of 7 .* report, compare and plot .*: runs\."):
         RunFolder.open("runs")
+
+
+def test_a_path_that_the_system_refuses_is_named() -> None:
+    """A name that is too long stands for folders of others, which tests that run as root can read."""
+    for use in (RunFolder.open, load_recipe):
+        with pytest.raises(SettingsError, match=r"Cannot read x+.*: File name too long"):
+            use("x" * 300)
 
 
 def test_open_names_the_runs_of_a_sweep() -> None:

@@ -1,4 +1,4 @@
-"""What the calling process has set in torch changes no bit of a run inside it."""
+"""What the calling process has set in torch and NumPy changes no bit of a run inside it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import EXPERIMENTS, options
 
 from lockstep import train
+from lockstep.system import blas
 from lockstep.system.numerics import torch_configured
 
 GRID = torch.linspace(-3, 3, 64 * 64).view(64, 64)
@@ -44,8 +46,17 @@ def autocasting() -> Any:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
+def parallel() -> Any:
+    return changed(blas.set_threads, 2, 1)
+
+
 def product() -> torch.Tensor:
     return GRID @ GRID
+
+
+def product_of_numpy() -> torch.Tensor:
+    large = np.random.default_rng(1).standard_normal((128, 128)).astype(np.float32)
+    return torch.from_numpy(large @ large)
 
 
 def ones() -> torch.Tensor:
@@ -57,7 +68,8 @@ def denormal() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("setting", "compute"), [(coarse, product), (wide, ones), (flushing, denormal), (autocasting, product)]
+    ("setting", "compute"),
+    [(coarse, product), (wide, ones), (flushing, denormal), (autocasting, product), (parallel, product_of_numpy)],
 )
 def test_numbers_are_computed_as_torch_does_by_itself_and_the_callers_setting_comes_back(
     setting: Any, compute: Any
@@ -70,7 +82,7 @@ def test_numbers_are_computed_as_torch_does_by_itself_and_the_callers_setting_co
             assert found.dtype == expected.dtype and torch.equal(found, expected)
         after = compute()
         assert after.dtype == other.dtype and torch.equal(after, other)
-    if setting is not coarse:  # which not every processor can
+    if setting not in (coarse, parallel):  # which change bits only on some processors
         assert other.dtype != expected.dtype or not torch.equal(other, expected)
 
 
