@@ -3,7 +3,7 @@
     python benchmarks/gpu.py --out DIR --stage 1            # correctness, in at most nine minutes
     python benchmarks/gpu.py --out DIR --stage 2            # speed, likewise
     python benchmarks/gpu.py --out DIR --stage 1 --only facts losses --seconds 120
-    python benchmarks/gpu.py --out DIR --stage 1 --rehearse # everything tiny, on a pretended GPU
+    python benchmarks/gpu.py --out DIR --stage 1 --rehearse # everything tiny, on a simulated GPU
 
 Run it from a checkout; nothing needs to be installed but what lockstep imports. Every step runs in its own
 process, the most important first, for its share of the stage's time; one that fails, crashes or hangs does not stop the
@@ -37,7 +37,7 @@ _LOG_BYTES = 200_000
 _LEAST = 5.0
 """Seconds below which no step is begun."""
 _REHEARSING = 5
-"""Times the limit that a step has on a pretended GPU."""
+"""Times the limit that a step has on a simulated GPU."""
 _DYING = 1.0
 """Seconds that stopped processes have to print their stacks."""
 
@@ -219,9 +219,9 @@ def _step(given: dict[str, Any]) -> None:
     from lockstep.system import children
 
     children.die_with_parent(os.getppid())
-    pretended = importlib.import_module("pretended_gpu") if given["rehearse"] else None  # of tests/
-    if pretended is not None:
-        pretended.install()
+    simulated = importlib.import_module("simulated_gpu") if given["rehearse"] else None  # of tests/
+    if simulated is not None:
+        simulated.install()
     report = json.loads(Path(given["report"]).read_text())["steps"] if Path(given["report"]).exists() else {}
     folder, result = Path(given["folder"]), Path(given["result"])
     peers, names = tuple(given["peers"]), tuple(given["names"])
@@ -234,8 +234,8 @@ def _step(given: dict[str, Any]) -> None:
         known = json.loads(result.read_text())["data"] if result.exists() else {}
         outcome = Outcome(False, last_lines(error).replace("\n", " ")[-400:], known)
     context.save(outcome)
-    if pretended is not None:
-        pretended.uninstall()  # which deletes its files
+    if simulated is not None:
+        simulated.uninstall()  # which deletes its files
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # what ending takes with a GPU, or after an error of it, is no part of the step
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help=", ".join(step.name for step in STEPS))
     parser.add_argument("--experiments", nargs="+", default=[], metavar="NAME", help="for the step of that name")
     parser.add_argument("--peer", action="append", default=[], help="a script of another library with its arguments")
-    parser.add_argument("--rehearse", action="store_true", help="run everything tiny, on a pretended GPU")
+    parser.add_argument("--rehearse", action="store_true", help="run everything tiny, on a simulated GPU")
     parser.add_argument("--step", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.step:

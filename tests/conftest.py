@@ -14,8 +14,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # and NumPy
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 import clusters
-import pretended_gpu
 import pytest
+import simulated_gpu
 import torch
 from children import Child
 from forks import Forks
@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
 settings.load_profile("lockstep")
 LONGEST = (
-    *("test_portable", "test_ray", "test_pretended_gpu", "test_layouts", "test_examples", "test_shard_env"),
+    *("test_portable", "test_ray", "test_simulated_gpu", "test_layouts", "test_examples", "test_shard_env"),
     *("test_resume", "test_export", "test_replay", "test_sweep_runs", "test_gpu_steps", "test_device_rollout"),
     *("test_failures", "test_growing", "test_sweep_slurm", "test_sweep_population", "test_output"),
 )
@@ -74,7 +74,7 @@ SLOW = (
     "test_gpu.py",
     "test_layouts.py",
     "test_portable.py",
-    "test_pretended_gpu.py",
+    "test_simulated_gpu.py",
     "test_resume.py",
     "test_warnings.py",
     "training/test_agreement.py",
@@ -87,7 +87,7 @@ LONG = {"start", "cluster", "workers", "processes_are_there_already", "recorded"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--pretended-gpu", action="store_true", help="run tests that need a GPU on a pretended one")
+    parser.addoption("--simulated-gpu", action="store_true", help="run tests that need a GPU on a simulated one")
     parser.addoption("--full", action="store_true", help="run what `make test-full` alone runs, too")
     parser.addoption("--real-processes", action="store_true", help="fork no process in the place of a new Python")
 
@@ -120,8 +120,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     missing = {}
-    if not torch.cuda.is_available() and not config.getoption("--pretended-gpu"):
-        missing["gpu"] = pytest.mark.skip(reason="no CUDA device on this machine; --pretended-gpu runs these, too")
+    if not torch.cuda.is_available() and not config.getoption("--simulated-gpu"):
+        missing["gpu"] = pytest.mark.skip(reason="no CUDA device on this machine; --simulated-gpu runs these, too")
     if importlib.util.find_spec("envpool") is None:
         missing["envpool"] = pytest.mark.skip(reason="EnvPool is not installed (it has no release for Python 3.10)")
     order = {name: number for number, name in enumerate(LONGEST)}  # or one worker would be left with them at the end
@@ -146,14 +146,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _pretended_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests that need a GPU have pretended ones, if those are asked for; faults fail them."""
-    if not (request.config.getoption("--pretended-gpu") and request.node.get_closest_marker("gpu")):
+def _simulated_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests that need a GPU have simulated ones, if those are asked for; faults fail them."""
+    if not (request.config.getoption("--simulated-gpu") and request.node.get_closest_marker("gpu")):
         yield
         return
-    with pretended_gpu.pretended():
+    with simulated_gpu.simulated():
         yield
-        assert not pretended_gpu.faults()
+        assert not simulated_gpu.faults()
 
 
 @pytest.fixture(scope="session")

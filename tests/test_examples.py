@@ -14,8 +14,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pretended_gpu
 import pytest
+import simulated_gpu
 import torch
 from workers import Workers
 
@@ -176,7 +176,7 @@ def test_the_scheme_keeps_a_version_for_four_rollouts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["inline", "inline,device=0"])
 def test_what_compression_keeps_for_later_is_in_checkpoints(layout: str, tmp_path: Path) -> None:
     experiment = short("gradient_compression", iterations=4)
-    with contextlib.nullcontext() if layout == "inline" else pretended_gpu.pretended():
+    with contextlib.nullcontext() if layout == "inline" else simulated_gpu.simulated():
         experiment = experiment if layout == "inline" else experiment.replace(precision="fp32")
         whole = train(experiment, tmp_path / "whole", layout)
         options = RunOptions(run=str(tmp_path / "cut"), checkpoint_every=2, display="none", tensorboard=False)

@@ -1,4 +1,4 @@
-"""The same experiments on a GPU: `pytest -m gpu`, on a pretended one with `--pretended-gpu`. Bits of a GPU are its own,
+"""The same experiments on a GPU: `pytest -m gpu`, on a simulated one with `--simulated-gpu`. Bits of a GPU are its own,
 and equal on any layout of it."""
 
 from __future__ import annotations

@@ -362,7 +362,7 @@ def gpu_tests(context: Context) -> Outcome:
     if any(importlib.util.find_spec(name) is None for name in ("hypothesis", "pytest_timeout")):
         command += ["-c", os.devnull, "--rootdir", ".", "--noconftest"]  # the tests' settings need them
     elif context.rehearse:
-        command += ["--pretended-gpu"]
+        command += ["--simulated-gpu"]
     file = str(ROOT / "tests" / "test_gpu.py")
     listed = subprocess.run([*command, "--collect-only", "-q", file], cwd=ROOT, capture_output=True, text=True)
     names = [line.strip() for line in listed.stdout.splitlines() if "::" in line]

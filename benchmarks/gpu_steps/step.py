@@ -42,7 +42,7 @@ class Context:
     Args:
         seconds: the step is stopped after this time.
         folder: an empty folder for its runs, which is deleted afterwards.
-        rehearse: whether the GPU is pretended, so that everything must be tiny.
+        rehearse: whether the GPU is simulated, so that everything must be tiny.
         report: the steps before it, by name.
         peers: commands of other libraries, to be measured as well.
         result: the file of its result.

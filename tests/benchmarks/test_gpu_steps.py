@@ -151,8 +151,8 @@ def test_a_profile_is_counted_by_phase() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("pretended_gpu") is None, reason="there is no pretended GPU")
-# What is exchanged between GPUs, test_pretended_gpu.py exchanges, too; losses are those of every experiment there.
+@pytest.mark.skipif(importlib.util.find_spec("simulated_gpu") is None, reason="there is no simulated GPU")
+# What is exchanged between GPUs, test_simulated_gpu.py exchanges, too; losses are those of every experiment there.
 @pytest.mark.parametrize(
     "name", ["facts", *(pytest.param(name, marks=pytest.mark.full) for name in ("exchange", "losses", "profile-ppo"))]
 )

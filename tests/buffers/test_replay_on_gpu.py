@@ -1,4 +1,4 @@
-"""Replay on a pretended GPU against the same memory on the host: equal items, state and checkpoints."""
+"""Replay on a simulated GPU against the same memory on the host: equal items, state and checkpoints."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pretended_gpu
 import pytest
+import simulated_gpu
 import torch
 from free_running import remembering
-from pretended_books import PINNED, SYNC
-from pretended_gpu import counts, faults
+from simulated_books import PINNED, SYNC
+from simulated_gpu import counts, faults
 from test_replay_buffer import World, experiment
 from test_sequences import Remembered
 from tiny import EXPERIMENTS, options, replaying
@@ -36,7 +36,7 @@ GPU = torch.device("cuda:0")
 
 @pytest.fixture
 def gpu() -> Iterator[None]:
-    with pretended_gpu.pretended(gpus=1):
+    with simulated_gpu.simulated(gpus=1):
         yield
         assert not faults()
 

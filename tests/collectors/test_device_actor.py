@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pretended_gpu
 import pytest
+import simulated_gpu
 import torch
 from gymnasium import spaces
-from pretended_books import BACK, LAUNCH, PINNED, SYNC
+from simulated_books import BACK, LAUNCH, PINNED, SYNC
 
 from lockstep.collectors.device_actor import Acted, DevicePolicy, _acted
 from lockstep.core.pieces import room, side_by_side
@@ -45,12 +45,12 @@ def test_one_copy_brings_all_small_inputs(pixels: int, copies: int) -> None:
     rows, space = 4, spaces.Box(0, 255, (4, pixels, pixels), np.uint8)
     settings = StandardModelConfig(encoder="nature", core="lstm", core_size=8, previous_action_reward=True)
     model = settings.build(space, spaces.Discrete(3), precision="fp32", normalize_observations=False, seed=1)
-    with pretended_gpu.pretended(), torch.no_grad():
+    with simulated_gpu.simulated(), torch.no_grad():
         model = model.for_acting().to("cuda:0")
         noise = torch.rand(3, rows, model.distribution.noise_size, pin_memory=True)
         state = torch.zeros(rows, model.state_size, device="cuda:0")
         acting = DevicePolicy(model.distribution, noise, state, cuda_graph)
-        inference, expected_state, counted = Inference(model, fixed=True), state.clone(), pretended_gpu.counts()
+        inference, expected_state, counted = Inference(model, fixed=True), state.clone(), simulated_gpu.counts()
         acting.begin()
         for t in range(3):
             inputs = Inputs(
@@ -60,11 +60,11 @@ def test_one_copy_brings_all_small_inputs(pixels: int, copies: int) -> None:
                 torch.randint(0, 3, (1, rows)).pin_memory(),
                 torch.rand(1, rows).pin_memory(),
             )
-            before = pretended_gpu.counts()
+            before = simulated_gpu.counts()
             value = acting.act(inference, inputs, model.distribution.sample).value.clone()
-            counted = pretended_gpu.counts() - before
+            counted = simulated_gpu.counts() - before
             there = inputs.map(lambda x: x.to("cuda:0"))._replace(state=expected_state)
             output, expected_state = model(*there)
             assert torch.equal(value, output.value[0].cpu())
-        assert not pretended_gpu.faults()
+        assert not simulated_gpu.faults()
     assert {kind: counted[kind] for kind in counted.kinds()} == {LAUNCH: 1, PINNED: copies, BACK: 1, SYNC: 1}

@@ -1,4 +1,4 @@
-"""Rollouts that stay on a (pretended) GPU have the bits of those that the host steps, and cost one launch a step."""
+"""Rollouts that stay on a (simulated) GPU have the bits of those that the host steps, and cost one launch a step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pretended_gpu
 import pytest
-from pretended_books import BACK, LAUNCH, PINNED, SYNC
+import simulated_gpu
+from simulated_books import BACK, LAUNCH, PINNED, SYNC
 from tiny import cut, in_torch, options, replaying
 
 from lockstep import recipes
@@ -53,14 +53,14 @@ def dqn() -> Experiment:
 def digest(experiment: Experiment, text: str, folder: Path) -> tuple[Any, ...]:
     """That of the run, and the scores of each iteration."""
     found = train(experiment, Layout.parse(text), options(folder / text)).digest
-    assert not pretended_gpu.faults()
+    assert not simulated_gpu.faults()
     records = Run.read(folder / text).records
     return (found, *((each["episodes"], each.get("score/mean")) for each in records))
 
 
 def by_host(experiment: Experiment, folder: Path) -> tuple[Any, ...]:
     """The same where the host steps the environments, which are on the GPU all the same."""
-    with pytest.MonkeyPatch.context() as patch, pretended_gpu.pretended():
+    with pytest.MonkeyPatch.context() as patch, simulated_gpu.simulated():
         patch.setattr(BatchEnvs, "on_device", lambda self: None)
         return digest(experiment, GPU, folder / "host")
 
@@ -80,13 +80,13 @@ def test_a_rollout_on_the_gpu_has_the_bits_of_one_that_the_host_steps(make: Any,
     expected = by_host(experiment, tmp_path)
     assert make is not pictures or expected[-1][0] > 0, "no episode ended"
     for text in (GPU, GRAPHS):
-        with pretended_gpu.pretended():
+        with simulated_gpu.simulated():
             assert digest(experiment, text, tmp_path) == expected
 
 
 @pytest.mark.slow
 def test_other_processes_learn_from_it_and_it_is_resumed(tmp_path: Path) -> None:
-    with pretended_gpu.pretended():
+    with simulated_gpu.simulated():
         expected = digest(cartpole(), GRAPHS, tmp_path)
         assert {digest(cartpole(), text, tmp_path) for text in ("a0-l0", "processes:2,device=0")} == {expected}
         train(cartpole(), Layout.parse(GPU), options(tmp_path / "part"), stop_after=1)
@@ -94,9 +94,9 @@ def test_other_processes_learn_from_it_and_it_is_resumed(tmp_path: Path) -> None
 
 
 def test_a_step_is_one_launch_and_a_rollout_comes_back_once(tmp_path: Path) -> None:
-    with pretended_gpu.pretended():
-        hot = pretended_gpu.hot_path(lambda: digest(cartpole(), GRAPHS, tmp_path))
-        seen = pretended_gpu.counts()
+    with simulated_gpu.simulated():
+        hot = simulated_gpu.hot_path(lambda: digest(cartpole(), GRAPHS, tmp_path))
+        seen = simulated_gpu.counts()
     for step in hot.acting[-8:]:
         assert {kind: step[kind] for kind in step.kinds()} == {LAUNCH: 1}
     finish = [line for line in seen.lines(BACK) if "device_rollout" in line]
@@ -107,7 +107,7 @@ def test_a_step_is_one_launch_and_a_rollout_comes_back_once(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("wrong", "message"), [("item", "reads a number"), ("tolist", "graphs=1: .*the environment")])
 def test_an_environment_that_waits_cannot_be_captured(wrong: str, message: str, tmp_path: Path) -> None:
-    with pretended_gpu.pretended(), pytest.raises(SettingsError, match=message):
+    with simulated_gpu.simulated(), pytest.raises(SettingsError, match=message):
         train(pictures(wrong), Layout.parse(GRAPHS), options(tmp_path / "run"))
 
 
@@ -115,6 +115,6 @@ def test_an_environment_that_waits_cannot_be_captured(wrong: str, message: str, 
 def test_what_cuts_rollouts_steps_by_the_host(tmp_path: Path) -> None:
     experiment = cartpole()
     experiment = experiment.replace(scheme=dataclasses.replace(experiment.scheme, preempt=0.99))
-    with pretended_gpu.pretended():
+    with simulated_gpu.simulated():
         digest(experiment, "processes:2,device=0", tmp_path)
-        assert any("device_actor.py" in line for line in pretended_gpu.counts().lines(BACK))
+        assert any("device_actor.py" in line for line in simulated_gpu.counts().lines(BACK))

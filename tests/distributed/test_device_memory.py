@@ -1,4 +1,4 @@
-"""Processes exchange tensors through the memory of (pretended) GPUs: the same bits, and no access out of order."""
+"""Processes exchange tensors through the memory of (simulated) GPUs: the same bits, and no access out of order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pretended_gpu
 import pytest
+import simulated_gpu
 import torch
-from pretended_gpu import faults
+from simulated_gpu import faults
 
 from lockstep.core.shards import block
 from lockstep.distributed.device_memory import EventHandle, OpenedMemory, OwnedMemory, counters, forget
@@ -29,7 +29,7 @@ SIZES = (5, 1_003, 40_003, 7, 90_001)
 
 @pytest.fixture
 def gpu() -> Iterator[None]:
-    with pretended_gpu.pretended(gpus=4):
+    with simulated_gpu.simulated(gpus=4):
         yield
 
 
@@ -62,7 +62,7 @@ def add_up(ends: Ends, answers: Any, devices: tuple[int, ...], refuses: int | No
     device = torch.device("cuda", devices[ends.rank])
     torch.cuda.set_device(device)
     if ends.rank == refuses:
-        pretended_gpu._books().shared.refusal = "CUDA error: operation not supported"
+        simulated_gpu._books().shared.refusal = "CUDA error: operation not supported"
     group = LocalGroup(ends)
     problem = group.open_devices(device)
     tree, sums = TreeSum(SHARDS, group), []

@@ -3,10 +3,10 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-import pretended_gpu
 import pytest
+import simulated_gpu
 import torch
-from pretended_books import KERNEL, SYNC, Counts
+from simulated_books import KERNEL, SYNC, Counts
 from torch import nn
 
 from lockstep.models import GRU, LSTM, Core, MinGRU, RecurrentCore
@@ -194,10 +194,10 @@ def on(device: str, kind: type[Core], start: torch.Tensor, dtype: torch.dtype) -
     core, x, state = core_and_input(kind)
     core, state = core.float().to(device), state.float().to(device)
     x, start = x[: len(start)].to(device, dtype).requires_grad_(), start.to(device)
-    before = pretended_gpu.counts()
+    before = simulated_gpu.counts()
     outputs, final = core(x, start, state)
     (outputs.square().sum() + final.sin().sum()).backward()
-    counted = pretended_gpu.counts() - before
+    counted = simulated_gpu.counts() - before
     gradients = [x.grad, *(parameter.grad for parameter in core.parameters())]
     return [each.detach().float().cpu() for each in (outputs, final, *gradients) if each is not None], counted
 
@@ -210,7 +210,7 @@ def test_kernels_on_a_gpu_do_not_depend_on_where_episodes_start(
     start = torch.zeros(STEPS, ENVS, dtype=torch.bool)
     start[0, 0] = start[3, 1] = start[-1, 2] = True
     rtol, atol = (1e-5, 1e-6) if dtype == torch.float32 else (0.05, 0.02)
-    with pretended_gpu.pretended():
+    with simulated_gpu.simulated():
         expected, _ = on("cpu", kind, start, dtype)
         found, counted = on("cuda:0", kind, start, dtype)
         _, never = on("cuda:0", kind, torch.zeros_like(start), dtype)

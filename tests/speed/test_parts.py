@@ -8,10 +8,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import pretended_gpu
 import pytest
+import simulated_gpu
 import torch
-from pretended_books import BACK, KERNEL, LAUNCH
+from simulated_books import BACK, KERNEL, LAUNCH
 from tiny import EXPERIMENTS, options, portable
 
 from lockstep import Experiment, Layout, recipes, train
@@ -253,13 +253,13 @@ def test_training_is_measured_by_the_kernels_of_a_run(name: str, monkeypatch: py
 
 @pytest.mark.parametrize(("layout", "launches"), [("inline,device=0", 0), ("inline,device=0,graphs=1", 1)])
 def test_acting_on_a_gpu_is_measured_with_its_copies_and_graphs(layout: str, launches: int) -> None:
-    with pretended_gpu.pretended():
+    with simulated_gpu.simulated():
         made = Calls(prepare(EXPERIMENTS["ppo-bf16"](), Layout.parse(layout)), Layout.parse(layout), 0)
         inference, _ = made.calls["inference"]
         inference()
-        before = pretended_gpu.counts()
+        before = simulated_gpu.counts()
         inference()
-        spent = pretended_gpu.counts() - before
+        spent = simulated_gpu.counts() - before
         made.close()
         assert (spent[LAUNCH], spent[BACK]) == (launches, 1)
         assert bool(spent[KERNEL]) == (not launches)

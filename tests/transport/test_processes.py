@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pretended_gpu
 import pytest
+import simulated_gpu
 import torch
 from tiny import EXPERIMENTS
 
@@ -98,7 +98,7 @@ def test_parameters_lie_in_shared_memory_where_collectors_cannot_open_the_gpus(
 ) -> None:
     """Here both are one process, which cannot open its own handles."""
     (learner,), (channels,) = ends
-    with pretended_gpu.pretended():
+    with simulated_gpu.simulated():
         agent = Agent(EXPERIMENTS["cartpole-lag-1"]().replace(precision="fp32"), "cuda:0")
         collectors_agent, schedule = Agent(agent.experiment, collecting), agent.experiment.schedule()
         rollouts = SharedMemoryRollouts(
@@ -126,8 +126,8 @@ def test_parameters_lie_in_shared_memory_where_collectors_cannot_open_the_gpus(
         (version,) = read
         assert version.parameters.device.type == "cpu"
         assert torch.equal(version.parameters, agent.flat.vector.detach().cpu())
-        assert any("opened by the process that made it" in fault for fault in pretended_gpu.faults()) == tried
-        memory = pretended_gpu._books().shared._memory
+        assert any("opened by the process that made it" in fault for fault in simulated_gpu.faults()) == tried
+        memory = simulated_gpu._books().shared._memory
         assert bool(memory) == tried, "what nobody opens is not lent, since torch would keep it"
     assert ("since CUDA IPC failed: CUDA error: a handle was opened by the process" in capsys.readouterr().err) == told
 
@@ -139,7 +139,7 @@ def test_memory_of_a_dead_learner_is_no_error_of_the_collector(
 ) -> None:
     monkeypatch.setattr("lockstep.distributed.device_memory._ENDING", 60.0 if dead else 0.01)
     (learner,), (channels,) = ends
-    with pretended_gpu.pretended():
+    with simulated_gpu.simulated():
         agent = Agent(EXPERIMENTS["cartpole-lag-1"]().replace(precision="fp32"), "cuda:0")
         collectors: Any = SimpleNamespace(shards=range(4))
         end = CollectorConnection(agent, channels, collectors, agent.experiment.schedule(), free=False)
@@ -149,4 +149,4 @@ def test_memory_of_a_dead_learner_is_no_error_of_the_collector(
             learner.close()
         with pytest.raises(ConnectionError if dead else RuntimeError, match="closed by peer" if dead else "was opened"):
             end.listen()
-        assert len(pretended_gpu.faults()) == 1
+        assert len(simulated_gpu.faults()) == 1

@@ -1,4 +1,4 @@
-"""What the pretended GPU writes down: where memory lies, what was run and copied, and what CUDA would refuse."""
+"""What the simulated GPU writes down: where memory lies, what was run and copied, and what CUDA would refuse."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _CAPTURED = {KERNEL, FILL, SORTED, COPY, PEER, PINNED, BACK}
 """What a graph may contain."""
 
 _LOCKSTEP, _TESTS = f"{Path(lockstep.__file__).parent}/", f"{Path(__file__).parent}/"
-_INNER = (str(Path(torch.__file__).parent), f"{_TESTS}pretended_", contextlib.__file__, copy.__file__, "<")
+_INNER = (str(Path(torch.__file__).parent), f"{_TESTS}simulated_", contextlib.__file__, copy.__file__, "<")
 """How names of files begin whose lines are not the cause of anything."""
 _PURGE = 20_000
 """Tensors that are made before records of freed memory are dropped."""
 
-# These stay when the pretended GPU is uninstalled, since constants that lockstep caches outlive it.
+# These stay when the simulated GPU is uninstalled, since constants that lockstep caches outlive it.
 _places: dict[int, tuple[StorageWeakRef, torch.device]] = {}
 _pinned: dict[int, StorageWeakRef] = {}
 
@@ -128,9 +128,9 @@ class Books:
         self.tape: Any = None
         """Set while a graph is captured."""
         self.shared: Any = None
-        """What other processes open (pretended_ipc.py)."""
+        """What other processes open (simulated_ipc.py)."""
         self.streams: Any = None
-        """In which order they touch memory (pretended_streams.py)."""
+        """In which order they touch memory (simulated_streams.py)."""
         self.clocks: list[Any] = []
         """Of all streams."""
         self.launched = 0
@@ -240,7 +240,7 @@ class Books:
     def refuse(self, text: str, error: type[Exception] = RuntimeError) -> None:
         """Raises error, as torch does on CUDA."""
         self.fault(text)
-        raise error(f"{text} (pretended GPU, {line()})")
+        raise error(f"{text} (simulated GPU, {line()})")
 
     def wait(self, until: int | None = None, known: Mapping[int, int] | None = None) -> None:
         """The host waits for a GPU.
@@ -310,7 +310,7 @@ class Books:
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Torch as it is, for the pretended GPU's own work."""
+    """Torch as it is, for the simulated GPU's own work."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 

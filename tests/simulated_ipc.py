@@ -1,4 +1,4 @@
-"""CUDA IPC on a pretended GPU: memory and events that other processes open.
+"""CUDA IPC on a simulated GPU: memory and events that other processes open.
 
 Shared memory is a mapped file. A GPU runs kernels later than the host launches them, so memory of another process may
 only be touched after what that process did to it before, which events say. To find out whether they do, each process
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pretended_books import Books, tensors, unseen
-from pretended_streams import learn, unordered
+from simulated_books import Books, tensors, unseen
+from simulated_streams import learn, unordered
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 

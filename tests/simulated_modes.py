@@ -1,4 +1,4 @@
-"""The two torch modes of the pretended GPU: Functions sees every call from Python, Kernels every kernel."""
+"""The two torch modes of the simulated GPU: Functions sees every call from Python, Kernels every kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from pretended_books import (
+from simulated_books import (
     BACK,
     COPY,
     CPU,
@@ -337,7 +337,7 @@ class Functions(TorchFunctionMode):
                 return x.to(place, dtype, copy=copy, memory_format=memory_format)
         if x.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError(
-                "The pretended GPU does not copy tensors that require gradients to other devices."
+                "The simulated GPU does not copy tensors that require gradients to other devices."
             )
         with unseen():
             like = torch.empty_like(x, dtype=dtype, device="meta", memory_format=memory_format)

@@ -1,4 +1,4 @@
-"""The streams of pretended GPUs, and whether what they do to memory is ordered.
+"""The streams of simulated GPUs, and whether what they do to memory is ordered.
 
 A GPU runs the kernels of a stream in order, and those of two streams at any time, unless one stream or the host waits
 for the other. Here all run in the order of their launch, so that a missing wait changes no number. To find it, each
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from pretended_books import Books, tensors
+from simulated_books import Books, tensors
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 

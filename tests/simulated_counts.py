@@ -1,6 +1,6 @@
-"""What recipes launch on a GPU, counted on the pretended one: a Markdown table.
+"""What recipes launch on a GPU, counted on the simulated one: a Markdown table.
 
-python tests/pretended_counts.py [RECIPE ...]
+python tests/simulated_counts.py [RECIPE ...]
 
 Each recipe has 8 environments in 4 shards and small minibatches, which change no count but the number of slices. All
 else, the networks and the lengths of R2D2's sequences included, is the recipe's.
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pretended_books import BACK, COPY, KERNEL, LAUNCH, PAGEABLE, PEER, PINNED, STAGED, SYNC, Counts
-from pretended_gpu import HotPath, faults, hot_path, pretended
+from simulated_books import BACK, COPY, KERNEL, LAUNCH, PAGEABLE, PEER, PINNED, STAGED, SYNC, Counts
+from simulated_gpu import HotPath, faults, hot_path, simulated
 from tiny import options
 
 from lockstep import recipes
@@ -69,7 +69,7 @@ def text(counts: Counts) -> str:
 
 def counted(experiment: Experiment, layout: str) -> HotPath:
     """What it launches there."""
-    with pretended(), tempfile.TemporaryDirectory() as folder:
+    with simulated(), tempfile.TemporaryDirectory() as folder:
         hot = hot_path(lambda: train(experiment, Layout.parse(layout), options(Path(folder) / "run")))
         assert not faults(), faults()
     return hot

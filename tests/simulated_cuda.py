@@ -1,4 +1,4 @@
-"""What stands in for torch.cuda's functions and classes on a pretended GPU."""
+"""What stands in for torch.cuda's functions and classes on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import torch
-from pretended_books import CAPTURE, LAUNCH, Books, tensors, unseen
-from pretended_ipc import Handles
-from pretended_streams import Capture, Clock, Moment
+from simulated_books import CAPTURE, LAUNCH, Books, tensors, unseen
+from simulated_ipc import Handles
+from simulated_streams import Capture, Clock, Moment
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-NAME = "Pretended GPU"
+NAME = "Simulated GPU"
 _MEMORY = 80 << 30
 
 
@@ -228,7 +228,7 @@ def stand_ins(books: Books) -> dict[str, Callable[..., Any]]:
             L2_cache_size=50 << 20,
             is_integrated=0,
             is_multi_gpu_board=0,
-            uuid=f"pretended-{number(device)}",
+            uuid=f"simulated-{number(device)}",
         )
 
     class OwnEvent(Event):

@@ -1,10 +1,10 @@
-"""A pretended GPU: `cuda:0` and more on torch's build for CPUs, with real numbers.
+"""A simulated GPU: `cuda:0` and more on torch's build for CPUs, with real numbers.
 
-All memory is the CPU's; which of it lies on which GPU is written down (pretended_books.py). Two torch modes
-(pretended_modes.py) see every call and every kernel. So whole runs train, in one process or several, while what CUDA
+All memory is the CPU's; which of it lies on which GPU is written down (simulated_books.py). Two torch modes
+(simulated_modes.py) see every call and every kernel. So whole runs train, in one process or several, while what CUDA
 refuses is refused, and kernels, copies and syncs are counted with the line of lockstep that caused them.
 
-python tests/pretended_gpu.py EXPERIMENT [LAYOUT ...]      train an experiment of tests/tiny.py: digests and counts
+python tests/simulated_gpu.py EXPERIMENT [LAYOUT ...]      train an experiment of tests/tiny.py: digests and counts
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pretended_books import Books, Counts
-from pretended_cuda import Stream, stand_ins
-from pretended_ipc import Shared
-from pretended_modes import Functions, Kernels
-from pretended_streams import Streams
+from simulated_books import Books, Counts
+from simulated_cuda import Stream, stand_ins
+from simulated_ipc import Shared
+from simulated_modes import Functions, Kernels
+from simulated_streams import Streams
 from torch.multiprocessing import reductions
 
 from lockstep.collectors.device_actor import DeviceActor
@@ -43,7 +43,7 @@ _installed: tuple[Books, contextlib.ExitStack] | None = None
 
 def install(gpus: int = 4) -> None:
     """From now on this process, and those that lockstep starts from it, have GPUs."""
-    folder = Path(tempfile.mkdtemp(prefix="pretended-gpu-"))
+    folder = Path(tempfile.mkdtemp(prefix="simulated-gpu-"))
     _install(gpus, folder).callback(shutil.rmtree, folder, ignore_errors=True)
 
 
@@ -56,7 +56,7 @@ def uninstall() -> None:
 
 
 @contextlib.contextmanager
-def pretended(gpus: int = 4) -> Iterator[None]:
+def simulated(gpus: int = 4) -> Iterator[None]:
     """Installed for a while."""
     install(gpus)
     try:
@@ -148,7 +148,7 @@ def _books() -> Books:
 
 def _install(gpus: int, folder: Path) -> contextlib.ExitStack:
     global _installed
-    assert _installed is None, "a pretended GPU is installed already"
+    assert _installed is None, "a simulated GPU is installed already"
     books, stack = Books(gpus, folder), contextlib.ExitStack()
     shared = books.shared = Shared(books)
     books.streams = Streams(books, [Stream(books, index) for index in range(gpus)])
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from lockstep.config.layout import Layout
     from lockstep.launchers.launch import train
 
-    parser = argparse.ArgumentParser(description="Train small experiments on pretended GPUs.")
+    parser = argparse.ArgumentParser(description="Train small experiments on simulated GPUs.")
     parser.add_argument("experiment", choices=["all", *EXPERIMENTS], metavar="EXPERIMENT", help="of tests/tiny.py")
     parser.add_argument("layouts", nargs="*", metavar="LAYOUT", help="by default inline,device=0")
     parser.add_argument("--gpus", type=int, default=4)
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if experiment.precision == "portable":  # its arithmetic is the CPU's
             continue
         for text in given.layouts or ["inline,device=0"]:
-            with pretended(given.gpus), tempfile.TemporaryDirectory() as folder:
+            with simulated(given.gpus), tempfile.TemporaryDirectory() as folder:
                 try:
                     digest = train(experiment, Layout.parse(text), options(Path(folder) / "run")).digest
                     digests.add(digest)
@@ -246,6 +246,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    import pretended_gpu  # by the name under which children know it
+    import simulated_gpu  # by the name under which children know it
 
-    sys.exit(bool(pretended_gpu.main()))
+    sys.exit(bool(simulated_gpu.main()))

@@ -1,4 +1,4 @@
-"""The pretended GPU finds planted faults of every kind, and the small experiments train on it without one."""
+"""The simulated GPU finds planted faults of every kind, and the small experiments train on it without one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pretended_gpu
 import pytest
+import simulated_gpu
 import torch
-from pretended_books import BACK, COPY, KERNEL, LAUNCH, PAGEABLE, PEER, PINNED, SORTED, STAGED, SYNC
-from pretended_cuda import Stream
-from pretended_gpu import counts, faults
+from simulated_books import BACK, COPY, KERNEL, LAUNCH, PAGEABLE, PEER, PINNED, SORTED, STAGED, SYNC
+from simulated_cuda import Stream
+from simulated_gpu import counts, faults
 from tiny import ALIKE, EXPERIMENTS, options, squashed
 from torch import Tensor
 
@@ -50,7 +50,7 @@ MORE_LAYOUTS = {
     "mingru": ["inline,device=0,graphs=1", "processes:2,device=0", "a0-l0"],
     "r2d2-prioritized-frames": ["a0-l0,graphs=1"],
 }
-"""Of `make test-full`. `python tests/pretended_gpu.py all` takes all."""
+"""Of `make test-full`. `python tests/simulated_gpu.py all` takes all."""
 ON_POLICY = ("mujoco-normalized", "memory-gru-lag-2", "ppo-bf16", "ppo-lstm", "transformer-lag-1")
 REPLAYING = ("td3", "sac-prioritized-lag-1", "r2d2-uniform-lag-1", "iqn")
 """Trained with graphs and without."""
@@ -76,7 +76,7 @@ ELSEWHERE = {
 
 @pytest.fixture
 def gpu() -> Iterator[None]:
-    with pretended_gpu.pretended(gpus=4):
+    with simulated_gpu.simulated(gpus=4):
         yield
 
 
@@ -89,10 +89,10 @@ def deterministic() -> Iterator[None]:
 
 def found(text: str) -> bool:
     """Whether a fault was written down, with the line of this file."""
-    return any(text in fault and "test_pretended_gpu.py" in fault for fault in faults())
+    return any(text in fault and "test_simulated_gpu.py" in fault for fault in faults())
 
 
-# What it pretends
+# What it simulates
 
 
 @pytest.mark.usefixtures("gpu")
@@ -128,12 +128,12 @@ def test_gradients_of_a_module() -> None:
 
 
 def test_nothing_is_left_of_it() -> None:
-    with pretended_gpu.pretended():
+    with simulated_gpu.simulated():
         x = torch.ones(2, device=GPU)
         assert torch.cuda.device_count() == 4
     assert not torch.cuda.is_available() and x.device.type == "cpu"
     assert x.numpy().sum() == 2
-    with pretended_gpu.pretended():  # constants that are made once
+    with simulated_gpu.simulated():  # constants that are made once
         assert x.is_cuda
 
 
@@ -463,7 +463,7 @@ def test_copies_are_counted_by_kind() -> None:
         act()
         seen = counts() - before
         assert {kind: seen[kind] for kind in seen.kinds()} == expected, number
-    assert all("test_pretended_gpu.py" in line for line in counts().lines(STAGED))
+    assert all("test_simulated_gpu.py" in line for line in counts().lines(STAGED))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -472,7 +472,7 @@ def test_each_call_is_counted() -> None:
         def step(self, x: Tensor) -> Tensor:
             return (x + 1) * 2
 
-    with pretended_gpu.each_call(Part, "step") as calls:
+    with simulated_gpu.each_call(Part, "step") as calls:
         Part().step(torch.ones(2))
         Part().step(torch.ones(2, device=GPU))
     assert [each[KERNEL] for each in calls] == [0, 2]
@@ -488,8 +488,8 @@ def run_here(experiment: Experiment, text: str, folder: Path) -> str:
 
 
 def run(experiment: Experiment, text: str, folder: Path) -> str:
-    """The digest on pretended GPUs."""
-    with pretended_gpu.pretended():
+    """The digest on simulated GPUs."""
+    with simulated_gpu.simulated():
         return run_here(experiment, text, folder)
 
 
@@ -503,8 +503,8 @@ def test_every_experiment_trains(name: str, tmp_path: Path) -> None:
 
 def test_the_hot_path_is_counted(tmp_path: Path) -> None:
     experiment = ALL["mujoco-normalized"]()
-    with pretended_gpu.pretended():
-        hot = pretended_gpu.hot_path(lambda: run_here(experiment, "inline,device=0", tmp_path / "run"))
+    with simulated_gpu.simulated():
+        hot = simulated_gpu.hot_path(lambda: run_here(experiment, "inline,device=0", tmp_path / "run"))
     assert len(hot.acting) == 3 * 4 * 16 and len(hot.gradients) == 3 * 2 * 2 and len(hot.learning) == 3
     assert hot.acting[-1][KERNEL] and hot.acting[-1][BACK] and hot.gradients[-1][KERNEL]
     assert hot.iterations[-1][KERNEL] > hot.learning[-1][KERNEL] > 2 * 2 * hot.gradients[-1][KERNEL]
@@ -513,9 +513,9 @@ def test_the_hot_path_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=GRAPHS_MARKS.get(name, ())) for name in ON_POLICY])
 def test_with_graphs_a_step_and_a_gradient_step_are_one_launch_each(name: str, tmp_path: Path) -> None:
     digests: list[str] = []
-    with pretended_gpu.pretended():
+    with simulated_gpu.simulated():
         text, folder = "inline,device=0,graphs=1", tmp_path / "graphs"
-        hot = pretended_gpu.hot_path(lambda: digests.append(run_here(ALL[name](), text, folder)))
+        hot = simulated_gpu.hot_path(lambda: digests.append(run_here(ALL[name](), text, folder)))
     acting, gradients = hot.acting[-1], hot.gradients[-1]
     assert {kind: acting[kind] for kind in acting.kinds()} == {LAUNCH: 1, PINNED: 1, BACK: 1, SYNC: 1}
     # One copy brings the hyperparameters. The others are of the results of four slots, which three kernels add up.
@@ -535,9 +535,9 @@ def test_with_graphs_a_replayed_gradient_step_is_two_launches(name: str, tmp_pat
     experiment = ALL[name]()
     experiment = experiment.replace(total_steps=experiment.total_steps + 2 * experiment.samples_per_iteration)
     digests: list[str] = []
-    with pretended_gpu.pretended():
+    with simulated_gpu.simulated():
         text, folder = "inline,device=0,graphs=1", tmp_path / "graphs"
-        hot = pretended_gpu.hot_path(lambda: digests.append(run_here(experiment, text, folder)))
+        hot = simulated_gpu.hot_path(lambda: digests.append(run_here(experiment, text, folder)))
     learning, algorithm = hot.learning[-1], off_policy(experiment.algorithm)
     assert learning[LAUNCH] == 2 * algorithm.updates > 2  # the gradients of all slots, and the update
     # For the digests of four slots, metrics and norms, once an iteration; for all slots' priorities, in every step.
@@ -572,7 +572,7 @@ def test_layouts_agree(name: str, full: bool, tmp_path: Path) -> None:
     experiment, layouts = ALL[name](), LAYOUTS.get(name, []) + (MORE_LAYOUTS.get(name, []) if full else [])
     alone = run(experiment, "inline,device=0", tmp_path / "inline")
     for text in layouts:
-        with pretended_gpu.pretended():
+        with simulated_gpu.simulated():
             assert run_here(experiment, text, tmp_path / text) == alone, text
             lines = counts().lines(KERNEL)
         assert any("collectors/" in line for line in lines) and any("learners/" in line for line in lines), (
