@@ -20,7 +20,7 @@ import pytest
 
 from lockstep import envs
 from lockstep.algorithms import PPOConfig
-from lockstep.cli.train import load_recipe
+from lockstep.cli.recipe import load_recipe
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.serialization import from_json, to_json
