@@ -9,7 +9,7 @@ import golden
 import pytest
 
 
-@pytest.mark.full
+@pytest.mark.full  # of a tool for changes that alter digests
 def test_a_commit_that_computes_something_else_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,8 +52,8 @@ replaced."""
 DEAR = "ppo-lstm"
 """Its convolutions take half a minute. The DQN of frames has those, too, and the GRU and PPO of `squashed` the rest."""
 SOME = ("portable-pendulum", "portable-minatar-dqn", "memory-gru-lag-2", "sac-prioritized-lag-1", "squashed")
-"""A Gaussian and an environment with sines, convolutions, a core, a squashed Gaussian, and torch's replaced
-operations: a CPU without vectors needs kernels of its own, which take ten seconds each to compile."""
+"""What `make test` trains for a CPU without vectors. Kernels are compiled anew for such a CPU, which takes ten seconds
+or more for each experiment. These five have Gaussians, sines, convolutions, a core and torch's replaced operations."""
 
 
 def digest(name: str, folder: Path, layout: str = "inline") -> str:

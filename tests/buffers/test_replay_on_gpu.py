@@ -191,6 +191,7 @@ def test_observations_of_an_environment_in_torch_stay_on_the_gpu(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
+# Asynchronous gradients are the harder case of the two.
 @pytest.mark.parametrize("gradients", [pytest.param(0, marks=pytest.mark.full), "async"])
 def test_a_free_running_run_is_repeated_with_its_memory_on_the_host(gradients: Any, tmp_path: Path) -> None:
     ran = train(remembering(gradient_lag=gradients), Layout.parse("a0-l0"), options(tmp_path / "ran"))

@@ -70,7 +70,7 @@ def by_host(experiment: Experiment, folder: Path) -> tuple[Any, ...]:
     [
         pytest.param(pictures, marks=pytest.mark.slow),
         pytest.param(careless, marks=pytest.mark.slow),
-        pytest.param(dqn, marks=[pytest.mark.slow, pytest.mark.full]),
+        pytest.param(dqn, marks=[pytest.mark.slow, pytest.mark.full]),  # test_replay_on_gpu.py replays on a GPU
         pytest.param(impala, marks=pytest.mark.slow),
         pytest.param(lambda: cartpole(recipes.a2c_atari), marks=[pytest.mark.slow, pytest.mark.full]),  # as impala
     ],

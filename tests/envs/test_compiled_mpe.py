@@ -83,7 +83,7 @@ def near(state: Any, env: Any, movers: list[int], tolerance: float) -> None:
     ("env_id", "ratio"),
     [
         (SPREAD, 0.5),
-        pytest.param(SPREAD, 0.0, marks=pytest.mark.full),
+        pytest.param(SPREAD, 0.0, marks=pytest.mark.full),  # 0.5 has both parts of the reward
         pytest.param(SPREAD, 1.0, marks=pytest.mark.full),
         (FORMER_SPREAD, 0.5),
     ],

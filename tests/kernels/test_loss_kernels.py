@@ -227,8 +227,9 @@ def test_gradients_and_metrics_are_those_of_torch_bit_by_bit(
 @pytest.mark.parametrize(
     ("space", "settings"),
     [
+        # A GRU and discrete actions are in the fifth, too.
         pytest.param(spaces.Discrete(5), {"core": "gru", "core_size": 10}, marks=pytest.mark.full),
-        pytest.param(spaces.Box(-1, 1, (3,), np.float32), {"core": "lstm", "core_size": 40}, marks=pytest.mark.full),
+        (spaces.Box(-1, 1, (3,), np.float32), {"core": "lstm", "core_size": 40}),
         (MANY, {"core": "lstm", "core_size": 7, "separate_value_network": True, "hidden_sizes": (17, 1)}),
         (spaces.Box(-1, 1, (1,), np.float32), {"core": "gru", "core_size": 1, "separate_value_network": True}),
         (spaces.Discrete(3), {"core": "gru", "core_size": 6, "encoder": "minatar", "dense_size": 7}),
@@ -269,6 +270,7 @@ def test_observations_between_others_are_added_up_as_torch_does(shards: int) -> 
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
+        # Those of `make test-full` have algorithms, cores and models of the others, in other pairs.
         pytest.param("portable-cartpole-a2c", {}, marks=pytest.mark.full),
         ("portable-cartpole-a2c", {"algorithm.epochs": 2, "algorithm.minibatches": 2}),
         ("portable-minatar-impala-lag-1", {}),

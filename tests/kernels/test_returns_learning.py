@@ -147,6 +147,7 @@ def test_runs_with_kernels_are_those_of_torchs_replaced_operations(
     "change",
     [
         {},
+        # returns are expected in DrQ, too
         pytest.param(
             {"model.returns": "expected", "model.noisy": False, "model.dense_size": 9}, marks=pytest.mark.full
         ),
@@ -189,7 +190,7 @@ def test_no_layout_changes_drqs_digest_and_several_copies_have_no_kernels(tmp_pa
 
 @pytest.mark.parametrize(
     ("precision", "change"),
-    [
+    [  # `make test` tries each precision and each change
         ("fp32", {}),
         pytest.param("portable", {}, marks=pytest.mark.full),
         pytest.param("fp32", {"model.noisy": True}, marks=pytest.mark.full),

@@ -141,6 +141,7 @@ def check_events(experiment: Experiment, recorded: list[list[dict[str, Any]]]) -
 # ------------------------------------------------------------------------------------------------------- replay
 
 
+# test_whatever_was_decided_is_repeated_on_any_layout has an LSTM, and dqn-slow-learner a DQN.
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.full if name in ("lstm", "dqn-slow-collector") else ()) for name in FREE],
@@ -247,7 +248,7 @@ def test_a_deterministic_run_is_repeated_too() -> None:
     [
         ("lstm", 3, [4, 4, 2, 2]),
         ("dqn", 4, [4, 2, 3, 2]),
-        pytest.param("noisy", 4, [4, 2, 3, 2], marks=pytest.mark.full),
+        pytest.param("noisy", 4, [4, 2, 3, 2], marks=pytest.mark.full),  # as dqn, with noise
     ],
 )
 def test_a_resumed_run_is_repeated_as_a_whole(kind: str, so_far: int, numbers: list[int]) -> None:

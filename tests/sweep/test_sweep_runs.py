@@ -261,6 +261,7 @@ def test_a_run_that_was_killed_says_so(start: Callable[..., Child]) -> None:
     assert says(child.output(), "SIGKILL", "memory")
 
 
+# A run that is only starting ends in the same way.
 @pytest.mark.parametrize("moment", [pytest.param("starting", marks=pytest.mark.full), "learning"])
 def test_a_machine_that_shuts_down_loses_nothing(moment: str, start: Callable[..., Child]) -> None:
     child = start("sweep", "set", "ppo-cartpole", *SMALL, *LONG, "--layout", DELAY, "--checkpoint-every", "1000")
