@@ -367,7 +367,7 @@ def find(directory: Path, name: str | int | None = None) -> Path:
                 "Use --checkpoint latest."
             )
         return checkpoint_path(directory, best)
-    if re.fullmatch(r"\d{8,}[^/]*", name) and (directory / name).is_dir():  # a folder, for example set aside
+    if name not in ("", "..") and Path(name).name == name and (directory / name).is_dir():  # set aside or copied
         return directory / name
     if not name.isdecimal():
         available = ", ".join(str(iteration_of(path)) for path in list_checkpoints(directory)) or "none"
