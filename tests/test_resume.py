@@ -196,6 +196,9 @@ def test_a_signal_ends_the_last_evaluation_which_is_repeated() -> None:
     assert outcome(resume("part", on_iteration=Follows())) == outcome(whole)
     assert followed == [(whole.iterations, last["samples"], last)], "the callback sees the evaluation's iteration"
     assert evaluations("part") == evaluations("whole") != []
+    assert outcome(resume("part", on_iteration=Follows())) == outcome(whole)
+    assert len(followed) == 1, "the evaluation is not repeated again"
+    assert evaluations("part") == evaluations("whole")
 
 
 def cartpole(**env: object) -> Experiment:

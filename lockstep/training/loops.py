@@ -56,7 +56,11 @@ def learn(job: Job, agent: Agent, context: WorkerContext, status: RunStatus, hea
         status.begin()
         closing.enter_context(objects_frozen())
         done, stopped = resumed.iteration, False
-        abandoned = resumed.unevaluated is not None and recording.evaluate(done, status.stop_requested)
+        abandoned = False
+        if resumed.unevaluated is not None:  # the run was stopped during this evaluation
+            abandoned = recording.evaluate(done, status.stop_requested)
+            if not abandoned:
+                recording.save(done)  # so that the run, if it is resumed again, does not repeat the evaluation
         ended = abandoned or recording.asked_to_stop(done)
         for iteration in () if ended else job.schedule.iterations_from(done, job.stop_after):
             begin = time.perf_counter()
