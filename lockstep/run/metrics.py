@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.run import checkpoint
-from lockstep.run.files import read_objects, set_aside, write_whole
+from lockstep.run.files import read_objects, reading, set_aside, write_whole
 from lockstep.run.folder import RunFolder
 from lockstep.run.rows import iteration_of, keep_rows
 
@@ -46,7 +46,8 @@ class Rows:
 
 def sealed(folder: RunFolder, saved: checkpoint.Checkpoint) -> bool:
     """Whether the rows up to a checkpoint have not changed since it was written."""
-    return "metrics" in saved.meta and folder.metrics.is_file() and _matches(folder.metrics, saved.meta["metrics"])
+    with reading(folder.metrics):
+        return "metrics" in saved.meta and folder.metrics.is_file() and _matches(folder.metrics, saved.meta["metrics"])
 
 
 def fault(folder: RunFolder, iterations: int, found: Sequence[Path] = ()) -> str | None:

@@ -45,7 +45,7 @@ def work(job: Job, context: WorkerContext, status: RunStatus) -> Result | None:
 
 def learn(job: Job, agent: Agent, context: WorkerContext, status: RunStatus, heartbeat: Callable[[], None]) -> Result:
     """Take rollouts, learn from them, publish the next version, record the iteration and save checkpoints."""
-    experiment, options, group = job.experiment, job.options, context.group
+    experiment, group = job.experiment, context.group
     process = learner_process(job, agent, context, heartbeat)
     rollouts = process.rollouts
     with contextlib.ExitStack() as closing:
@@ -81,7 +81,7 @@ def learn(job: Job, agent: Agent, context: WorkerContext, status: RunStatus, hea
             abandoned = recording.evaluate(done, status.stop_requested)
             ends = done in (experiment.iterations, job.stop_after)
             last = recording.asked_to_stop(done) or stopped or abandoned or ends
-            if last or done % options.checkpoint_every == 0:
+            if last or done % recording.checkpoint_every == 0:
                 recording.save(done)
             if last:
                 break

@@ -23,6 +23,8 @@ class Recording:
     def __init__(self, job: Job, process: LearnerProcess, heartbeat: Callable[[], None], resumed: Resumed) -> None:
         self._job, self._process, self._group = job, process, process.group
         self._has_callback = self._group.broadcast(job.callback is not None)
+        # With torchrun, commands of other machines may have other options, and learner 0's hold.
+        self.checkpoint_every = self._group.broadcast(job.options.checkpoint_every)
         self._eval_every = self._group.broadcast(job.options.eval_every)
         self._writer = RunWriter(job, process, heartbeat, resumed) if self._group.rank == 0 else None
 

@@ -98,7 +98,8 @@ def test_a_lost_process_ends_all_groups_and_the_run_continues_exactly(
     assert all("Collector 1 of 2 was ended by SIGKILL" in each for each in said), said
     assert "Group 1 of 2 (host " in said[0]
     port = free_port()
-    programs = [started(each, port, "resume", "apart") for each in range(2)]
+    other = ["--checkpoint-every", "2"]  # the first group's option holds for both
+    programs = [started(each, port, "resume", "apart", *other[: 2 * each]) for each in range(2)]
     out, errors = zip(*(program.communicate(timeout=120) for program in programs), strict=True)
     assert [program.returncode for program in programs] == [0, 0], errors
     alone = subprocess.run(
