@@ -38,7 +38,7 @@ class Scheme:
     gradient_lag: int | Literal["async"] = 0
     """Number of gradient steps between computing a gradient and applying it; as many first steps change nothing. This
     has the staleness of asynchronous learners without their randomness. 0 applies gradients at once; higher makes them
-    staler. With one gradient step per iteration (A2C, IMPALA) the unit is versions. With async, every shard's slice of
+    staler. With one gradient step per iteration (as in A2C) the unit is versions. With async, every shard's slice of
     a minibatch gives a separate update, which is applied when it is ready: learners do not wait for each other, and the
     order is recorded."""
     max_gradient_lag: int = 8

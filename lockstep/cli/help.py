@@ -45,7 +45,7 @@ _FIRST = {
     "algorithm.epsilon_end": "share of random actions at the end",
     "model.hidden_sizes": "widths of the MLP's layers",
     "model.encoder": "network for images",
-    "model.core": "memory: none, gru or lstm",
+    "model.core": "memory: none, lstm, gru, …",
     "scheme.lag": "age of the policy that collects",
     "normalize.observations": "standardize observations",
     "checkpoint_every": "iterations between checkpoints",

@@ -158,7 +158,7 @@ def search_of(
         setting(runs[0].experiment, path)
         space[path] = space_of(path, str(text), partial(alternatives, name, str(text)))
     for flag in dict.fromkeys(_normal(group[0]) for group in groups):
-        if flag[2:].replace("-", "_") in space:
+        if flag[2:].replace("-", "_") in space and not options.evolution:  # with evolution, all members begin with it
             print_line(f"{flag} has no effect, because --search chooses its values.", sys.stderr)
     if options.population is None:
         return Search(tuple(runs), space), options

@@ -35,7 +35,7 @@ EXTRAS = {
     "pettingzoo": Extra("pettingzoo", "games for several agents", ("pettingzoo", "pygame-ce")),
     "procgen": Extra("PyQt5", "Procgen's games", ("envpool", "PyQt5-Qt5")),
     "robotics": Extra("gymnasium_robotics", "Fetch, AntMaze and more", ("gymnasium-robotics", "mujoco")),
-    "vizdoom": Extra("envpool", "Doom", ("envpool", "pettingzoo", "vizdoom")),
+    "vizdoom": Extra("vizdoom", "Doom", ("envpool", "pettingzoo", "vizdoom")),
     "optuna": Extra("optuna", "searches for settings"),
     "ray": Extra("ray", "runs and sweeps on Ray clusters"),
     "slurm": Extra("submitit", "runs and sweeps on Slurm clusters"),

@@ -25,6 +25,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def test_extras_have_different_modules() -> None:
+    """If two extras shared one, doctor could call a missing extra installed, and errors could name the wrong one."""
+    modules = [extra.module for extra in EXTRAS.values()]
+    assert sorted(modules) == sorted(set(modules))
+
+
 def test_a_checkout_is_named_by_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert install_command("ray").endswith(f'pip install -e "{ROOT}[ray]"')

@@ -504,6 +504,19 @@ def test_sample_factorys_rule_from_flags() -> None:
     assert trials is not None and trials.search.evolution == SampleFactory(gap=0.35)
 
 
+def test_sample_factorys_members_begin_with_the_value_of_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "algorithm.learning_rate"
+    flags = ["--algorithm.learning-rate", "5e-4", "--algorithm.no-anneal-learning-rate", "--population", "2"]
+    flags += ["--search", f"{name}=1e-5..1e-2"]
+    search_of({"ppo-cartpole": recipes.ppo_cartpole()}, flags, "set", SweepOptions())
+    assert says(capsys.readouterr().err, "--algorithm.learning-rate", "no effect", "--search")
+    flags += ["--evolution", "sample-factory"]
+    search, given = search_of({"ppo-cartpole": recipes.ppo_cartpole()}, flags, "set", SweepOptions())
+    trials = _trials(Queue(Path("set").resolve()), search, given)
+    assert trials is not None and [begun[name] for begun in trials.search.begun()] == [5e-4, 5e-4]
+    assert not says(capsys.readouterr().err, "no effect")
+
+
 def test_the_documented_population(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n# population.py\n(.*?)```", (ROOT / "docs/sweep.md").read_text(), re.DOTALL)
     Path("population.py").write_text(code)
