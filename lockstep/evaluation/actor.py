@@ -129,16 +129,17 @@ class Actor:
         self._reader.write([observation], self._rows)
         if self._reward is not None:
             self._reward[:] = float(np.clip(reward, -1.0, 1.0) if self._clip else reward)
-        out, self._state = self._actor(self._obs, self._start, self._state, self._action, self._reward)
+        with self._actor.arithmetic():
+            out, self._state = self._actor(self._obs, self._start, self._state, self._action, self._reward)
+            if self._greedy:
+                action = self._distribution.mode(out.policy[0])
+            else:
+                noise = torch.from_numpy(self._noise.random((1, self._distribution.noise_size), np.float32))
+                action = self._distribution.sample(out.policy[0], noise)
+            parts = self._distribution.to_env(action.numpy())
         self._start[:] = False
-        if self._greedy:
-            action = self._distribution.mode(out.policy[0])
-        else:
-            noise = torch.from_numpy(self._noise.random((1, self._distribution.noise_size), np.float32))
-            action = self._distribution.sample(out.policy[0], noise)
         if self._action is not None:
             self._action[0] = action
-        parts = self._distribution.to_env(action.numpy())
         return single_action(self._space, parts if isinstance(parts, tuple) else (parts,), 0)
 
 

@@ -106,7 +106,7 @@ class DynamicsConfig(ModelConfig):
                 raise SettingsError(f"model.{name}={getattr(self, name)} must be at least 1.")
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
             raise SettingsError(f"model.hidden_sizes={self.hidden_sizes} must be at least 1 each.")
-        if self.elites > self.population:
+        if self.planner == "cem" and self.elites > self.population:
             raise SettingsError(f"model.elites={self.elites} cannot be more than model.population={self.population}.")
         if not self.temperature > 0:
             raise SettingsError(f"model.temperature={self.temperature} must be positive, for example 1.")

@@ -211,7 +211,13 @@ class StandardModelConfig(AsymmetricConfig, TrunkConfig):
         make_distribution(action_space, squash=self.squash).check_start(self.initial_std)
 
     def warnings(self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> list[str]:
-        warning = make_distribution(action_space, squash=self.squash).warning_at_start(self.initial_std)
+        distribution = make_distribution(action_space, squash=self.squash)
+        warning = distribution.warning_at_start(self.initial_std)
+        if not distribution.log_std_columns and self.initial_std != StandardModelConfig.initial_std:
+            warning = (
+                f"--model.initial-std {self.initial_std:g} has no effect, since the actions of {action_space} are "
+                "discrete."
+            )
         return [*super().warnings(observation_space, action_space), *([warning] if warning else [])]
 
     def build(

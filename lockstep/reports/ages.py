@@ -241,11 +241,12 @@ def _waits(runs: Sequence[Run]) -> str:
         records = run.records[first:]
         if not records:
             continue
-        before = run.records[-len(records) - 1].get("seconds") or 0.0 if len(records) < len(run.records) else 0.0
-        seconds = (records[-1].get("seconds") or 0.0) - before
+        before = run.records[-len(records) - 1] if len(records) < len(run.records) else {}
+        seconds, iterations = ((records[-1].get(x) or 0.0) - (before.get(x) or 0.0) for x in ("seconds", "iteration"))
         if not seconds > 0:
             continue
-        waited = {name: sum(record.get(f"wait/{name}") or 0.0 for record in records) / seconds for name in _WAITS}
+        each = iterations / len(records) / seconds  # very long runs lack most records
+        waited = {name: each * sum(record.get(f"wait/{name}") or 0.0 for record in records) for name in _WAITS}
         among = run.share("time/waiting", first)
         cells = [f"{waited[name]:.1%}" if run.has(f"wait/{name}") else "" for name in _WAITS]
         cells.append("" if math.isnan(among) else f"{among:.1%}")

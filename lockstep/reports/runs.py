@@ -16,7 +16,7 @@ import numpy as np
 
 from lockstep.config.serialization import flat
 from lockstep.config.settings import SettingsError
-from lockstep.evaluation.statistics import Curve
+from lockstep.evaluation.statistics import Curve, readable
 from lockstep.run.finding import is_run, runs_in
 from lockstep.run.folder import RunFolder
 
@@ -256,10 +256,11 @@ def at_equal_budget(runs: Sequence[Run], metric: str, x: str) -> tuple[float, np
     budget = float(min(steps[-1] for steps, _ in curves))
     for run, (steps, _) in zip(runs, curves, strict=True):
         if steps[0] > budget:
+            first, last = (f"{readable(at)} seconds" if x == "time" else f"{at:,.0f} {x}" for at in (steps[0], budget))
             raise SettingsError(
-                f"{run.name} has its first {metric} at {steps[0]:,.0f} {x}, but another run on {run.task} reached only "
-                f"{budget:,.0f}, so there is no equal budget at which both have a score. Leave one of them out, or "
-                "train the shorter run for longer."
+                f"{run.name} has its first {metric} at {first}, but another run on {run.task} reached only {last}, so "
+                "there is no equal budget at which both have a score. Leave one of them out, or train the shorter run "
+                "for longer."
             )
     return budget, np.array([np.interp(budget, *curve) for curve in curves])
 

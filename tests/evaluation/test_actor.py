@@ -22,6 +22,7 @@ from lockstep.evaluation.actor import Actor
 from lockstep.evaluation.policy import Policy, load_policy
 from lockstep.experiment import Experiment
 from lockstep.launchers.launch import train
+from lockstep.models.arithmetic import portable_operations
 from lockstep.models.capture import Inference
 
 NAMES = ["memory-gru-lag-2", "tuple-dict-mask", "mujoco-normalized", "r2d2-uniform-lag-1"]
@@ -83,6 +84,18 @@ def by_hand(policy: Policy, seen: list[Any], actions: list[Any], rewards: list[f
         chosen.append(tuple(part[0] for part in parts) if isinstance(parts, tuple) else parts[0])
     env.close()
     return chosen
+
+
+def test_an_actor_computes_in_the_arithmetic_of_the_run() -> None:
+    experiment = recipes.ppo_cartpole().replace(**{"model.core": "mingru"})
+    model, env = experiment.build_model(*envs.spaces(experiment.env)), gymnasium.make("CartPole-v1")
+    assert model.portable_operations
+    actor, (observation, _) = Actor(Policy(model, experiment, 0, 0, 0), env), env.reset(seed=1)
+    actor.act(observation)
+    first, nothing = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, model.state_size)
+    with torch.inference_mode(), portable_operations():
+        _, state = model(torch.from_numpy(observation)[None, None], first, nothing)
+    assert torch.equal(actor._state, state)
 
 
 @pytest.mark.slow

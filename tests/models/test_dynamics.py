@@ -129,6 +129,10 @@ def test_settings_out_of_range(wrong: dict[str, Any]) -> None:
         make(**wrong)
 
 
+def test_only_cem_needs_its_elites_among_the_plans() -> None:
+    assert make(planner="mppi", population=SMALL.elites - 1)
+
+
 def test_what_cannot_be_predicted_is_refused() -> None:
     pixels = spaces.Box(0, 255, (3, 40, 40), np.uint8)
     for observations, actions in ((pixels, ACTIONS), (OBSERVATIONS, spaces.Discrete(2))):

@@ -353,6 +353,13 @@ def test_what_shapes_continuous_actions_is_refused_without_them(settings: dict[s
         build(**settings)
 
 
+def test_a_deviation_of_discrete_actions_is_told_to_have_no_effect() -> None:
+    config, one = StandardModelConfig(initial_std=0.5), spaces.Discrete(4)
+    (warning,) = config.warnings(VECTOR, one)
+    assert warning == "--model.initial-std 0.5 has no effect, since the actions of Discrete(4) are discrete."
+    assert config.warnings(VECTOR, TUPLE) == StandardModelConfig().warnings(VECTOR, one) == []
+
+
 def test_a_mask_of_the_wrong_size_is_named() -> None:
     with pytest.raises(SettingsError, match="3 entries"):
         build(spaces.Dict(action_mask=spaces.MultiBinary(3), arm=VECTOR))

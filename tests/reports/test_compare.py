@@ -55,6 +55,8 @@ def test_a_run_whose_scores_begin_too_late_has_none_at_an_equal_budget(tmp_path:
     (long / "metrics.jsonl").write_text("\n".join(lines[40:]) + "\n")
     with pytest.raises(SettingsError, match=r"long .*score/mean .*671,744 samples.*163,840"):
         compare([long], [short])
+    with pytest.raises(SettingsError, match=r"score/mean at 8,200 seconds, .* only 2,000 seconds"):
+        compare([long], [short], x="time")
 
 
 def test_several_tasks(tmp_path: Path) -> None:

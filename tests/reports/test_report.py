@@ -515,6 +515,13 @@ def test_the_slower_side_is_the_one_that_was_waited_for(
     assert shown[1][:6] == ["a", "async, at most 4", "0", "4", "async, at most 8", "0.5"]
 
 
+def test_waits_count_the_iterations_that_a_long_run_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.reports.runs._LINES", 20)
+    run = write_run(tmp_path / "a", lag="async", metrics={"wait/rollouts": 50.0, "wait/parameters": 20.0})
+    assert len(Run.read(run).records) == 21, "of 60 iterations of 200 seconds"
+    assert ["a", "25.0%", "10.0%", "collectors"] in rows(report([run], tmp_path / "r.html"), "lag")
+
+
 def test_waits_of_the_beginning_do_not_flatten_a_chart() -> None:
     lines = [{"y": [90.0, *[2.0] * 18, 4.0]}, {"y": [1.0, None, 3.0]}]
     cut = _captioned(Chart("wait/rollouts", {"kind": "curves", "lines": lines}))
