@@ -23,6 +23,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.envs import EnvConfig, ShardEnv
 from lockstep.envs.pool.pool import SteppingPool
 from lockstep.evaluation.actor import Actor
+from lockstep.evaluation.policy import Policy
 from lockstep.experiment import Experiment
 from lockstep.export.hub import foreign_code
 from lockstep.export.policy import export
@@ -129,6 +130,12 @@ def small(**changes: Any) -> Experiment:
         precision="fp32",
     )
     return experiment.replace(**changes)
+
+
+def test_one_of_several_policies_computes_in_the_arithmetic_of_the_run() -> None:
+    experiment = small(precision="portable", **{"model.core": "mingru"})
+    whole = Policy(experiment.build_model(*envs.spaces(experiment.env)), experiment, 0, 0, 0)
+    assert whole.model.portable_operations and whole.of("guide").model.portable_operations
 
 
 def raising(agent: str) -> str:
