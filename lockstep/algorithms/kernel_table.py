@@ -128,8 +128,9 @@ class PPOKernels(_OnPolicyKernels):
         if case.model.recurrent or not super().covers(case):
             return False
         assert isinstance(case.model, StandardModelConfig)
-        # These kernels draw the initial weights themselves, those of convolutions always as orthogonal matrices.
-        return case.model.initialization != "impala" or not ObservationLayout.of(case.observation_space).images
+        # These kernels draw the initial weights themselves, those of an image's layers always as orthogonal matrices.
+        drawn = case.model.initialization not in ("impala", "pytorch")
+        return drawn or not ObservationLayout.of(case.observation_space).images
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from lockstep.models.layers import (
 )
 from lockstep.models.observations import ObservationLayout, entry, flatten_entry
 
-Initialization = Literal["orthogonal", "impala"]
+Initialization = Literal["orthogonal", "impala", "pytorch"]
 Activation = Literal["relu", "elu"]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": partial(F.relu, inplace=True),
@@ -317,6 +317,8 @@ def take_observation_statistics(model: nn.Module, mean: Tensor, std: Tensor, col
 
 
 def _initialize(network: nn.Module, initialization: Initialization) -> None:
+    if initialization == "pytorch":
+        return  # layers are made with these weights
     for module in network.modules():
         if isinstance(module, nn.Conv2d) and initialization == "impala":
             initialize_lecun_normal(module)

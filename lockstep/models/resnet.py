@@ -85,7 +85,7 @@ class ImpalaResNet(nn.Module):
         shape: tuple[int, int, int],
         channels: tuple[int, ...] = (16, 32, 32),
         dense_size: int = 256,
-        initialization: Literal["orthogonal", "impala", "fixup"] = "impala",
+        initialization: Literal["orthogonal", "impala", "fixup", "pytorch"] = "impala",
     ):
         super().__init__()
         in_channels, height, width = shape
@@ -105,6 +105,8 @@ class ImpalaResNet(nn.Module):
             for layer in (*self.convolutions, self.dense):
                 initialize_he(layer)  # type: ignore[arg-type]
             return
+        if initialization == "pytorch":
+            return  # layers are made with these weights
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d) and initialization == "impala":
                 initialize_lecun_normal(layer)

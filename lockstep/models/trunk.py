@@ -88,10 +88,12 @@ class TrunkConfig(ModelConfig):
     previous_action_reward: bool = False
     """Show the model the previous action and reward. On helps if the agent must remember or sees only a part of the
     state."""
-    initialization: Literal["auto", "orthogonal", "impala", "fixup"] = "auto"
+    initialization: Literal["auto", "orthogonal", "impala", "fixup", "pytorch"] = "auto"
     """Initial weights. orthogonal applies to all layers. impala draws convolutions from LeCun's normal distribution,
     like Cleanba. fixup, for the impala encoder only, begins every residual block as the identity, so that deep networks
-    train without normalization. auto takes impala for the impala encoder and orthogonal otherwise."""
+    train without normalization. pytorch draws the weights and biases of an image's layers uniformly up to 1/√inputs, so
+    features begin several times smaller than with orthogonal. auto takes impala for the impala encoder and orthogonal
+    otherwise."""
     channels: tuple[int, ...] = (16, 32, 32)
     """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
     dense_size: int = 0
