@@ -334,11 +334,14 @@ def test_acting_with_a_core_is_torchs_forward(core: str, separate: bool) -> None
     assert torch.equal(state, before)
 
 
-def test_ppo_begins_with_the_weights_that_its_model_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LeCun's normal distribution has a variance of 1 / inputs, here 9 pixels of 4 channels."""
-    experiment = EXPERIMENTS["portable-minatar-ppo"]().replace(**{"model.initialization": "impala"})
+@pytest.mark.parametrize(("initialization", "variance"), [("impala", 1.0), ("pytorch", 1 / 3)])
+def test_ppo_begins_with_the_weights_that_its_model_asks_for(
+    initialization: str, variance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """variance: times the inputs, here 9 pixels of 4 channels."""
+    experiment = EXPERIMENTS["portable-minatar-ppo"]().replace(**{"model.initialization": initialization})
     weights = dict(Agent(experiment).model.named_parameters())["trunks.0.encoder.images.0.convolutions.0.weight"]
-    assert weights[0].numel() == 36 and float(weights.detach().std()) == pytest.approx(1 / 6, rel=0.1)
+    assert weights[0].numel() == 36 and float(weights.detach().std()) == pytest.approx(variance**0.5 / 6, rel=0.1)
     compare_ledgers(experiment, tmp_path, monkeypatch, LossKernels)
 
 

@@ -23,7 +23,7 @@ from lockstep.models import (
     SimpleConvNet,
     StandardModelConfig,
 )
-from lockstep.models.encoders import IMAGE_ENCODERS, ImageEncoder, MinAtarCNN, SymbolNet
+from lockstep.models.encoders import IMAGE_ENCODERS, ConvNet, ImageEncoder, MinAtarCNN, SymbolNet
 from lockstep.models.layers import (
     PixelConv2d,
     fold_kernel,
@@ -34,6 +34,10 @@ from lockstep.models.layers import (
 from lockstep.models.observations import precision_warning, unused_mask
 from lockstep.models.resnet import FixupBlock
 from lockstep.models.trunk import EncoderName
+
+
+def resnet() -> nn.Module:
+    return ImpalaResNet((3, 12, 12), (16, 64), 256, "pytorch")
 
 
 def pixels(*shape: int, seed: int = 0) -> Tensor:
@@ -148,6 +152,19 @@ def test_lecun_normal_initialization() -> None:
     assert layer.weight.mean().item() == pytest.approx(0, abs=std / 100)
     assert layer.weight.abs().max().item() == pytest.approx(2 * std / 0.8796, rel=0.001)
     assert layer.bias is not None and not layer.bias.any()
+
+
+@pytest.mark.parametrize("make", [lambda: ConvNet((4, 36, 36), ((64, 8, 4),), 512, "relu", "pytorch"), resnet])
+def test_pytorch_initialization_is_uniform_up_to_one_over_the_root_of_the_inputs(make: Callable[[], nn.Module]) -> None:
+    with reproducible_initialization(0):
+        network = make()
+    layers = [layer for layer in network.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    assert len(layers) >= 2
+    for layer in layers:
+        limit = 1 / math.sqrt(layer.weight[0].numel())
+        assert layer.weight.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.05)
+        assert 0.95 * limit < layer.weight.abs().max().item() <= limit
+        assert layer.bias is not None and 0 < layer.bias.abs().max().item() <= limit
 
 
 def test_fixup_begins_every_residual_block_as_the_identity() -> None:
