@@ -21,16 +21,16 @@ from lockstep.models.core import Core
 from lockstep.models.layers import (
     ChannelNorm,
     Conv2d,
+    Initialization,
     LayerNorm,
     Linear,
     PixelConv2d,
     flatten_places,
-    initialize_lecun_normal,
+    initialize,
     initialize_orthogonal,
 )
 from lockstep.models.observations import ObservationLayout, entry, flatten_entry
 
-Initialization = Literal["orthogonal", "impala", "pytorch"]
 Activation = Literal["relu", "elu"]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": partial(F.relu, inplace=True),
@@ -120,7 +120,7 @@ class ConvNet(nn.Module):
         norms: list[nn.Module] = [ChannelNorm(channels) for channels, _, _ in layers]
         norms += [LayerNorm(dense_size)] if dense_size else []
         self.norms = nn.ModuleList(norms) if layer_norm else None
-        _initialize(self, initialization)
+        initialize(self, initialization)
 
     def forward(self, image: Tensor, dtype: torch.dtype) -> Tensor:
         """[N, C, H, W] -> [N, F] in dtype"""
@@ -314,13 +314,3 @@ def take_observation_statistics(model: nn.Module, mean: Tensor, std: Tensor, col
     for module in model.modules():
         if module is not model and hasattr(module, "set_observation_statistics"):
             module.set_observation_statistics(mean, std)  # type: ignore[operator]
-
-
-def _initialize(network: nn.Module, initialization: Initialization) -> None:
-    if initialization == "pytorch":
-        return  # layers are made with these weights
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d) and initialization == "impala":
-            initialize_lecun_normal(module)
-        elif isinstance(module, (nn.Conv2d, nn.Linear)):
-            initialize_orthogonal(module, math.sqrt(2))

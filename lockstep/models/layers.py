@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ _LARGE = 750_000
 """Matrix products with at least this many multiplications use oneDNN."""
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types as wide as a row of a pixel block, by block size."""
+Initialization = Literal["orthogonal", "impala", "pytorch"]
+"""The initial weights of networks for images: see model.initialization."""
 
 
 class Rounded:
@@ -245,3 +247,14 @@ def initialize_he(layer: nn.Linear | nn.Conv2d, scale: float = 1.0) -> None:
     nn.init.normal_(layer.weight, std=scale * math.sqrt(2 / layer.weight[0].numel()))
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
+
+
+def initialize(network: nn.Module, initialization: Initialization) -> None:
+    """Initialize the layers of a network for images."""
+    if initialization == "pytorch":
+        return  # layers are made with these weights
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d) and initialization == "impala":
+            initialize_lecun_normal(layer)
+        elif isinstance(layer, (nn.Conv2d, nn.Linear)):
+            initialize_orthogonal(layer, math.sqrt(2))

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 from lockstep.models.layers import (
     Conv2d,
+    Initialization,
     Linear,
     PixelConv2d,
     flatten_places,
+    initialize,
     initialize_he,
-    initialize_lecun_normal,
-    initialize_orthogonal,
 )
 from lockstep.models.pooling import max_pool
 
@@ -85,7 +85,7 @@ class ImpalaResNet(nn.Module):
         shape: tuple[int, int, int],
         channels: tuple[int, ...] = (16, 32, 32),
         dense_size: int = 256,
-        initialization: Literal["orthogonal", "impala", "fixup", "pytorch"] = "impala",
+        initialization: Literal[Initialization, "fixup"] = "impala",
     ):
         super().__init__()
         in_channels, height, width = shape
@@ -101,17 +101,11 @@ class ImpalaResNet(nn.Module):
             in_channels, height, width = out_channels, (height + 1) // 2, (width + 1) // 2
         self.dense = Linear(in_channels * height * width, dense_size)
         self.out_features = dense_size
-        if fixup:
+        if initialization == "fixup":
             for layer in (*self.convolutions, self.dense):
                 initialize_he(layer)  # type: ignore[arg-type]
-            return
-        if initialization == "pytorch":
-            return  # layers are made with these weights
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d) and initialization == "impala":
-                initialize_lecun_normal(layer)
-            elif isinstance(layer, (nn.Conv2d, nn.Linear)):
-                initialize_orthogonal(layer, math.sqrt(2))
+        else:
+            initialize(self, initialization)
 
     def forward(self, image: Tensor, dtype: torch.dtype) -> Tensor:
         """[N, C, H, W] -> [N, F] in dtype"""

@@ -22,7 +22,7 @@ from lockstep.models.encoders import (
     SymbolNet,
     Trunk,
 )
-from lockstep.models.layers import Conv2d, Linear
+from lockstep.models.layers import Conv2d, Initialization, Linear
 from lockstep.models.observations import ObservationLayout, observed_by_policies
 from lockstep.models.popart import unused_task
 from lockstep.models.resnet import ImpalaResNet
@@ -88,7 +88,7 @@ class TrunkConfig(ModelConfig):
     previous_action_reward: bool = False
     """Show the model the previous action and reward. On helps if the agent must remember or sees only a part of the
     state."""
-    initialization: Literal["auto", "orthogonal", "impala", "fixup", "pytorch"] = "auto"
+    initialization: Literal["auto", Initialization, "fixup"] = "auto"
     """Initial weights. orthogonal applies to all layers. impala draws convolutions from LeCun's normal distribution,
     like Cleanba. fixup, for the impala encoder only, begins every residual block as the identity, so that deep networks
     train without normalization. pytorch draws the weights and biases of an image's layers uniformly up to 1/√inputs, so
