@@ -21,7 +21,7 @@ from lockstep.envs.curriculum import first_options, pack
 from lockstep.experiment import Experiment
 from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import Masking, Networks, PolicyModel
-from lockstep.models.observations import unused_mask
+from lockstep.models.observations import ObservationLayout, unused_mask
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policies import first_normalizers, parts_of
 from lockstep.models.trunk import PRECISIONS
@@ -124,6 +124,8 @@ class Agent:
         choices = distribution.num_logits if isinstance(distribution, Masking) else 0
         if mask := unused_mask(self.observation_space, choices):
             found.append(mask)
+        if self.experiment.normalize.observations and not ObservationLayout.of(self.observation_space).vectors:
+            found.append("--normalize.observations has no effect, because the observations are images alone.")
         if self.experiment.precision == "portable" and self.kernels is None:
             found.append(NO_KERNELS)
         return found

@@ -201,9 +201,8 @@ def _policies(name: str, agents: list[Any]) -> dict[str, list[Any]]:
 def _playing(name: str, policy: str, count: int) -> tuple[Inference, ActionDistribution, int]:
     """What computes a policy of a run for `count` agents, its distribution and the size of its state; the same for all
     matches of a process."""
-    whole, parts = _loaded(name)
+    _, parts = _loaded(name)
     playing = parts[policy][0].for_playing().cpu()
-    playing.portable_operations = whole.model.portable_operations
     return Inference(playing), playing.distribution, playing.state_size
 
 

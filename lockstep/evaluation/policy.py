@@ -64,9 +64,7 @@ class Policy:
         """
         _part(self.spaces[0], name)
         assert isinstance(self.model, Policies)
-        model = self.model[name]
-        model.portable_operations = self.model.portable_operations  # which its parts do not know
-        return dataclasses.replace(self, model=model, name=name)
+        return dataclasses.replace(self, model=self.model[name], name=name)
 
 
 def _part(seen: gymnasium.Space[Any], name: str) -> Part:

@@ -106,6 +106,21 @@ class Policies(PolicyModel):
         self.has_value = all(model.has_value for model in models.values())
         assert not any(model.noise_numbers for model in models.values()), "no noisy layers learn from rollouts"
 
+    @property
+    def portable_operations(self) -> bool:
+        """Whether torch's operations are replaced for these models, each of which may act alone."""
+        return any(model.portable_operations for model in self._models())
+
+    @portable_operations.setter
+    def portable_operations(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, replaced: bool
+    ) -> None:
+        for model in self._models():
+            model.portable_operations = replaced
+
+    def _models(self) -> list[PolicyModel]:
+        return [self[name] for name in self.policies]
+
     def __getitem__(self, name: str) -> PolicyModel:
         model = self.policies[name]
         assert isinstance(model, PolicyModel)
@@ -172,9 +187,7 @@ class Policies(PolicyModel):
             )
         if list(space.parts) == list(self._space.parts):
             return self
-        playing = Policies(space, {name: self[name] for name in space.parts}, action_space)
-        playing.portable_operations = self.portable_operations
-        return playing
+        return Policies(space, {name: self[name] for name in space.parts}, action_space)
 
     def for_acting(self) -> Policies:
         return self._copied({name: self[name].for_acting() for name in self._space.parts})
@@ -194,9 +207,7 @@ class Policies(PolicyModel):
         return Policies(self._space, models, self._action_space, distribution)
 
     def _copied(self, models: dict[str, PolicyModel]) -> Policies:
-        copied = Policies(self._space, models, self._action_space, self.distribution)
-        copied.portable_operations = self.portable_operations
-        return copied
+        return Policies(self._space, models, self._action_space, self.distribution)
 
 
 @dataclass(frozen=True)

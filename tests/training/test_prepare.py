@@ -101,6 +101,14 @@ def test_portable_arithmetic_without_kernels_is_warned_about(
     assert NO_KERNELS not in Agent(experiment.replace(precision="fp32"), like=like).warnings()
 
 
+@pytest.mark.parametrize(("seen", "told"), [(PICTURE, 1), (VECTOR, 0), (ENTRIES, 0)])
+def test_normalization_of_images_alone_is_told_to_have_no_effect(seen: Any, told: int) -> None:
+    like: Any = SimpleNamespace(observation_space=seen, action_space=CHOICES)
+    experiment = RECIPES["ppo-cartpole"]().replace(**{"model.encoder": "auto", "normalize.observations": True})
+    for given, count in ((experiment, told), (experiment.replace(**{"normalize.observations": False}), 0)):
+        assert sum("--normalize.observations has" in text for text in Agent(given, like=like).warnings()) == count
+
+
 @pytest.mark.parametrize(
     "name", ["portable-pendulum", "hindsight", "sac-discrete", "iqn", "rainbow-lag-1", "r2d2-uniform-lag-1"]
 )
