@@ -129,7 +129,7 @@ class PPOKernels(_OnPolicyKernels):
             return False
         assert isinstance(case.model, StandardModelConfig)
         # These kernels draw the initial weights themselves, those of an image's layers always as orthogonal matrices.
-        drawn = case.model.initialization not in ("impala", "pytorch")
+        drawn = case.model.initialization in ("auto", "orthogonal")
         return drawn or not ObservationLayout.of(case.observation_space).images
 
 

@@ -78,8 +78,15 @@ def _smallest_image(layers: tuple[tuple[int, int, int], ...]) -> int:
     return size
 
 
+def _padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    """The zeros before and after a side of an image with which a convolution returns ⌈size / stride⌉ places, as with
+    TensorFlow's padding SAME."""
+    zeros = max(0, (math.ceil(size / stride) - 1) * stride + kernel - size)
+    return zeros // 2, zeros - zeros // 2
+
+
 class ConvNet(nn.Module):
-    """Convolutions without padding and a dense layer, each followed by the activation.
+    """Convolutions and a dense layer, each followed by the activation.
 
     Args:
         shape: [C, H, W] of an image.
@@ -89,6 +96,7 @@ class ConvNet(nn.Module):
         activation: the activation after every layer, as a name or a function, which may overwrite its argument.
         initialization: the initialization of all layers.
         layer_norm: whether every layer is normalized before its activation; convolutions over channels at each place.
+        padded: whether images are padded with zeros, so that only strides make them smaller.
     """
 
     def __init__(
@@ -99,19 +107,25 @@ class ConvNet(nn.Module):
         activation: Activation | Callable[[Tensor], Tensor],
         initialization: Initialization = "orthogonal",
         layer_norm: bool = False,
+        padded: bool = False,
     ):
         super().__init__()
         channels, height, width = shape
-        smallest = _smallest_image(layers)
+        smallest = 1 if padded else _smallest_image(layers)
         if min(height, width) < smallest:
             raise SettingsError(
                 f"This network does not accept images of {height}x{width} pixels: it needs at least "
                 f"{smallest}x{smallest}. Use --model.encoder impala, which accepts any size."
             )
         self.convolutions = nn.ModuleList()
+        self.paddings: list[tuple[int, ...]] = []
+        """Zeros before and after each row, and above and below the image, of every convolution; () for none."""
         for index, (out_channels, kernel, stride) in enumerate(layers):
             convolution = PixelConv2d if index == 0 else Conv2d
             self.convolutions.append(convolution(channels, out_channels, kernel, stride=stride))
+            padding = (*_padding(width, kernel, stride), *_padding(height, kernel, stride)) if padded else ()
+            self.paddings.append(padding if any(padding) else ())
+            height, width = height + sum(padding[2:]), width + sum(padding[:2])
             channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         self.dense = Linear(channels * height * width, dense_size) if dense_size else None
         self.out_features = dense_size or channels * height * width
@@ -125,10 +139,14 @@ class ConvNet(nn.Module):
     def forward(self, image: Tensor, dtype: torch.dtype) -> Tensor:
         """[N, C, H, W] -> [N, F] in dtype"""
         first, *rest = self.convolutions
-        x = self._activate(0, first(image, dtype))
+        x = self._activate(0, first(self._pad(0, image), dtype))
         for index, convolution in enumerate(rest, start=1):
-            x = self._activate(index, convolution(x))
+            x = self._activate(index, convolution(self._pad(index, x)))
         return flatten_places(x) if self.dense is None else self._activate(-1, self.dense(flatten_places(x)))
+
+    def _pad(self, layer: int, x: Tensor) -> Tensor:
+        """Add a convolution's zeros, if any."""
+        return F.pad(x, self.paddings[layer]) if self.paddings[layer] else x
 
     def _activate(self, layer: int, x: Tensor) -> Tensor:
         """Apply a layer's normalization, if any, and the activation."""
@@ -148,11 +166,13 @@ class ImageEncoder:
     """Whether lockstep.kernels can compute the network in portable arithmetic."""
     costly: bool = True
     """Whether learning takes about a millisecond per sample."""
+    padded: bool = False
+    """Whether convolutions pad images with zeros, so that only strides make them smaller."""
 
     @property
     def smallest(self) -> int:
         """The smallest side of an image that the network accepts."""
-        return _smallest_image(self.layers)
+        return 1 if self.padded else _smallest_image(self.layers)
 
     @property
     def strides(self) -> bool:
@@ -168,11 +188,13 @@ class ImageEncoder:
     ) -> ConvNet:
         """The network for images [C, H, W]. The other arguments are those of ConvNet."""
         features = self.dense_size if dense_size is None else dense_size
-        return ConvNet(shape, self.layers, features, self.activation, initialization, layer_norm)
+        return ConvNet(shape, self.layers, features, self.activation, initialization, layer_norm, self.padded)
 
 
 NatureCNN = ImageEncoder(((32, 8, 4), (64, 4, 2), (64, 3, 1)), kernels=True)
 """The network of Mnih et al. 2015: three convolutions and a dense layer."""
+DopamineCNN = ImageEncoder(NatureCNN.layers, padded=True)
+"""The network of Dopamine's JAX agents: that of Mnih et al. 2015 with padded convolutions."""
 SimpleConvNet = ImageEncoder(((32, 8, 4), (64, 4, 2), (128, 3, 2)), activation="elu")
 """The image network of Petrenko et al. 2020 (arXiv:2006.11751), which Sample Factory calls convnet_simple."""
 MinAtarCNN = ImageEncoder(((16, 3, 1),), 128, kernels=True, costly=False)
@@ -182,6 +204,7 @@ DataEfficientCNN = ImageEncoder(((32, 5, 5), (64, 5, 5)), 0, kernels=True, costl
 streams of the head follow directly."""
 IMAGE_ENCODERS = {
     "nature": NatureCNN,
+    "dopamine": DopamineCNN,
     "convnet_simple": SimpleConvNet,
     "minatar": MinAtarCNN,
     "der": DataEfficientCNN,

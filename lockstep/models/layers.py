@@ -20,7 +20,7 @@ _LARGE = 750_000
 """Matrix products with at least this many multiplications use oneDNN."""
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types as wide as a row of a pixel block, by block size."""
-Initialization = Literal["orthogonal", "impala", "pytorch"]
+Initialization = Literal["orthogonal", "impala", "pytorch", "glorot"]
 """The initial weights of networks for images: see model.initialization."""
 
 
@@ -249,6 +249,13 @@ def initialize_he(layer: nn.Linear | nn.Conv2d, scale: float = 1.0) -> None:
     nn.init.zeros_(layer.bias)
 
 
+def initialize_glorot(layer: nn.Linear | nn.Conv2d) -> None:
+    """Uniform weights of variance 2 / (fan_in + fan_out) and zero biases (Glorot and Bengio 2010), as in Dopamine."""
+    nn.init.xavier_uniform_(layer.weight)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+
+
 def initialize(network: nn.Module, initialization: Initialization) -> None:
     """Initialize the layers of a network for images."""
     if initialization == "pytorch":
@@ -256,5 +263,7 @@ def initialize(network: nn.Module, initialization: Initialization) -> None:
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d) and initialization == "impala":
             initialize_lecun_normal(layer)
+        elif isinstance(layer, (nn.Conv2d, nn.Linear)) and initialization == "glorot":
+            initialize_glorot(layer)
         elif isinstance(layer, (nn.Conv2d, nn.Linear)):
             initialize_orthogonal(layer, math.sqrt(2))

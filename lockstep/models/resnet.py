@@ -76,8 +76,8 @@ class ImpalaResNet(nn.Module):
         shape: [C, H, W] of an image.
         channels: the channels of each section.
         dense_size: F.
-        initialization: impala, orthogonal and pytorch as for other encoders; fixup uses FixupBlock, and He's
-            initialization for all other layers.
+        initialization: fixup uses FixupBlock, and He's initialization for all other layers. The others are as for
+            other encoders.
     """
 
     def __init__(

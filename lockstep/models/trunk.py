@@ -56,7 +56,7 @@ def acting_copy(model: ModelT) -> ModelT:
     return acting
 
 
-EncoderName = Literal["auto", "mlp", "nature", "convnet_simple", "der", "impala", "minatar", "symbols"]
+EncoderName = Literal["auto", "mlp", "nature", "dopamine", "convnet_simple", "der", "impala", "minatar", "symbols"]
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,13 @@ class TrunkConfig(ModelConfig):
     whole model."""
 
     encoder: EncoderName = "auto"
-    """Network for images: nature is small and fast. convnet_simple, Sample Factory's, has wider and coarser last
-    features for larger images. der, of data-efficient Rainbow, has two coarse convolutions for few samples, and costs a
-    fifth of nature. impala is a deep residual network that learns more from each sample and costs about eight times as
-    much. minatar has one convolution, for grids of 10x10 cells. mlp flattens images. symbols is for grids of symbols
-    from 0 to 10, such as MiniGrid's, and turns each symbol into a separate input. auto takes nature, or impala below
-    36x36 pixels. Vectors always pass through an MLP."""
+    """Network for images: nature is small and fast. dopamine is nature with padded convolutions, which keep more places
+    and cost more. convnet_simple, Sample Factory's, has wider and coarser last features for larger images. der, of
+    data-efficient Rainbow, has two coarse convolutions for few samples, and costs a fifth of nature. impala is a deep
+    residual network that learns more from each sample and costs about eight times as much. minatar has one convolution,
+    for grids of 10x10 cells. mlp flattens images. symbols is for grids of symbols from 0 to 10, such as MiniGrid's, and
+    turns each symbol into a separate input. auto takes nature, or impala below 36x36 pixels. Vectors always pass
+    through an MLP."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of the MLP. More or wider layers fit harder functions, learn less stably and cost time."""
     activation: Literal["tanh", "relu", "elu"] = "tanh"
@@ -91,9 +92,9 @@ class TrunkConfig(ModelConfig):
     initialization: Literal["auto", Initialization, "fixup"] = "auto"
     """Initial weights. orthogonal applies to all layers. impala draws convolutions from LeCun's normal distribution,
     like Cleanba. fixup, for the impala encoder only, begins every residual block as the identity, so that deep networks
-    train without normalization. pytorch draws the weights and biases of an image's layers uniformly up to 1/√inputs, so
-    features begin several times smaller than with orthogonal. auto takes impala for the impala encoder and orthogonal
-    otherwise."""
+    train without normalization. pytorch draws the weights and biases of an image's layers uniformly up to 1/√inputs,
+    and glorot the weights up to √(6 / (inputs + outputs)); features begin several times smaller than with orthogonal.
+    auto takes impala for the impala encoder and orthogonal otherwise."""
     channels: tuple[int, ...] = (16, 32, 32)
     """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
     dense_size: int = 0

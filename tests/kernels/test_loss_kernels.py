@@ -334,7 +334,9 @@ def test_acting_with_a_core_is_torchs_forward(core: str, separate: bool) -> None
     assert torch.equal(state, before)
 
 
-@pytest.mark.parametrize(("initialization", "variance"), [("impala", 1.0), ("pytorch", 1 / 3)])
+@pytest.mark.parametrize(
+    ("initialization", "variance"), [("impala", 1.0), ("pytorch", 1 / 3), ("glorot", 2 * 36 / (36 + 144))]
+)
 def test_ppo_begins_with_the_weights_that_its_model_asks_for(
     initialization: str, variance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

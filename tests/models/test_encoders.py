@@ -23,8 +23,9 @@ from lockstep.models import (
     SimpleConvNet,
     StandardModelConfig,
 )
-from lockstep.models.encoders import IMAGE_ENCODERS, ConvNet, ImageEncoder, MinAtarCNN, SymbolNet
+from lockstep.models.encoders import IMAGE_ENCODERS, ConvNet, DopamineCNN, ImageEncoder, MinAtarCNN, SymbolNet
 from lockstep.models.layers import (
+    Initialization,
     PixelConv2d,
     fold_kernel,
     fold_pixels,
@@ -36,8 +37,10 @@ from lockstep.models.resnet import FixupBlock
 from lockstep.models.trunk import EncoderName
 
 
-def resnet() -> nn.Module:
-    return ImpalaResNet((3, 12, 12), (16, 64), 256, "pytorch")
+def networks(initialization: Initialization) -> tuple[nn.Module, ...]:
+    with reproducible_initialization(0):
+        resnet = ImpalaResNet((3, 12, 12), (16, 64), 256, initialization)
+        return ConvNet((4, 36, 36), ((64, 8, 4),), 512, "relu", initialization), resnet
 
 
 def pixels(*shape: int, seed: int = 0) -> Tensor:
@@ -103,6 +106,30 @@ def test_convolutional_networks_equal_plain_layers(
     assert ours.out_features == expected.shape[1] == (128 if network is MinAtarCNN else 512)
 
 
+@pytest.mark.parametrize(
+    ("shape", "zeros", "dense_inputs"),
+    [
+        ((4, 84, 84), ((2, 2, 2, 2), (1, 2, 1, 2), (1, 1, 1, 1)), 11 * 11 * 64),
+        ((1, 5, 10), ((3, 3, 3, 4), (1, 2, 1, 1), (1, 1, 1, 1)), 1 * 2 * 64),
+    ],
+)
+def test_padded_convolutions_make_images_smaller_by_their_strides_alone(
+    shape: tuple[int, int, int], zeros: tuple[tuple[int, ...], ...], dense_inputs: int
+) -> None:
+    """84 -> 21 -> 11 -> 11; (10, 5) -> (3, 2) -> (2, 1) -> (2, 1)."""
+    ours = DopamineCNN(shape)
+    image = pixels(3, *shape)
+    x = image.float() / 255
+    for layer, stride, around in zip(ours.convolutions, (4, 2, 1), zeros, strict=True):
+        assert isinstance(layer, nn.Conv2d)
+        x = F.relu(F.conv2d(F.pad(x, around), layer.weight, layer.bias, stride))
+    x = x.permute(0, 2, 3, 1).reshape(3, dense_inputs)
+    assert ours.dense is not None
+    expected = F.relu(F.linear(x, ours.dense.weight, ours.dense.bias))
+    torch.testing.assert_close(ours(image, torch.float32), expected, rtol=1e-4, atol=1e-5)
+    assert DopamineCNN.smallest == 1
+
+
 def test_every_network_of_the_table_is_a_choice_and_no_other() -> None:
     assert {"auto", "mlp", "impala", "symbols", *IMAGE_ENCODERS} == set(get_args(EncoderName))
     assert len({"auto", "mlp", "impala", "symbols", *IMAGE_ENCODERS}) == 4 + len(IMAGE_ENCODERS)
@@ -154,10 +181,8 @@ def test_lecun_normal_initialization() -> None:
     assert layer.bias is not None and not layer.bias.any()
 
 
-@pytest.mark.parametrize("make", [lambda: ConvNet((4, 36, 36), ((64, 8, 4),), 512, "relu", "pytorch"), resnet])
-def test_pytorch_initialization_is_uniform_up_to_one_over_the_root_of_the_inputs(make: Callable[[], nn.Module]) -> None:
-    with reproducible_initialization(0):
-        network = make()
+@pytest.mark.parametrize("network", networks("pytorch"))
+def test_pytorch_initialization_is_uniform_up_to_one_over_the_root_of_the_inputs(network: nn.Module) -> None:
     layers = [layer for layer in network.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
     assert len(layers) >= 2
     for layer in layers:
@@ -165,6 +190,19 @@ def test_pytorch_initialization_is_uniform_up_to_one_over_the_root_of_the_inputs
         assert layer.weight.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.05)
         assert 0.95 * limit < layer.weight.abs().max().item() <= limit
         assert layer.bias is not None and 0 < layer.bias.abs().max().item() <= limit
+
+
+@pytest.mark.parametrize("network", networks("glorot"))
+def test_glorot_initialization_is_uniform_with_a_variance_of_two_over_inputs_and_outputs(network: nn.Module) -> None:
+    layers = [layer for layer in network.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    assert len(layers) >= 2
+    for layer in layers:
+        places = layer.weight[0, 0].numel() if isinstance(layer, nn.Conv2d) else 1
+        variance = 2 / (places * (layer.weight.shape[0] + layer.weight.shape[1]))
+        limit = math.sqrt(3 * variance)
+        assert layer.weight.var().item() == pytest.approx(variance, rel=0.1)
+        assert 0.95 * limit < layer.weight.abs().max().item() <= limit
+        assert layer.bias is not None and not layer.bias.any()
 
 
 def test_fixup_begins_every_residual_block_as_the_identity() -> None:

@@ -69,6 +69,7 @@ CHOICES, ARMS = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
         ("ppo-mujoco", {"model.encoder": "mlp"}, PICTURE, ARMS, True),
         ("dqn-cartpole", {"model.encoder": "minatar"}, PICTURE, CHOICES, True),
         ("dqn-cartpole", {"model.encoder": "der"}, PICTURE, CHOICES, True),
+        ("dqn-cartpole", {"model.encoder": "dopamine"}, PICTURE, CHOICES, False),
         ("dqn-cartpole", {"model.returns": "implicit"}, VECTOR, CHOICES, True),
         ("dqn-cartpole", {"model.returns": "implicit", "model.activation": "elu"}, VECTOR, CHOICES, False),
         ("qrdqn-atari", {}, PICTURE, CHOICES, True),
