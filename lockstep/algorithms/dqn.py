@@ -146,13 +146,10 @@ class DQN(OffPolicy[DQNConfigT]):
         reward, discount = batch.reward.unsqueeze(-1), batch.discount.unsqueeze(-1)
         if online.atoms is not None:
             target_dist = project(dist_t.softmax(-1), reward + discount * online.atoms, online.atoms)
-            # Subtract the entropy of the target, which learning cannot remove, so that the smallest priority is 0.
-            error = -(target_dist * dist_tm1.log_softmax(-1)).sum(-1) + torch.xlogy(target_dist, target_dist).sum(-1)
-            priority, q_tm1, target_tm1 = (
-                error,
-                (dist_tm1.softmax(-1) * online.atoms).sum(-1),
-                (target_dist * online.atoms).sum(-1),
-            )
+            # The loss is the divergence, which learning can bring to 0: the cross-entropy minus the target's entropy.
+            priority = -(target_dist * dist_tm1.log_softmax(-1)).sum(-1)
+            error = priority + torch.xlogy(target_dist, target_dist).sum(-1)
+            q_tm1, target_tm1 = (dist_tm1.softmax(-1) * online.atoms).sum(-1), (target_dist * online.atoms).sum(-1)
         elif online.quantiles:
             target_dist = reward + discount * dist_t
             error = quantile_huber(dist_tm1, target_dist, tau)

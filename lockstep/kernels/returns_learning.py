@@ -96,11 +96,13 @@ def _learn_distributions(
     priority: np.ndarray,
 ) -> None:
     """Learn by the cross-entropy minus the target's entropy: logits and the target's probabilities [n, K] -> the
-    gradient by logits [n, K], each item's part in the metrics [DQN_SUMS, n], and priorities [n]."""
+    gradient by logits [n, K], each item's part in the metrics [DQN_SUMS, n], and the cross-entropy as priorities
+    [n]."""
     log_p = np.empty_like(logits)
     log_softmax(logits, log_p)
     n, kinds = log_p.shape
-    p, terms_of_atoms, cross = np.empty_like(log_p), np.empty_like(log_p), np.empty(n, np.float32)
+    p, terms_of_atoms = np.empty_like(log_p), np.empty_like(log_p)
+    cross, negentropy = np.empty(n, np.float32), np.empty(n, np.float32)
     exponentials(log_p, p)
     for i in range(n):
         for k in range(kinds):
@@ -110,12 +112,12 @@ def _learn_distributions(
         for k in range(kinds):
             x = target[i, k]
             terms_of_atoms[i, k] = x * log(x) if x != _ZERO else _ZERO
-    row_sums(terms_of_atoms, priority)
+    row_sums(terms_of_atoms, negentropy)
     mean_returns(p, atoms, terms[1])
     mean_returns(target, atoms, terms[2])
     for i in range(n):
-        priority[i] = -cross[i] + priority[i]
-        terms[0, i] = weight[i] * priority[i]
+        priority[i] = -cross[i]
+        terms[0, i] = weight[i] * (priority[i] + negentropy[i])
         terms[3, i] = abs(terms[2, i] - terms[1, i])
         total = _ZERO
         for k in range(kinds):

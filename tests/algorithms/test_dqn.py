@@ -276,7 +276,7 @@ def test_losses_of_all_returns_are_what_loops_give(returns: Any, double: bool) -
             wanted = slow_projection((np.exp(after) / np.exp(after).sum()).tolist(), moved.tolist(), 5)
             log_q = mine - np.log(np.exp(mine).sum())
             error = sum(w * (math.log(w) - lq) for w, lq in zip(wanted, log_q, strict=True) if w > 0)
-            priorities.append(error)
+            priorities.append(-sum(w * lq for w, lq in zip(wanted, log_q, strict=True)))
         elif returns == "quantiles":
             moved = reward + discount * after
             error = slow_quantile_huber(mine.tolist(), moved.tolist(), [(k + 0.5) / 5 for k in range(5)])
