@@ -180,12 +180,6 @@ class TrunkConfig(ModelConfig):
                 f"{'is not uint8' if turned else 'the encoder is mlp'}: it is flattened and passes through an MLP. "
                 f"{advice[0].upper()}{advice[1:]}"
             )
-        if not layout.images:
-            found += [
-                f"--model.{name.replace('_', '-')} has no effect, because the observations have no images."
-                for name in ("channels", "dense_size", "initialization")
-                if getattr(self, name) != TrunkConfig.__dataclass_fields__[name].default
-            ]
         if warning := unused_task(observation_space, self.value_normalization):
             found.append(warning)
         return found

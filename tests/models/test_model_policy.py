@@ -360,15 +360,6 @@ def test_a_deviation_of_discrete_actions_is_told_to_have_no_effect() -> None:
     assert config.warnings(VECTOR, TUPLE) == StandardModelConfig().warnings(VECTOR, one) == []
 
 
-@pytest.mark.parametrize("settings", [{"channels": (8,)}, {"dense_size": 9}, {"initialization": "pytorch"}])
-def test_settings_of_images_are_told_to_have_no_effect_without_images(settings: dict[str, Any]) -> None:
-    config, one = StandardModelConfig(**settings), spaces.Discrete(4)
-    (warning,) = config.warnings(VECTOR, one)
-    (flag,) = (name.replace("_", "-") for name in settings)
-    assert warning == f"--model.{flag} has no effect, because the observations have no images."
-    assert config.warnings(IMAGE, one) == []
-
-
 def test_a_mask_of_the_wrong_size_is_named() -> None:
     with pytest.raises(SettingsError, match="3 entries"):
         build(spaces.Dict(action_mask=spaces.MultiBinary(3), arm=VECTOR))
