@@ -234,13 +234,23 @@ def columns(pairs: list[tuple[str, str]], width: int) -> str:
     indent = longest if longest <= width - 36 else 8
     lines = []
     for left, right in pairs:
-        begin = f"  {left}".ljust(indent)
+        *before, last = _within(f"  {left}", width)
+        lines += before
+        begin = last.ljust(indent)
         wrapped = textwrap.wrap(right, width - indent, break_long_words=False, break_on_hyphens=False) or [""]
         if len(begin) > indent:
             lines += [begin, *(" " * indent + line for line in wrapped)]
         else:
             lines += [(begin + wrapped[0]).rstrip(), *(" " * indent + line for line in wrapped[1:])]
     return "\n".join(lines)
+
+
+def _within(flag: str, width: int) -> list[str]:
+    """A flag in lines of at most this width, broken between its choices."""
+    lines = [flag]
+    while len(lines[-1]) > width and (place := lines[-1].rfind("|", 0, width) + 1):
+        lines[-1:] = [lines[-1][:place], " " * 10 + lines[-1][place:]]
+    return lines
 
 
 def _filled(paragraph: str, width: int) -> str:
