@@ -101,13 +101,12 @@ def _learn_distributions(
     log_p = np.empty_like(logits)
     log_softmax(logits, log_p)
     n, kinds = log_p.shape
-    p, terms_of_atoms = np.empty_like(log_p), np.empty_like(log_p)
-    cross, negentropy = np.empty(n, np.float32), np.empty(n, np.float32)
+    p, terms_of_atoms, negentropy = np.empty_like(log_p), np.empty_like(log_p), np.empty(n, np.float32)
     exponentials(log_p, p)
     for i in range(n):
         for k in range(kinds):
             terms_of_atoms[i, k] = target[i, k] * log_p[i, k]
-    row_sums(terms_of_atoms, cross)
+    row_sums(terms_of_atoms, priority)
     for i in range(n):
         for k in range(kinds):
             x = target[i, k]
@@ -116,7 +115,7 @@ def _learn_distributions(
     mean_returns(p, atoms, terms[1])
     mean_returns(target, atoms, terms[2])
     for i in range(n):
-        priority[i] = -cross[i]
+        priority[i] = -priority[i]
         terms[0, i] = weight[i] * (priority[i] + negentropy[i])
         terms[3, i] = abs(terms[2, i] - terms[1, i])
         total = _ZERO

@@ -71,9 +71,9 @@ class MLP(nn.Module):
         return x
 
 
-def _smallest_image(layers: tuple[tuple[int, int, int], ...]) -> int:
+def _smallest_image(layers: tuple[tuple[int, int, int], ...], padded: bool) -> int:
     size = 1
-    for _, kernel, stride in reversed(layers):
+    for _, kernel, stride in () if padded else reversed(layers):
         size = (size - 1) * stride + kernel
     return size
 
@@ -111,7 +111,7 @@ class ConvNet(nn.Module):
     ):
         super().__init__()
         channels, height, width = shape
-        smallest = 1 if padded else _smallest_image(layers)
+        smallest = _smallest_image(layers, padded)
         if min(height, width) < smallest:
             raise SettingsError(
                 f"This network does not accept images of {height}x{width} pixels: it needs at least "
@@ -172,7 +172,7 @@ class ImageEncoder:
     @property
     def smallest(self) -> int:
         """The smallest side of an image that the network accepts."""
-        return 1 if self.padded else _smallest_image(self.layers)
+        return _smallest_image(self.layers, self.padded)
 
     @property
     def strides(self) -> bool:
