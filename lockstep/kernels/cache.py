@@ -26,6 +26,7 @@ from lockstep.kernels.sources import Sources
 from lockstep.system.machine import user_cache
 from lockstep.system.output import print_line
 
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "no_cfunc_wrapper": True}
 _PATIENCE = 3.0
 """Seconds of compiling after which the user is told."""
 
@@ -62,7 +63,7 @@ event.register("numba:compile", notice)
 
 def part(function: Any) -> Any:
     """Compile a function that compiled ones call. The code of these contains it, so it is not cached by itself."""
-    return njit(error_model="numpy", no_cfunc_wrapper=True)(function)
+    return njit(**_OPTIONS)(function)
 
 
 def compiled(function: Any, **names: Any) -> Any:
@@ -78,7 +79,7 @@ def compiled(function: Any, **names: Any) -> Any:
     sources = Sources(function, names)
     named = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     named.__module__, named.__qualname__ = function.__module__, f"{function.__qualname__}_{sources.digest()}"
-    made: Any = njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True)(named)
+    made: Any = njit(nogil=True, **_OPTIONS)(named)
     if folder() is not None:
         made._cache = _Cache(named)
     return _compiled_once(_without_literals(made), [each.load for each in sources.apart])

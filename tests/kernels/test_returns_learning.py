@@ -87,7 +87,7 @@ def test_gradients_are_those_of_torch_bit_by_bit(
     for expected, computed in zip(*found, strict=True):
         assert same(expected, computed)
     assert (found[0][0][: agent.flat.vector.numel()].abs() > 1e-3).sum() > 100
-    size = math.log(agent.experiment.model.numbers) if agent.model.atoms is not None else 1  # of uniform atoms
+    size = math.log(ATOMS["numbers"]) if agent.model.atoms is not None else 1  # of uniform atoms
     assert found[0][1].min() < size < found[0][1].max()
 
 
