@@ -17,6 +17,7 @@ def der_atari100k(game: str = "Pong") -> Experiment:
         game,
         QModelConfig(
             encoder="der",
+            initialization="pytorch",
             dueling=True,
             noisy=True,
             noisy_sigma=0.1,
