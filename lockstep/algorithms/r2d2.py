@@ -29,7 +29,8 @@ from lockstep.models.selection import of_action
 
 @dataclass(frozen=True)
 class R2D2Config(DQNConfig):
-    """Q-learning from sequences. The defaults are those of rlpyt's R2D1 for Atari (arXiv:1909.01500)."""
+    """Q-learning from sequences. The defaults are those of rlpyt's R2D1 for Atari (arXiv:1909.01500), but ε is that of
+    Kapturowski et al. 2019."""
 
     name = "r2d2"
 

@@ -67,7 +67,8 @@ def her_bitflip() -> Experiment:
 def dqn_atari(game: str = "Breakout") -> Experiment:
     """DQN on Atari, classic protocol, Nature CNN (CleanRL's settings: Mnih et al. 2015 with Adam).
 
-    Unlike CleanRL, it uses the Huber loss, clips the gradient's norm at 10, and sets Adam's eps to 1e-5.
+    Unlike CleanRL, it uses the Huber loss, clips the gradient's norm at 10, and sets Adam's eps to 1e-5. CleanRL's
+    environment presses FIRE after a lost life: `--env.protocol baselines`.
     """
     return Experiment(
         env=EnvConfig(id=game, num_envs=8, protocol="classic"),
@@ -178,7 +179,7 @@ def apex_atari(game: str = "Breakout") -> Experiment:
 def r2d2_atari(game: str = "Breakout") -> Experiment:
     """R2D2 on Atari, raw rewards, CNN and LSTM (single-machine settings of rlpyt's R2D1, arXiv:1909.01500).
 
-    Exploration and unclipped priorities follow Kapturowski et al. 2019.
+    Exploration, and episodes that continue after a lost life, follow Kapturowski et al. 2019.
     """
     return Experiment(
         env=EnvConfig(id=game, num_envs=32),
@@ -226,7 +227,7 @@ def dqn_minatar(game: str = "Breakout") -> Experiment:
 
     The latter (arXiv:2011.14826) replace centered RMSProp with Adam, and learn a batch of 32 for every 4 steps. This
     recipe learns a batch of 128 for every 16 steps at twice the learning rate. It learns from as many samples and takes
-    a fraction of the time.
+    a fraction of the time. The Huber loss is Young and Tian's; the latter have squared errors, except on Asterix.
     """
     return Experiment(
         env=EnvConfig(id=f"MinAtar/{game}-v1", num_envs=8),
