@@ -29,7 +29,7 @@ def _replayed_mujoco(model: ActorCriticConfig, algorithm: QPGConfig) -> Experime
 
 
 def ddpg_mujoco() -> Experiment:
-    """DDPG on MuJoCo (settings of TD3's paper for "our DDPG", which is TD3 without its three additions)."""
+    """DDPG on MuJoCo (settings of OurDDPG.py in the code of TD3's authors, since April 2021)."""
     return _replayed_mujoco(ActorCriticConfig(policy="deterministic", critics=1), DDPGConfig(warmup=25_000))
 
 
