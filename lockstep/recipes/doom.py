@@ -15,8 +15,9 @@ from lockstep.scheme import Scheme
 def appo_vizdoom(scenario: str = "Battle") -> Experiment:
     """APPO on Doom from pixels and measurements, CNN and GRU, one version behind (Petrenko et al. 2020).
 
-    The network is the paper's full network, and the hyperparameters are those of its Table A.5. Rewards are scaled by
-    the deviation of returns, as in Sample Factory 2 for Doom. For other scenarios: `--env.id vizdoom/Basic`, ….
+    The network is the paper's full network, and the hyperparameters are those of its Table A.5. Rewards are divided by
+    the deviation of returns; Sample Factory 2 standardizes value targets instead. For other scenarios:
+    `--env.id vizdoom/Basic`, ….
     """
     return Experiment(
         # A new seed needs new engines, and starting them takes as long as some hundred steps.

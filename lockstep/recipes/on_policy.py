@@ -124,7 +124,7 @@ def appo_of_sample_factory(minibatches: int) -> APPOConfig:
 
 
 def ppo_mujoco(task: str = "HalfCheetah-v4") -> Experiment:
-    """PPO on MuJoCo, normalized observations and returns (CleanRL's settings; Tianshou's deviation, value loss)."""
+    """PPO on MuJoCo, normalized observations and returns (CleanRL's settings, Tianshou's deviation, no value_clip)."""
     return Experiment(
         env=EnvConfig(id=task, num_envs=8),
         model=StandardModelConfig(encoder="mlp", separate_value_network=True, initial_std=0.6),
@@ -283,8 +283,8 @@ def mappo_mpe(task: str = "simple_spread_v3") -> Experiment:
     All agents share one policy. With `--env.central-state none --model.critic-only`, the critic sees only what its
     agent sees, which is IPPO. The world is lockstep's compiled one if there is one, otherwise mpe2's.
 
-    Learning rate, epochs, network and discount are the paper's. The paper takes 10 gradient steps on 128 matches of 25
-    steps, for 20M steps in total. This recipe takes 40 on 32 matches, which learns more from few samples.
+    Learning rate, epochs, layer sizes and discount are the paper's. The paper takes 10 gradient steps on 128 matches of
+    25 steps, for 20M steps in total. This recipe takes 40 on 32 matches, which learns more from few samples.
     """
     known = f"mpe/{task}" in load_adapter("compiled").ids()
     world = f"mpe/{task}" if known else f"pettingzoo/mpe2.{task}:parallel_env"
