@@ -242,6 +242,11 @@ class Algorithm(ABC, Generic[ConfigT]):
                 remains a number.
         """
 
+    @property
+    def bootstraps(self) -> bool:
+        """Whether rollouts need the value of their last observation."""
+        return self.needs_targets
+
     def check(self, observation_space: gymnasium.Space[Any]) -> None:
         """Raise SettingsError if the algorithm cannot learn from these observations. Called before a new run."""
 

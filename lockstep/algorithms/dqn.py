@@ -17,10 +17,10 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lockstep.algorithms.base import LossOutput, Setup
 from lockstep.algorithms.epsilon import acting_epsilon, check_epsilon, falling_epsilon
+from lockstep.algorithms.losses import huber
 from lockstep.algorithms.offpolicy import Exploration, OffPolicy, OffPolicyConfig
 from lockstep.config.needs import Need
 from lockstep.config.settings import SettingsError
@@ -35,6 +35,7 @@ class DQNConfig(OffPolicyConfig):
     """Q-learning from replay with a target network. The defaults are for Atari."""
 
     name = "dqn"
+    values_actions = True
 
     learning_rate: float = 1e-4
     anneal_learning_rate: bool = False
@@ -52,12 +53,19 @@ class DQNConfig(OffPolicyConfig):
     """α of ε_i = ε^(1 + α i / (N - 1)) for environment i of N (Horgan et al. 2018), once ε has fallen, or always if
     algorithm.anneal sets ε. With 0, all environments have the same ε. Higher makes their ε differ more; Ape-X has 7
     with epsilon_end 0.4."""
+    huber_delta: float = 1.0
+    """δ of the Huber loss of expected returns: larger errors count linearly. Lower learns less from large errors; a
+    large number, such as 1e9, gives half the squared error."""
     samples: int = 64
     """N: implicit quantiles of each item that a gradient step moves. More make the step less noisy and slower."""
     target_samples: int = 64
     """N': implicit quantiles of each item's target. More make the target less noisy and slower to compute."""
 
-    needs: ClassVar[tuple[Need, ...]] = (Need(("samples", "target_samples"), ("model.returns",), ("implicit",)),)
+    later: ClassVar[frozenset[str]] = OffPolicyConfig.later | {"huber_delta"}
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(("samples", "target_samples"), ("model.returns",), ("implicit",)),
+        Need(("huber_delta",), ("model.returns",), ("expected",)),
+    )
 
     def compares(self, online: QModel) -> bool:
         """Whether double Q-learning evaluates two networks. If the target network is a copy of the model after every
@@ -71,6 +79,11 @@ class DQNConfig(OffPolicyConfig):
         check_epsilon(self)
         if self.epsilon_spread < 0:
             raise SettingsError(f"algorithm.epsilon_spread={self.epsilon_spread} must not be negative.")
+        if not self.huber_delta > 0:
+            raise SettingsError(
+                f"algorithm.huber_delta={self.huber_delta} must be positive, for example 1. A large number, such as "
+                "1e9, gives half the squared error."
+            )
         for setting in ("samples", "target_samples"):
             if getattr(self, setting) < 1:
                 raise SettingsError(f"algorithm.{setting}={getattr(self, setting)} must be at least 1.")
@@ -106,6 +119,11 @@ class DQNConfig(OffPolicyConfig):
             raise SettingsError(
                 f"algorithm={self.name} needs a Q-network, but the model is {type(setup.model).__name__}: use "
                 "lockstep.models.QModelConfig, as in the recipe dqn-atari."
+            )
+        if self.keeps_policy and setup.model.returns != "expected":
+            raise SettingsError(
+                "algorithm.replay.first_priority=error compares expected returns, but model.returns="
+                f"{setup.model.returns} has other priorities. Use --algorithm.replay.first-priority largest."
             )
         if setup.model.uses_previous and not self.sequences:
             raise SettingsError(
@@ -157,7 +175,7 @@ class DQN(OffPolicy[DQNConfigT]):
             priority = (target_tm1 - q_tm1).abs()
         else:
             q_tm1, target_tm1 = dist_tm1.squeeze(-1), (reward + discount * dist_t).squeeze(-1)
-            error = F.smooth_l1_loss(q_tm1, target_tm1, reduction="none")
+            error = huber(q_tm1, target_tm1, self.config.huber_delta)
             priority = (target_tm1 - q_tm1).abs()
         loss = (batch.weight * error).sum()
         with torch.no_grad():
@@ -244,8 +262,8 @@ def quantile_huber(quantiles: Tensor, target: Tensor, tau: Tensor | None = None)
     if tau is None:
         tau = midpoints(quantiles.shape[-1], quantiles.device)
     error = target.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [..., quantile, sample]
-    huber = F.smooth_l1_loss(error, torch.zeros_like(error), reduction="none")
-    return ((tau.unsqueeze(-1) - (error.detach() < 0).float()).abs() * huber).mean(-1).sum(-1)
+    size = huber(error, torch.zeros_like(error), delta=1.0)
+    return ((tau.unsqueeze(-1) - (error.detach() < 0).float()).abs() * size).mean(-1).sum(-1)
 
 
 def _features(model: QModel, obs: Any) -> Tensor:

@@ -12,10 +12,10 @@ from typing import Any
 import gymnasium
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lockstep.algorithms.base import LossOutput, Setup
 from lockstep.algorithms.dqn import DQN, DQNConfig, distribution_of, disturb
+from lockstep.algorithms.losses import huber
 from lockstep.config.settings import SettingsError
 from lockstep.core.arrays import map_structure
 from lockstep.core.transitions import Transitions
@@ -101,7 +101,7 @@ class DrQ(DQN[DrQConfig]):
             v_t = of_action(q_t, q_selector.argmax(-1)).mean(0)
             target_tm1 = (batch.reward + batch.discount * v_t).expand(config.copies, items)
         q_tm1 = of_action(q_tm1, batch.action.expand(config.copies, items))
-        error = F.smooth_l1_loss(q_tm1, target_tm1, reduction="none").mean(0)
+        error = huber(q_tm1, target_tm1, config.huber_delta).mean(0)
         loss = (batch.weight * error).sum()
         with torch.no_grad():
             away = (target_tm1 - q_tm1).mean(0).abs()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 _LARGEST_LOG_RATIO = 80.0
 VALUE_METRICS = ("value/target", "value/target_squared", "value/error", "value/error_squared")
@@ -65,6 +66,15 @@ def explained_variance(metrics: dict[str, float]) -> dict[str, float]:
     variance = target_squared - target**2
     explained = 1.0 - (error_squared - error**2) / variance if variance > 1e-6 * target_squared else 0.0
     return {**rest, "value/target": target, "value/explained_variance": explained}
+
+
+def huber(value: Tensor, target: Tensor, delta: float) -> Tensor:
+    """The Huber loss of each value: half the squared error up to an error of delta, and linear beyond."""
+    if delta == 1:
+        return F.smooth_l1_loss(value, target, reduction="none")
+    distance = (value - target).abs()
+    near = distance.clamp(max=delta)
+    return near * (distance - 0.5 * near)
 
 
 def mixed_priority(error: Tensor, valid: Tensor, share: float) -> Tensor:

@@ -9,8 +9,9 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,10 @@ class ReplayConfig:
     beta_end: float = 1.0
     """The same exponent at the end of training. It changes linearly over total_steps. Higher has less bias and more
     variance."""
+    first_priority: Literal["largest", "error"] = "largest"
+    """Priority of new items: the largest so far, or that of the error of the values by which actions were chosen
+    (Horgan et al. 2018). largest learns from nearly every step at least once; error prefers surprising steps from the
+    beginning, which matters where most steps are drawn at most once. error is for expected returns of dqn and r2d2."""
     store_frames: bool = True
     """Store each frame of stacked images once and rebuild the stacks when they are drawn. On takes a quarter of the
     memory for stacks of four. When the memory is full, the oldest few steps cannot be drawn because their stacks are
@@ -68,9 +73,9 @@ class ReplayConfig:
     A resumed run then starts with an empty memory and collects for as long as the warm-up took before it learns again.
     Its result differs, and can be neither verified nor replayed."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"data", "data_digest"})
+    later: ClassVar[frozenset[str]] = frozenset({"data", "data_digest", "first_priority"})
     needs: ClassVar[tuple[Need, ...]] = (
-        Need(("alpha", "beta", "beta_end"), ("algorithm.replay.prioritized",)),
+        Need(("alpha", "beta", "beta_end", "first_priority"), ("algorithm.replay.prioritized",)),
         Need(("recency_least",), ("algorithm.replay.recency",), lambda recency: recency < 1, "below 1"),
         Need(("data_digest",), ("algorithm.replay.data",)),
         Need(("slack",), ("scheme.lag",), ("async",)),
@@ -104,6 +109,8 @@ class OffPolicyConfig(AlgorithmConfig):
     """Settings of algorithms that learn from replay."""
 
     replays: ClassVar[bool] = True
+    values_actions: ClassVar[bool] = False
+    """Whether the policy's parameters are the values of actions."""
 
     rollout: int = 4
     """Steps per environment and iteration. Longer lowers the overhead of an iteration, shorter updates more often."""
@@ -141,6 +148,24 @@ class OffPolicyConfig(AlgorithmConfig):
     def relabels_goals(self) -> bool:
         return self.replay.hindsight > 0
 
+    @property
+    def keeps_policy(self) -> bool:
+        return self.replay.prioritized and self.replay.first_priority == "error"
+
+    def first_errors(
+        self, value: np.ndarray, reward: np.ndarray, discount: np.ndarray, next_value: np.ndarray, valid: np.ndarray
+    ) -> np.ndarray:
+        """Errors of new items [n], if replay.first_priority is error.
+
+        Args:
+            value: fp32 [M, n], the values of the actions of the M steps that an item learns from.
+            reward: fp32 [M, n], the returns until a value is bootstrapped.
+            discount: fp32 [M, n], the factor of that value.
+            next_value: fp32 [M, n], that value.
+            valid: bool [M, n], which steps count.
+        """
+        return (reward + discount * next_value - value)[0]
+
     def require_defaults(self, *settings: str, why: str) -> None:
         """Raise SettingsError if one of these settings, which an algorithm does not use, was changed."""
         for setting in settings:
@@ -170,6 +195,16 @@ class OffPolicyConfig(AlgorithmConfig):
             raise SettingsError(
                 f"algorithm.replay.hindsight={self.replay.hindsight} gives single steps other goals, but items span "
                 f"{self.item_steps} steps here. Use --algorithm.n-step 1, and an algorithm without sequences."
+            )
+        if self.keeps_policy and not self.values_actions:
+            raise SettingsError(
+                f"algorithm.replay.first_priority=error needs the values of actions, which algorithm={self.name} does "
+                "not choose them by. Use --algorithm.replay.first-priority largest."
+            )
+        if self.keeps_policy and self.replay.data:
+            raise SettingsError(
+                "algorithm.replay.first_priority=error needs the values by which actions were chosen, which "
+                "algorithm.replay.data does not contain. Use --algorithm.replay.first-priority largest."
             )
         if self.replay.recency < 1 and self.replay.recency_least <= environments:
             raise SettingsError(
@@ -299,6 +334,10 @@ class OffPolicy(Algorithm[OffPolicyConfigT]):
         numbers agree modulo it. If it is above 1, the loss may branch on hyper["update"] modulo it. In a graph,
         hyper["update"] is only correct modulo the period, and hyper["number"] is the true number, as a tensor."""
         return 1
+
+    @property
+    def bootstraps(self) -> bool:
+        return self.config.keeps_policy
 
     def noise_numbers(self, model: PolicyModel, items: int) -> int:
         """Z: how many uniform numbers the loss of a slice consumes."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lockstep.algorithms.base import LossOutput, Setup
 from lockstep.algorithms.dqn import DQN, DQNConfig, disturb
-from lockstep.algorithms.losses import mixed_priority
+from lockstep.algorithms.losses import huber, mixed_priority
 from lockstep.config.needs import Need
 from lockstep.config.settings import SettingsError, Steps
 from lockstep.core.arrays import map_structure
@@ -91,6 +91,21 @@ class R2D2Config(DQNConfig):
                 "--model.returns expected."
             )
 
+    def first_errors(
+        self, value: np.ndarray, reward: np.ndarray, discount: np.ndarray, next_value: np.ndarray, valid: np.ndarray
+    ) -> np.ndarray:
+        """Errors of new sequences [n], mixed as those of the loss. NumPy rounds roots equally on every CPU."""
+        epsilon, y = self.rescaling, next_value.astype(np.float64)
+        root = np.sqrt(1 + 4 * epsilon * (np.abs(y) + 1 + epsilon))
+        target = reward + discount * np.sign(y) * (np.square((root - 1) / (2 * epsilon)) - 1)  # that of unscale
+        target = target / (np.sqrt(np.abs(target) + 1) + 1) + epsilon * target  # that of rescale
+        error = np.abs(target - value) * valid
+        total = np.zeros(error.shape[1])
+        for each in error:  # in this order
+            total += each
+        mean = total / np.maximum(valid.sum(0), 1)
+        return self.priority_max * error.max(0) + (1 - self.priority_max) * mean
+
     def build(self) -> R2D2:
         return R2D2(self)
 
@@ -113,7 +128,7 @@ class R2D2(DQN[R2D2Config]):
             target_tm1 = rescale(batch.reward + batch.discount * q_t, config.rescaling)
         q_tm1 = of_action(q[:steps], batch.action)
         valid = batch.valid.to(q_tm1.dtype)
-        error = F.smooth_l1_loss(q_tm1, target_tm1, reduction="none") * valid
+        error = huber(q_tm1, target_tm1, config.huber_delta) * valid
         loss = (batch.weight * error.sum(0)).sum()
         with torch.no_grad():
             size = (target_tm1 - q_tm1).abs() * valid

@@ -14,6 +14,7 @@ from torch import Tensor
 from lockstep.agent import below
 from lockstep.algorithms.offpolicy import off_policy
 from lockstep.buffers.arrivals import Arrivals, write
+from lockstep.buffers.estimates import Estimates
 from lockstep.buffers.frames import ring_for, ring_like
 from lockstep.buffers.sum_tree import SumTree
 from lockstep.config.settings import SettingsError
@@ -81,7 +82,9 @@ class Replay:
         """The newest observations. The next rollout begins with them unless environments were reset."""
         self._tree = SumTree(self._places() * self.size) if config.replay.prioritized else None
         self._largest = 1.0
-        """The largest priority so far, which new steps get."""
+        """The largest priority so far."""
+        self._estimates = Estimates(*shape) if config.keeps_policy else None
+        """If new items get the priority of their error."""
         self.count = 0
         """Steps inserted so far."""
         self._device = torch.device("cpu")
@@ -129,6 +132,8 @@ class Replay:
         self._last = {name: leaf[-1].clone() for name, leaf in obs.items()}
         for name in _BY_STEP:  # as arrays, whose small operations take a fraction of the time that torch's take
             write(getattr(self, f"_{name}").numpy(), place, getattr(rollout, name).numpy())
+        if self._estimates is not None:
+            self._estimates.write(place, rollout)
         self.count += steps
         self._renew(before, rollout)
         if self._on_device:
@@ -158,8 +163,26 @@ class Replay:
         changed = self._items(np.concatenate([overwritten, unfinished, ready]))
         priorities = np.zeros(len(changed))
         valid = self._valid.numpy()[ready % self.steps].reshape(-1)
-        priorities[len(changed) - len(valid) :] = np.where(valid, self._largest, 0.0)
+        first: Any = self._largest
+        if self._estimates is not None:
+            times, environments = np.repeat(ready, self.size), np.tile(np.arange(self.size), len(ready))
+            first = self._by_error(self._estimates, times[None], environments[None])
+        priorities[len(changed) - len(valid) :] = np.where(valid, first, 0.0)
         tree.set(changed, priorities)
+
+    def _by_error(self, estimates: Estimates, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
+        """In proportion to which new items are drawn: float64 [n].
+
+        Args:
+            estimates: values that tell their errors.
+            times: [M, n], the numbers of the steps that an item learns from.
+            environments: [M, n]
+        """
+        found = self._returns(torch.from_numpy(times), torch.from_numpy(environments))
+        reward, discount, ahead = (x.numpy() for x in found)
+        value, next_value = estimates.at(times, times + ahead, environments)
+        valid = self._valid.numpy()[times % self.steps, environments]
+        return self._weights(self._config.first_errors(value, reward, discount, next_value, valid))
 
     def _items(self, times: np.ndarray) -> np.ndarray:
         """The tree's items for these steps of all environments."""
@@ -235,7 +258,8 @@ class Replay:
     def _returns(self, time: Tensor, environment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """For each of these steps: the discounted sum of up to n_step rewards, the factor of the value that follows,
         and the number of steps until then."""
-        kept, forwards = self._kept(), torch.arange(self._config.n_step, device=time.device)
+        kept = self._mirrored() if time.is_cpu else self._on_device
+        forwards = torch.arange(self._config.n_step, device=time.device)
         given = time, environment, forwards, *(kept[x] for x in ("terminated", "truncated", "reward", "discounts"))
         if time.is_cpu:  # as arrays, whose small operations take a fraction of the time that torch's take
             given = tuple(x.numpy() for x in given)
@@ -304,10 +328,13 @@ class Replay:
         assert self._tree is not None
         present = self._present(times)
         items = (times % self._places() * self.size + environments)[present]
-        chosen = np.abs(priorities.astype(np.float64)[present]) + _LEAST_PRIORITY
-        weights = power(chosen, self._config.replay.alpha)
+        weights = self._weights(priorities[present])
         self._tree.set(items, weights)
         self._largest = max(self._largest, float(weights.max(initial=0.0)))
+
+    def _weights(self, priorities: np.ndarray) -> np.ndarray:
+        """In proportion to which items with these priorities [n] are drawn: float64 [n]."""
+        return power(np.abs(priorities.astype(np.float64)) + _LEAST_PRIORITY, self._config.replay.alpha)
 
     def _present(self, times: np.ndarray) -> np.ndarray:
         """bool [n]: whether items have not been overwritten."""
@@ -336,12 +363,15 @@ class Replay:
 
     def _by_step(self) -> dict[str, Tensor]:
         """Tensors [C, B, ...]."""
-        return {name: getattr(self, f"_{name}") for name in _BY_STEP}
+        estimated = {} if self._estimates is None else self._estimates.by_step()
+        return {**{name: getattr(self, f"_{name}") for name in _BY_STEP}, **estimated}
 
     def state(self) -> dict[str, Tensor]:
         """The state that is not per step, by name."""
         rings = {f"obs.{name}.{key}": x for name, ring in self._rings.items() for key, x in ring.state().items()}
         tree = {} if self._tree is None else {"priorities": torch.from_numpy(self._tree.priorities)}
+        if self._estimates is not None:
+            tree["next_best"] = self._estimates.best[self.count % self.steps].clone()
         return {
             **rings,
             **tree,
@@ -358,6 +388,8 @@ class Replay:
             self._tree.set(np.arange(self._tree.size), tensors["priorities"].numpy())
         self._last = {name: x.clone() for name, x in below("last.", tensors).items()}
         self._largest, self.count = float(tensors["largest"]), int(tensors["count"])
+        if self._estimates is not None:
+            self._estimates.best[self.count % self.steps] = tensors["next_best"]
         self._refresh()
 
     def _refresh(self) -> None:

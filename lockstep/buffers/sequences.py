@@ -76,7 +76,14 @@ class SequenceReplay(Replay, reads_on_gpu=True):
         if self._tree is not None:
             changed = np.flatnonzero(known != self._ready)
             items = (changed[:, None] * self.size + np.arange(self.size)).reshape(-1)
-            self._tree.set(items, np.repeat(np.where(self._ready[changed], self._largest, 0.0), self.size))
+            priorities = np.repeat(np.where(self._ready[changed], self._largest, 0.0), self.size)
+            new = priorities > 0
+            if self._estimates is not None and new.any():
+                learned = self._burn_in + np.arange(self._unroll)[:, None]  # [M, 1]
+                times = np.repeat(self._first.numpy()[changed], self.size)[new] + learned
+                environments = np.tile(items[new] % self.size, (self._unroll, 1))
+                priorities[new] = self._by_error(self._estimates, times, environments)
+            self._tree.set(items, priorities)
 
     def _complete(self) -> np.ndarray:
         """bool [J]: whether the sequences that begin with these rollouts are complete."""

@@ -106,7 +106,7 @@ class ActingBatch:
         self.group, self.steps = group, steps
         self.envs, self.members = environments, environments.members
         self.explorer = Explorer(agent, self.members, size)
-        self.bootstraps = agent.algorithm.needs_targets
+        self.bootstraps = agent.algorithm.bootstraps
         """Whether rollouts need the bootstrap value, which is the value of their last observation."""
         self.buffers = [OpenRollout(buffer) for buffer in buffers]
         self.open = self.buffers[0]

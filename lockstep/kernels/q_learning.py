@@ -12,7 +12,7 @@ from lockstep.kernels.cache import compiled
 from lockstep.kernels.dense import activations, backward, evaluate
 from lockstep.kernels.sums import add_up, write_sums
 
-_HALF, _ONE = np.float32(0.5), np.float32(1)
+_HALF = np.float32(0.5)
 DQN_SUMS = 4
 """Metrics of lockstep.algorithms.dqn.DQN."""
 
@@ -28,11 +28,11 @@ def best(values: np.ndarray) -> int:
 
 
 @compiled
-def huber(error: np.float32) -> tuple[np.float32, np.float32]:
-    """The Huber loss of an error, and its slope."""
+def huber(error: np.float32, delta: np.float32) -> tuple[np.float32, np.float32]:
+    """The Huber loss of an error, which is linear from delta on, and its slope."""
     distance = abs(error)
-    loss = _HALF * error * error if distance < _ONE else distance - _HALF
-    return loss, min(max(error, -_ONE), _ONE)
+    loss = _HALF * error * error if distance < delta else delta * (distance - _HALF * delta)
+    return loss, min(max(error, -delta), delta)
 
 
 @compiled
@@ -41,6 +41,7 @@ def dqn_gradients(
     parameters: np.ndarray,
     target: np.ndarray,
     double: bool,
+    delta: np.float32,
     items: tuple[np.ndarray, ...],
     joined: bool,
     out: np.ndarray,
@@ -52,6 +53,7 @@ def dqn_gradients(
         layers: the table of lockstep.kernels.dense, whose last layer has A outputs.
         parameters, target: of the model and of the target network, float32 [P].
         double: whether the model chooses the action that the target network values.
+        delta: the error from which on the loss is linear.
         items: see lockstep.kernels.replayed. They have actions int64 [N], and no noise.
         joined: write the tree's sum over all slices to out[0]. The rest of the numbers named below is overwritten.
         out: float32 [S, P + 1 + DQN_SUMS or more]: each slice's gradient by what the table names, the number of items,
@@ -72,7 +74,7 @@ def dqn_gradients(
         wanted = reward[i] + discount[i] * q_t[i, best(selector[i])]
         value = q_tm1[i, action[i]]
         error = value - wanted
-        loss, slope = huber(error)
+        loss, slope = huber(error, delta)
         by_q[i, action[i]] = weight[i] * slope
         priority[i] = abs(error)
         of_slice = sums[i // each]

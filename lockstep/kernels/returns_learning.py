@@ -131,6 +131,7 @@ def _learn_means(
     value: np.ndarray,
     target: np.ndarray,
     weight: np.ndarray,
+    delta: np.float32,
     by_numbers: np.ndarray,
     terms: np.ndarray,
     priority: np.ndarray,
@@ -138,7 +139,7 @@ def _learn_means(
     """Learn by the Huber loss: values and targets [n, 1] -> as for _learn_distributions, with one number per action."""
     for i in range(len(value)):
         error = value[i, 0] - target[i, 0]
-        loss, slope = huber(error)
+        loss, slope = huber(error, delta)
         by_numbers[i, 0] = slope * weight[i]
         priority[i] = abs(error)
         terms[0, i] = weight[i] * loss
@@ -157,7 +158,7 @@ def _regress(
     """
     for j in range(len(target)):
         error = target[j] - value
-        size, slope = huber(error)
+        size, slope = huber(error, _ONE)
         share = abs(tau - select(error < _ZERO, _ONE, _ZERO))
         loss[j] = share * size
         by_value[j] = -(slope * (by_loss * share))
@@ -203,6 +204,7 @@ def returns_gradients(
     parameters: np.ndarray,
     target: np.ndarray,
     double: bool,
+    delta: np.float32,
     samples: tuple[int, int],
     items: tuple[np.ndarray, ...],
     joined: bool,
@@ -218,7 +220,7 @@ def returns_gradients(
         items: see lockstep.kernels.replayed. Their noise is, by slice, that of noisy layers of the model and of the
             target network, then the fractions of implicit quantiles, and those of their targets.
         used: float32 [2, P], overwritten.
-        parameters, target, double, joined, out, priority: as for lockstep.kernels.q_learning.dqn_gradients.
+        parameters, target, double, delta, joined, out, priority: as for lockstep.kernels.q_learning.dqn_gradients.
     """
     obs, action, reward, discount, next_obs, weight, noise = items
     slices, size = len(out), len(parameters)
@@ -259,7 +261,7 @@ def returns_gradients(
                 at = tau if len(network.embedding) else midpoints
                 learn_quantiles(of_value, goal, at, of_slice, by, terms, to_priority)
             else:
-                _learn_means(of_value, goal, of_slice, by, terms, to_priority)
+                _learn_means(of_value, goal, of_slice, delta, by, terms, to_priority)
             out[first + s, size] = np.float32(each)
             row_sums(terms, out[first + s, size + 1 : size + 1 + DQN_SUMS])
         to, at_once = out[first : first + several], joined and several == slices

@@ -32,6 +32,8 @@ class Settings(NamedTuple):
     """ε of the values' rescaling."""
     priority_max: float
     """η of priorities."""
+    huber_delta: float
+    """The error from which on the loss is linear."""
 
 
 class Sequences(NamedTuple):
@@ -98,6 +100,7 @@ def _learn(
     valid: np.ndarray,
     weight: np.ndarray,
     share: float,
+    delta: np.float32,
     by_value: np.ndarray,
     sums: np.ndarray,
     priority: np.ndarray,
@@ -110,7 +113,7 @@ def _learn(
     for i in range(len(value)):
         j, keep = i % sequences, _ONE if valid[i] else _ZERO
         error = value[i] - target[i]
-        loss, slope = huber(error)
+        loss, slope = huber(error, delta)
         losses[i // sequences, j] = loss * keep
         by_value[i] = slope * (weight[j] * keep)
         terms[0, i], terms[1, i], terms[2, i] = value[i] * keep, target[i] * keep, abs(error) * keep
@@ -190,7 +193,8 @@ def sequence_gradients(
             value[i] = computed[0][i, action[i], 0]
         first, last = s * sequences, (s + 1) * sequences
         weight, to_priority, sums = items.weight[first:last], priority[first:last], out[s, size + 1 :]
-        _learn(value, wanted, items.valid[s], weight, settings.priority_max, by_value[:, 0], sums, to_priority)
+        of_loss = settings.priority_max, np.float32(settings.huber_delta)
+        _learn(value, wanted, items.valid[s], weight, *of_loss, by_value[:, 0], sums, to_priority)
         out[s, size] = np.float32(items.valid[s].sum())
         differentiate(model, online_noise, steps, sequences, unrolled, computed, action, by_value, out[s : s + 1])
     if joined:

@@ -127,11 +127,12 @@ class QLearner(ReplayLearner):
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
         super().__init__(agent, slots, tree)
-        self._layers, self._double = q_layers(model, agent.flat), config.compares(model)
+        self._layers = q_layers(model, agent.flat)
+        self._loss = config.compares(model), np.float32(config.huber_delta)
 
     def _call(self, items: Items, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
         vectors = self._parameters, self._target
-        dqn_gradients(self._layers, *vectors, self._double, tuple(items), joined, out, priority)
+        dqn_gradients(self._layers, *vectors, *self._loss, tuple(items), joined, out, priority)
 
 
 class ReturnsLearner(ReplayLearner):
@@ -143,13 +144,14 @@ class ReturnsLearner(ReplayLearner):
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, DQNConfig)
         super().__init__(agent, slots, tree)
-        self._network, self._double = q_network(model, agent.flat), config.compares(model)
-        self._samples = (config.samples, config.target_samples) if model.implicit else (0, 0)
+        self._network = q_network(model, agent.flat)
+        samples = (config.samples, config.target_samples) if model.implicit else (0, 0)
+        self._loss = config.compares(model), np.float32(config.huber_delta), samples
         self._used = np.zeros((2, self._parameters.size), np.float32)
 
     def _call(self, items: Items, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
-        vectors, switches = (self._parameters, self._target), (self._double, self._samples)
-        returns_gradients(self._network, *vectors, *switches, tuple(items), joined, self._used, out, priority)
+        vectors = self._parameters, self._target
+        returns_gradients(self._network, *vectors, *self._loss, tuple(items), joined, self._used, out, priority)
 
 
 class DrQLearner(ReturnsLearner):

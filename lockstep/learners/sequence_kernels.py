@@ -25,7 +25,8 @@ class SequenceLearner(ReplayLearner):
         model, config = agent.model, agent.experiment.algorithm
         assert isinstance(model, QModel) and isinstance(config, R2D2Config)
         super().__init__(agent, slots, tree)
-        self._settings = Settings(config.double, config.burn_in, config.rescaling, config.priority_max)
+        loss = config.rescaling, config.priority_max, config.huber_delta
+        self._settings = Settings(config.double, config.burn_in, *loss)
         self._model, self._network = model, q_network(model, agent.flat)
         self._core = core_of_q(model, agent.flat)
         self._used = np.zeros((2, self._parameters.size), np.float32)

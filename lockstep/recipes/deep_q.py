@@ -170,7 +170,9 @@ def apex_atari(game: str = "Breakout") -> Experiment:
             epsilon_end=0.4,
             epsilon_fraction=0.0,
             epsilon_spread=7.0,
-            replay=ReplayConfig(capacity=2_000_000, prioritized=True, alpha=0.6, beta=0.4, beta_end=0.4),
+            replay=ReplayConfig(
+                capacity=2_000_000, prioritized=True, alpha=0.6, beta=0.4, beta_end=0.4, first_priority="error"
+            ),
         ),
         scheme=Scheme(shards=8, lag=1, acting_batch=16),
     )
@@ -188,7 +190,10 @@ def r2d2_atari(game: str = "Breakout") -> Experiment:
         ),
         algorithm=R2D2Config(
             optimizer=OptimizerConfig(eps=1e-3),
-            replay=ReplayConfig(capacity=1_000_000, prioritized=True, alpha=0.9, beta=0.6, beta_end=0.6),
+            huber_delta=1e9,
+            replay=ReplayConfig(
+                capacity=1_000_000, prioritized=True, alpha=0.9, beta=0.6, beta_end=0.6, first_priority="error"
+            ),
         ),
         scheme=Scheme(shards=4, acting_batch=32),
     )

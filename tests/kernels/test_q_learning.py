@@ -28,13 +28,15 @@ def agent_of(
     prioritized: bool = False,
     double: bool = False,
     samples: tuple[int, int] = (3, 4),
+    delta: float = 1.0,
 ) -> Agent:
-    """An agent whose networks are no longer what they began as. samples: implicit quantiles of items and targets."""
+    """An agent whose networks are no longer what they began as. samples: implicit quantiles of items and targets;
+    delta: of the Huber loss."""
     full, (name, settings) = recipes.dqn_minatar(), task
     algorithm = full.algorithm
     assert isinstance(algorithm, DQNConfig)
     algorithm = replace(algorithm, double=double, replay=replace(algorithm.replay, prioritized=prioritized))
-    algorithm = replace(algorithm, samples=samples[0], target_samples=samples[1])
+    algorithm = replace(algorithm, samples=samples[0], target_samples=samples[1], huber_delta=delta)
     env = EnvConfig(id=name, adapter="auto" if name == "Pong" else "compiled", num_envs=4)
     agent = Agent(full.replace(precision="portable", env=env, algorithm=algorithm, model=QModelConfig(**settings)))
     draw = torch.Generator().manual_seed(1)
@@ -78,6 +80,17 @@ def test_gradients_are_those_of_autograd(task: tuple[str, dict[str, Any]], doubl
     assert found[0][0].count_nonzero() > 300
     errors = found[0][1]
     assert (errors < 1).any() and (errors > 1).any(), "both parts of the Huber loss are compared"
+
+
+@pytest.mark.parametrize("delta", [0.4, 1e9])
+@pytest.mark.parametrize("streams", [{}, {"dueling": True}])
+def test_gradients_of_other_huber_losses_are_those_of_autograd(streams: dict[str, Any], delta: float) -> None:
+    name, settings = CARTPOLE
+    agent, usual = agent_of((name, {**settings, **streams}), delta=delta), agent_of((name, {**settings, **streams}))
+    batch, hyper = items(agent), {**agent.algorithm.hyperparameters(0.0), "update": 1}
+    expected, computed = by_autograd(agent, batch, hyper), by_kernel(agent, batch, hyper)
+    torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(expected[0], by_autograd(usual, batch, hyper)[0], rtol=1e-2)
 
 
 @pytest.mark.parametrize("task", [CARTPOLE, MINATAR])

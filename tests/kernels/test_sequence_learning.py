@@ -99,6 +99,8 @@ def same(a: Any, b: Any) -> bool:
         {**PIXELS, **DUELING},
         {**PIXELS, **DUELING, "model.encoder": "nature", "model.dense_size": 9},
         {**CARTPOLE, "algorithm.burn_in": 0},
+        {**CARTPOLE, "algorithm.huber_delta": 0.4},
+        {**CARTPOLE, **DUELING, "algorithm.huber_delta": 1e9},
         {**CARTPOLE, **DUELING, "algorithm.double": False, "algorithm.replay.prioritized": True},
         {**MINATAR, "algorithm.priority_max": 0.3, "algorithm.rescaling": 0.01, "algorithm.replay.prioritized": True},
     ],
