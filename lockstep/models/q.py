@@ -24,7 +24,7 @@ from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.distributions import EpsilonGreedy
 from lockstep.models.encoders import Trunk, take_observation_statistics
 from lockstep.models.gaussian import standard_normal
-from lockstep.models.layers import linear, reproducible_initialization
+from lockstep.models.layers import initialize, linear, reproducible_initialization
 from lockstep.models.observations import ObservationLayout, allowed_actions
 from lockstep.models.trunk import PRECISIONS, TrunkConfig, acting_copy, previous_features
 
@@ -328,6 +328,8 @@ class QModelConfig(TrunkConfig):
             if self.returns == "implicit":
                 assert isinstance(head, QHead)
                 head = ImplicitQHead(trunk.out_features, head, self.numbers, self.cosines)
+            if self.initialization == "glorot":
+                initialize(head, self.initialization)
             return QModel(trunk, head, distribution, support, uses_previous=self.previous_action_reward)
 
     def build_distribution(self, action_space: spaces.Discrete, *, masked: bool) -> EpsilonGreedy:

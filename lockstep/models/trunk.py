@@ -93,8 +93,8 @@ class TrunkConfig(ModelConfig):
     """Initial weights. orthogonal applies to all layers. impala draws convolutions from LeCun's normal distribution,
     like Cleanba. fixup, for the impala encoder only, begins every residual block as the identity, so that deep networks
     train without normalization. pytorch draws the weights and biases of an image's layers uniformly up to 1/√inputs,
-    and glorot the weights up to √(6 / (inputs + outputs)); features begin several times smaller than with orthogonal.
-    auto takes impala for the impala encoder and orthogonal otherwise."""
+    and glorot the weights up to √(6 / (inputs + outputs)), also in a Q-network's head. Features begin several times
+    smaller with both than with orthogonal. auto takes impala for the impala encoder and orthogonal otherwise."""
     channels: tuple[int, ...] = (16, 32, 32)
     """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
     dense_size: int = 0

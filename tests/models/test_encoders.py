@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -203,6 +203,18 @@ def test_glorot_initialization_is_uniform_with_a_variance_of_two_over_inputs_and
         assert layer.weight.var().item() == pytest.approx(variance, rel=0.1)
         assert 0.95 * limit < layer.weight.abs().max().item() <= limit
         assert layer.bias is not None and not layer.bias.any()
+
+
+@pytest.mark.parametrize("returns", ["expected", "implicit"])
+def test_glorot_initialization_reaches_the_head_of_a_q_network(returns: Literal["expected", "implicit"]) -> None:
+    config = QModelConfig(encoder="minatar", initialization="glorot", stream_size=99, returns=returns)
+    space = spaces.Box(0, 255, (4, 10, 10), np.uint8)
+    model = config.build(space, spaces.Discrete(7), precision="fp32", normalize_observations=False, seed=1)
+    layers = [layer for layer in model.head.modules() if isinstance(layer, nn.Linear)]
+    assert len(layers) == (2 if returns == "expected" else 3)
+    for layer in layers:
+        assert layer.weight.var().item() == pytest.approx(2 / sum(layer.weight.shape), rel=0.1)
+        assert not layer.bias.any()
 
 
 def test_fixup_begins_every_residual_block_as_the_identity() -> None:
