@@ -345,9 +345,9 @@ def pqn_minatar(game: str = "Breakout") -> Experiment:
 
 
 def pqn_atari(game: str = "Breakout") -> Experiment:
-    """PQN on Atari, classic protocol, Nature CNN (settings of its authors' code; Gallici et al. 2024)."""
+    """PQN on Atari, FIRE pressed, Nature CNN (settings of its authors' code; Gallici et al. 2024)."""
     return Experiment(
-        env=EnvConfig(id=game, num_envs=128, protocol="classic"),
+        env=EnvConfig(id=game, num_envs=128, protocol="baselines"),
         model=QModelConfig(encoder="nature", layer_norm=True),
         algorithm=PQNConfig(),
         scheme=Scheme(shards=8, acting_batch=32),
