@@ -224,7 +224,7 @@ class ReturnsKernels(_QKernels):
     strides = True
 
     def _knows(self, model: QModelConfig, layout: ObservationLayout) -> bool:
-        if model.layer_norm and min((model.dense_size or 2, *model.hidden_sizes), default=2) < 2:
+        if model.layer_norm and min((max(0, model.dense_size) or 2, *model.hidden_sizes), default=2) < 2:
             return False  # torch sums the gradients of a norm over a single number in parts
         return _like_torch(model, layout)
 

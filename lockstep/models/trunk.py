@@ -28,6 +28,8 @@ from lockstep.models.popart import unused_task
 from lockstep.models.resnet import ImpalaResNet
 from lockstep.models.transformer import Transformer
 
+_NO_DENSE = -1
+"""The dense_size of encoders without a dense layer."""
 _SYMBOLS = 11
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32, "portable": torch.float32}
 
@@ -99,7 +101,8 @@ class TrunkConfig(ModelConfig):
     """Channels of the impala encoder's sections. Wider learns more per sample, at quadratic cost."""
     dense_size: int = 0
     """Number of features of an encoded image; 0 means 128 for minatar, 256 for impala, no dense layer for der, and 512
-    for the others. More fit harder functions and cost time."""
+    for the others. More fit harder functions and cost time. -1 leaves out the dense layer, so that the features are the
+    last convolution's output, as in Rainbow, whose streams follow it."""
 
     later: ClassVar[frozenset[str]] = frozenset({"core_memory", "core_layers", "core_heads"})
     needs: ClassVar[tuple[Need, ...]] = (
@@ -142,12 +145,19 @@ class TrunkConfig(ModelConfig):
                         f"{shape[2]} pixels, which model.layer_norm cannot normalize. Use another encoder, such as "
                         "--model.encoder minatar, or --model.no-layer-norm."
                     )
+                if self.dense_size == _NO_DENSE:
+                    raise SettingsError(
+                        f"model.dense_size={self.dense_size} leaves out the dense layer, but images of {shape[1]}x"
+                        f"{shape[2]} pixels take the encoder impala, which has one. Use --model.dense-size 0, or "
+                        "another encoder."
+                    )
                 return ImpalaResNet(shape, self.channels, self.dense_size or 256, initialization)
             if initialization == "fixup":
                 raise _no_fixup(f"images of {shape[1]}x{shape[2]} pixels take the encoder {name}")
             if name == "symbols":
                 return SymbolNet(shape, _SYMBOLS, self._mlp)
-            return IMAGE_ENCODERS[name](shape, self.dense_size or None, initialization, self.normalizes_layers)
+            dense_size = 0 if self.dense_size == _NO_DENSE else self.dense_size or None
+            return IMAGE_ENCODERS[name](shape, dense_size, initialization, self.normalizes_layers)
 
         return ObservationEncoder(
             ObservationLayout.of(observation_space),
@@ -209,8 +219,11 @@ class TrunkConfig(ModelConfig):
                 raise SettingsError(f"model.{name}={getattr(self, name)} needs numbers of at least 1.")
         if self.initialization == "fixup" and self.encoder not in ("auto", "impala"):
             raise _no_fixup(f"model.encoder={self.encoder}")
-        if self.dense_size < 0:
-            raise SettingsError(f"model.dense_size={self.dense_size} must be 0 (the encoder's own size) or more.")
+        if self.dense_size < _NO_DENSE:
+            raise SettingsError(
+                f"model.dense_size={self.dense_size} must be {_NO_DENSE} (no dense layer), 0 (the encoder's own size) "
+                "or more."
+            )
         if self.core == "transformer" and self.core_size % (2 * self.core_heads):
             raise SettingsError(
                 f"model.core_size={self.core_size} must be a multiple of twice model.core_heads={self.core_heads}, "

@@ -42,7 +42,12 @@ OF_PIXELS: list[dict[str, Any]] = [
     {"dense_size": 7, **QUANTILES, **STREAMS},
     {"dense_size": 7, **IMPLICIT, "dueling": True},
 ]
-OF_NATURE: list[dict[str, Any]] = [{}, {"layer_norm": True, **RAINBOW}, {**IMPLICIT, "dueling": True}]
+OF_NATURE: list[dict[str, Any]] = [
+    {},
+    {"layer_norm": True, **RAINBOW},
+    {**IMPLICIT, "dueling": True},
+    {"dense_size": -1, **RAINBOW},
+]
 CHANGES: list[dict[str, Any]] = [
     {"dueling": True},
     {"stream_size": 9},

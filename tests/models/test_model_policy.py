@@ -338,7 +338,7 @@ def test_settings_survive_json() -> None:
         ({"hidden_sizes": ()}, "hidden_sizes"),
         ({"channels": (16, 0)}, "channels"),
         ({"core_size": 0}, "core_size"),
-        ({"dense_size": -1}, "dense_size"),
+        ({"dense_size": -2}, "dense_size"),
     ],
 )
 def test_impossible_settings_are_named(settings: dict[str, Any], text: str) -> None:
