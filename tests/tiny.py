@@ -357,7 +357,6 @@ ALIKE = {
     **dict.fromkeys(("ppo", "ppo-lag-1", "ppo-acting-batch-of-two-shards"), "ppo-bf16"),
     **dict.fromkeys(("ppo-lstm", "impala-bf16"), "impala-lstm-lag-2"),
     "impala-rnd-lag-1": "ppo-rnd",
-    "apex-lag-1": "dqn-prioritized-frames",
     "der": "rainbow-lag-1",
     "vizdoom": "appo",
 }

@@ -79,10 +79,10 @@ class DQNConfig(OffPolicyConfig):
         check_epsilon(self)
         if self.epsilon_spread < 0:
             raise SettingsError(f"algorithm.epsilon_spread={self.epsilon_spread} must not be negative.")
-        if not self.huber_delta > 0:
+        if not 0 < self.huber_delta <= 1e30:
             raise SettingsError(
-                f"algorithm.huber_delta={self.huber_delta} must be positive, for example 1. A large number, such as "
-                "1e9, gives half the squared error."
+                f"algorithm.huber_delta={self.huber_delta} must be above 0 and at most 1e30, for example 1. A large "
+                "number, such as 1e9, gives half the squared error."
             )
         for setting in ("samples", "target_samples"):
             if getattr(self, setting) < 1:
@@ -120,10 +120,10 @@ class DQNConfig(OffPolicyConfig):
                 f"algorithm={self.name} needs a Q-network, but the model is {type(setup.model).__name__}: use "
                 "lockstep.models.QModelConfig, as in the recipe dqn-atari."
             )
-        if self.keeps_policy and setup.model.returns != "expected":
+        if self.keeps_policy and setup.model.returns == "categorical":
             raise SettingsError(
-                "algorithm.replay.first_priority=error compares expected returns, but model.returns="
-                f"{setup.model.returns} has other priorities. Use --algorithm.replay.first-priority largest."
+                "algorithm.replay.first_priority=error compares expected returns, but the priorities of "
+                "model.returns=categorical are cross-entropies. Use --algorithm.replay.first-priority largest."
             )
         if setup.model.uses_previous and not self.sequences:
             raise SettingsError(

@@ -42,7 +42,8 @@ class ReplayConfig:
     first_priority: Literal["largest", "error"] = "largest"
     """Priority of new items: the largest so far, or that of the error of the values by which actions were chosen
     (Horgan et al. 2018). largest learns from nearly every step at least once; error prefers surprising steps from the
-    beginning, which matters where most steps are drawn at most once. error is for expected returns of dqn and r2d2."""
+    beginning, which matters where most steps are drawn at most once. error is for dqn, drq and r2d2, without
+    categorical returns."""
     store_frames: bool = True
     """Store each frame of stacked images once and rebuild the stacks when they are drawn. On takes a quarter of the
     memory for stacks of four. When the memory is full, the oldest few steps cannot be drawn because their stacks are
@@ -110,7 +111,8 @@ class OffPolicyConfig(AlgorithmConfig):
 
     replays: ClassVar[bool] = True
     values_actions: ClassVar[bool] = False
-    """Whether the policy's parameters are the values of actions."""
+    """Whether the policy's parameters are the values of actions, and the model's value is the highest of them, so that
+    replay.first_priority may be error."""
 
     rollout: int = 4
     """Steps per environment and iteration. Longer lowers the overhead of an iteration, shorter updates more often."""
@@ -155,7 +157,7 @@ class OffPolicyConfig(AlgorithmConfig):
     def first_errors(
         self, value: np.ndarray, reward: np.ndarray, discount: np.ndarray, next_value: np.ndarray, valid: np.ndarray
     ) -> np.ndarray:
-        """Errors of new items [n], if replay.first_priority is error.
+        """Errors of new items [n], if replay.first_priority is error: what the loss would return as priorities.
 
         Args:
             value: fp32 [M, n], the values of the actions of the M steps that an item learns from.
@@ -198,8 +200,13 @@ class OffPolicyConfig(AlgorithmConfig):
             )
         if self.keeps_policy and not self.values_actions:
             raise SettingsError(
-                f"algorithm.replay.first_priority=error needs the values of actions, which algorithm={self.name} does "
-                "not choose them by. Use --algorithm.replay.first-priority largest."
+                "algorithm.replay.first_priority=error needs an algorithm that chooses actions by their values, which "
+                f"algorithm={self.name} does not. Use --algorithm.replay.first-priority largest."
+            )
+        if self.keeps_policy and setup.normalize.returns:
+            raise SettingsError(
+                "algorithm.replay.first_priority=error compares values with raw rewards, but normalize.returns scales "
+                "them. Use --algorithm.replay.first-priority largest, or --no-normalize.returns."
             )
         if self.keeps_policy and self.replay.data:
             raise SettingsError(

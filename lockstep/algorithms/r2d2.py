@@ -29,8 +29,8 @@ from lockstep.models.selection import of_action
 
 @dataclass(frozen=True)
 class R2D2Config(DQNConfig):
-    """Q-learning from sequences. The defaults are those of rlpyt's R2D1 for Atari (arXiv:1909.01500), but ε is that of
-    Kapturowski et al. 2019."""
+    """Q-learning from sequences. The defaults are those of rlpyt's R2D1 for Atari (arXiv:1909.01500), except for ε,
+    which is that of Kapturowski et al. 2019, and huber_delta."""
 
     name = "r2d2"
 
@@ -114,7 +114,8 @@ class R2D2(DQN[R2D2Config]):
     """Moves the values of a replayed sequence's actions towards the n-step returns that followed them."""
 
     def loss(self, model: Networks, batch: Any, hyper: dict[str, float]) -> LossOutput:
-        """Huber loss of rescaled values, summed over the valid steps of Sequences."""
+        """Huber loss of rescaled values (squared errors if huber_delta is large), summed over the valid steps of
+        Sequences."""
         online, target = model
         assert isinstance(online, QModel) and isinstance(target, QModel) and isinstance(batch, Sequences)
         disturb(online, target, batch.noise)

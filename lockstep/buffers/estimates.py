@@ -31,7 +31,7 @@ class Estimates:
     def write(self, place: int, rollout: Rollout) -> None:
         """Store those of a rollout's T + 1 observations, the first one at this place."""
         assert rollout.policy is not None, "the policy's parameters are action values, which rollouts must keep"
-        taken = rollout.policy.gather(-1, rollout.action.unsqueeze(-1)).squeeze(-1)
+        taken = rollout.policy.gather(-1, rollout.action.long().unsqueeze(-1)).squeeze(-1)
         write(self.taken.numpy(), place, taken.numpy())
         write(self.best.numpy(), place, rollout.value.numpy())
 

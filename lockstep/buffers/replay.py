@@ -182,7 +182,10 @@ class Replay:
         reward, discount, ahead = (x.numpy() for x in found)
         value, next_value = estimates.at(times, times + ahead, environments)
         valid = self._valid.numpy()[times % self.steps, environments]
-        return self._weights(self._config.first_errors(value, reward, discount, next_value, valid))
+        with np.errstate(invalid="ignore", over="ignore"):
+            errors = self._config.first_errors(value, reward, discount, next_value, valid)
+        known = np.isfinite(errors)  # rewards may be infinite
+        return np.where(known, self._weights(np.where(known, errors, 0.0)), self._largest)
 
     def _items(self, times: np.ndarray) -> np.ndarray:
         """The tree's items for these steps of all environments."""
@@ -346,7 +349,7 @@ class Replay:
         rings = {
             f"obs.{name}.{key}": x for name, ring in self._rings.items() for key, x in ring.between(first, end).items()
         }
-        return {**rings, **{name: tensor[at] for name, tensor in self._by_step().items()}}
+        return {**rings, **{name: tensor[at] for name, tensor in self._of_checkpoints().items()}}
 
     def put_back(self, first: int, tensors: dict[str, Tensor]) -> None:
         """Restore the result of between."""
@@ -354,7 +357,7 @@ class Replay:
             kept = below(f"obs.{name}.", tensors)
             self._rings[name] = ring_like(ring, kept)
             self._rings[name].put_back(first, kept)
-        for name, tensor in self._by_step().items():
+        for name, tensor in self._of_checkpoints().items():
             tensor[(first + torch.arange(len(tensors[name]))) % self.steps] = tensors[name]
 
     def _mirrored(self) -> dict[str, Tensor]:
@@ -362,9 +365,12 @@ class Replay:
         return {**self._by_step(), "discounts": self._discounts}
 
     def _by_step(self) -> dict[str, Tensor]:
-        """Tensors [C, B, ...]."""
-        estimated = {} if self._estimates is None else self._estimates.by_step()
-        return {**{name: getattr(self, f"_{name}") for name in _BY_STEP}, **estimated}
+        """The tensors [C, B, ...] that items are made from."""
+        return {name: getattr(self, f"_{name}") for name in _BY_STEP}
+
+    def _of_checkpoints(self) -> dict[str, Tensor]:
+        """All tensors [C, B, ...]."""
+        return {**self._by_step(), **({} if self._estimates is None else self._estimates.by_step())}
 
     def state(self) -> dict[str, Tensor]:
         """The state that is not per step, by name."""
@@ -403,7 +409,7 @@ class Replay:
         """The memory's size in bytes."""
         rings = sum(ring.nbytes for ring in self._rings.values())
         tree = 0 if self._tree is None else self._tree.nbytes
-        return rings + tree + sum(tensor.nbytes for tensor in self._by_step().values())
+        return rings + tree + sum(tensor.nbytes for tensor in self._of_checkpoints().values())
 
 
 def ring_steps(experiment: Experiment) -> int:

@@ -39,8 +39,8 @@ class Rollout(ArrayTuple):
     log_prob: Tensor
     """fp32 [T, B]: log-probability of a_t under the policy that collected it."""
     value: Tensor
-    """fp32 [T+1, B]: value of obs_t under the version that collected it. The last row is only computed if targets need
-    it."""
+    """fp32 [T+1, B]: value of obs_t under the version that collected it. The last row is only computed if targets or
+    first priorities need it."""
     terminated: Tensor
     """bool [T, B]: whether the episode ended with a_t, so that nothing is bootstrapped."""
     truncated: Tensor

@@ -83,6 +83,41 @@ def test_a_new_step_begins_with_the_error_of_acting(rollout: int, n_step: int, s
     assert compared > 80
 
 
+def test_a_restored_memory_goes_on_with_the_same_priorities() -> None:
+    """Also if environments are reset right after, so that returns end at the observation after the newest step."""
+    settings = by_error(experiment(steps=40, envs=ENVS, n_step=3, rollout=4, prioritized=True))
+    world, valued = World(ENVS, 5, "noise", reset=0.1), Valued()
+    rollouts = [valued.of(each, 0) for each in world.rollouts(4, 15, 5)]
+    for restored_after in (4, 5, 12):
+        whole, parts = Replay(settings, rollouts[0]), Replay(settings, rollouts[0])
+        for each in rollouts[:restored_after]:
+            whole.insert(each)
+        parts.put_back(max(0, whole.count - 40), whole.between(max(0, whole.count - 40), whole.count))
+        parts.load(whole.state())
+        for each in rollouts[restored_after:]:
+            whole.insert(each)
+            parts.insert(each)
+            assert torch.equal(whole.state()["priorities"], parts.state()["priorities"])
+
+
+def test_an_error_that_is_not_a_number_counts_as_the_largest() -> None:
+    settings = by_error(experiment(steps=40, envs=ENVS, n_step=1, rollout=4, prioritized=True))
+    (rollout,) = (Valued().of(each, 0) for each in World(ENVS, 5, "noise", reset=0.0).rollouts(4, 1))
+    rollout.reward[0, 0], rollout.reward[1, 1], rollout.value[1, 2] = torch.nan, torch.inf, torch.nan
+    replay = Replay(settings, rollout)
+    replay.insert(rollout)
+    priorities = replay.state()["priorities"].view(40, ENVS)
+    assert priorities[0, 0] == priorities[1, 1] == priorities[0, 2] == 1
+    assert priorities.isfinite().all() and 0 < priorities[0, 1] != 1
+
+
+@pytest.mark.parametrize("returns", ["quantiles", "implicit"])
+def test_errors_of_other_means_are_known_too(returns: str) -> None:
+    by_error(
+        recipes.RECIPES["dqn-atari"]().replace(**{"algorithm.replay.prioritized": True, "model.returns": returns})
+    ).validate()
+
+
 @pytest.mark.parametrize(("burn_in", "unroll", "n_step", "rollout"), [(0, 4, 2, 4), (2, 6, 3, 4)])
 def test_a_new_sequence_begins_with_the_mixed_error_of_acting(
     burn_in: int, unroll: int, n_step: int, rollout: int
@@ -160,8 +195,9 @@ def test_it_is_the_error_of_the_loss_as_long_as_nothing_was_learned(
 @pytest.mark.parametrize(
     ("recipe", "changes", "words"),
     [
-        ("sac-mujoco", {"algorithm.replay.prioritized": True}, "algorithm=sac does not choose them by"),
-        ("rainbow-atari", {}, "model.returns=categorical has other priorities"),
+        ("sac-mujoco", {"algorithm.replay.prioritized": True}, "which algorithm=sac does not"),
+        ("rainbow-atari", {}, "model.returns=categorical are cross-entropies"),
+        ("apex-atari", {"normalize.returns": True}, "normalize.returns scales them"),
         ("apex-atari", {"algorithm.replay.data": "some.npz"}, "algorithm.replay.data does not contain"),
     ],
 )

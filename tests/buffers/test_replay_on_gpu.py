@@ -48,12 +48,21 @@ def worlds() -> dict[str, tuple[Callable[[Rollout], Replay], Iterator[Rollout]]]
         settings = experiment(steps=200, envs=3, n_step=3, rollout=7, prioritized=True, once=once)
         return lambda each: Replay(settings, each), World(3, 9, "noise", reset).rollouts(7, 60, 9)
 
+    def by_error() -> tuple[Callable[[Rollout], Replay], Iterator[Rollout]]:
+        settings = experiment(steps=200, envs=3, n_step=3, rollout=7, prioritized=True)
+        settings = settings.replace(**{"algorithm.replay.first_priority": "error"})
+        rollouts, draw = World(3, 9, "noise", 0.03).rollouts(7, 60, 9), torch.Generator().manual_seed(1)
+        values = (torch.randn(8, 3, 3, generator=draw) for _ in iter(int, 1))
+        valued = (each.replace(value=q.amax(-1), policy=q[:-1]) for each, q in zip(rollouts, values, strict=False))
+        return lambda each: Replay(settings, each), valued
+
     sequences = Remembered(2, 5, 3, 60, 4, 10**9, True)
     return {
         "frames": plain(True, 0.03),
         "short episodes": plain(True, 0.4),
         "stacks": plain(False, 0.03),
         "sequences": (sequences.memory, sequences.rollouts(40)),
+        "first errors": by_error(),
     }
 
 
