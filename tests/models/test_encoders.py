@@ -207,7 +207,8 @@ def test_glorot_initialization_is_uniform_with_a_variance_of_two_over_inputs_and
 
 def test_a_dense_size_of_minus_one_leaves_out_the_dense_layer() -> None:
     space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    for encoder, features in (("nature", 3136), ("dopamine", 7744), ("der", 576)):
+    cases: list[tuple[Any, int]] = [("nature", 3136), ("dopamine", 7744), ("der", 576)]
+    for encoder, features in cases:
         config = QModelConfig(encoder=encoder, dense_size=-1)
         network: Any = config.build_encoder(space, dtype=torch.float32, normalize=False, clip=10.0)
         assert network.images[0].dense is None and network.out_features == features
