@@ -33,6 +33,7 @@ GPU = "cuda:0"
 ALL: dict[str, Callable[[], Experiment]] = {
     **{name: make for name, make in EXPERIMENTS.items() if make().precision != "portable"},  # which is of CPUs alone
     "squashed": squashed,
+    "td3-rmsprop-tf": lambda: EXPERIMENTS["td3"]().replace(**{"algorithm.optimizer.name": "rmsprop_tf"}),
 }
 LAYOUTS = {
     "impala-lstm-lag-2": ["a0-l1,2,3"],
@@ -52,7 +53,7 @@ MORE_LAYOUTS = {
 }
 """Of `make test-full`. `python tests/simulated_gpu.py all` takes all."""
 ON_POLICY = ("mujoco-normalized", "memory-gru-lag-2", "ppo-bf16", "ppo-lstm", "transformer-lag-1")
-REPLAYING = ("td3", "sac-prioritized-lag-1", "r2d2-uniform-lag-1", "iqn")
+REPLAYING = ("td3", "sac-prioritized-lag-1", "r2d2-uniform-lag-1", "iqn", "td3-rmsprop-tf")
 """Trained with graphs and without."""
 GRAPHS_MARKS = {
     "ppo-bf16": (pytest.mark.slow, pytest.mark.full),  # its convolutions are in test_graphs.py

@@ -25,12 +25,14 @@ from lockstep.models.normalize import NormalizeConfig
 class OptimizerConfig:
     """Gradient descent on the reduced global gradient."""
 
-    name: Literal["adam", "adamw", "radam", "rmsprop"] = "adam"
+    name: Literal["adam", "adamw", "radam", "rmsprop", "rmsprop_tf"] = "adam"
     """adam suits most tasks. It keeps means of gradients and of their squares. adamw is adam with weight decay. radam
     rectifies adam's first steps, which replaces a warm-up (Liu et al. 2020, arXiv:1908.03265); PQN uses it. rmsprop
-    keeps only the mean of squares; A3C and IMPALA use it."""
+    keeps only the mean of squares; IMPALA uses it. rmsprop_tf is TensorFlow's, which OpenAI Baselines' A2C uses: its
+    mean begins at 1 instead of 0, and eps is added under the root. So its first steps are smaller."""
     eps: float = 1e-5
-    """Added to the root of the mean of squared gradients. Higher damps steps of parameters with small gradients."""
+    """Added to the root of the mean of squared gradients; with rmsprop_tf, added to the mean under the root. Higher
+    damps steps of parameters with small gradients."""
     decay: float = 0.99
     """Decay of RMSProp's mean of squared gradients. Higher smooths more."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -41,7 +43,7 @@ class OptimizerConfig:
 
     later: ClassVar[frozenset[str]] = frozenset({"weight_decay"})
     needs: ClassVar[tuple[Need, ...]] = (
-        Need(("decay",), ("algorithm.optimizer.name",), ("rmsprop",)),
+        Need(("decay",), ("algorithm.optimizer.name",), ("rmsprop", "rmsprop_tf")),
         Need(("betas",), ("algorithm.optimizer.name",), ("adam", "adamw", "radam")),
         Need(("weight_decay",), ("algorithm.optimizer.name",), ("adamw",)),
     )

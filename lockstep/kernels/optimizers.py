@@ -214,3 +214,19 @@ def rmsprop(
         second[i] = v
         x[i] -= r * (g / (root(v) + e))
     return found
+
+
+@compiled
+def rmsprop_tf(
+    x: np.ndarray, gradient: np.ndarray, largest: float, second: np.ndarray, rate: float, decay: float, eps: float
+) -> float:
+    """One step of TensorFlow's RMSProp, which adds eps under the root. Arguments and the result are those of
+    rmsprop."""
+    found = clip(gradient, _ONE, _ONE, largest)
+    r, d, c, e = np.float32(rate), np.float32(decay), np.float32(1.0 - decay), np.float32(eps)
+    for i in range(len(x)):
+        g = gradient[i]
+        v = shrunk(d, second[i]) + c * (g * g)
+        second[i] = v
+        x[i] -= r * (g / root(v + e))
+    return found

@@ -22,8 +22,11 @@ MOMENTS = {
     "adamw": ("exp_avg", "exp_avg_sq"),
     "radam": ("exp_avg", "exp_avg_sq"),
     "rmsprop": ("square_avg",),
+    "rmsprop_tf": ("square_avg",),
 }
 """The statistics of gradients that optimizers keep."""
+_BEGIN = {"rmsprop_tf": 1.0}
+"""What statistics begin with, unless with 0."""
 
 
 def inverse(divisor: float) -> float | None:
@@ -44,7 +47,8 @@ class Optimizer:
         self._vector = flat.vector.detach()
         self._decays = flat.of_networks() if self._config.name == "adamw" and self._config.weight_decay else None
         """bool [N]: which parameters decay."""
-        self.moments = {name: torch.zeros_like(self._vector) for name in MOMENTS[self._config.name]}
+        begin = _BEGIN.get(self._config.name, 0.0)
+        self.moments = {name: torch.full_like(self._vector, begin) for name in MOMENTS[self._config.name]}
         """fp32 [N] each: the statistics of gradients."""
         self.counts: dict[str, Tensor] = {}
         """Steps of each group that has moved."""
@@ -93,6 +97,12 @@ class Optimizer:
         if config.name == "rmsprop":
             rmsprop(*tensors, moments, [], [], [count], alpha=config.decay, momentum=0.0, centered=False, **given)
             return norm
+        if config.name == "rmsprop_tf":
+            count += 1
+            (square,) = moments
+            square.mul_(config.decay).addcmul_(gradient, gradient, value=1 - config.decay)
+            vector.addcdiv_(gradient, square.add(config.eps).sqrt_(), value=-rate)
+            return norm
         first, second = moments
         given |= {"beta1": config.betas[0], "beta2": config.betas[1]}
         if config.name == "radam":
@@ -135,7 +145,7 @@ class Optimizer:
             self.counts.setdefault(name, self._counter()).fill_(number)
 
     def _counter(self) -> Tensor:
-        # Fused Adam, and RAdam on a GPU, count where they compute.
+        # Fused Adam, RAdam on a GPU and TensorFlow's RMSProp count where they compute.
         return torch.zeros((), device="cpu" if self._config.name == "rmsprop" else self._vector.device)
 
 
@@ -184,11 +194,12 @@ class PortableOptimizer(Optimizer):
         config, x, g = self._config, vector.numpy(), gradient.numpy()
         count += 1
         remembered = [moment.numpy() for moment in moments]
-        if config.name != "rmsprop":
+        if not config.name.startswith("rmsprop"):
             numbers = self._max_norm, *remembered, int(count), rate, *config.betas, config.eps
             radam = config.name == "radam"
             return self._kernels.radam(x, g, *numbers) if radam else self._kernels.adam(x, g, _ONE, _ONE, *numbers)
-        return self._kernels.rmsprop(x, g, self._max_norm, *remembered, rate, config.decay, config.eps)
+        rmsprop = self._kernels.rmsprop_tf if config.name == "rmsprop_tf" else self._kernels.rmsprop
+        return rmsprop(x, g, self._max_norm, *remembered, rate, config.decay, config.eps)
 
 
 def optimizer_for(experiment: Experiment, flat: FlatParameters) -> Optimizer:

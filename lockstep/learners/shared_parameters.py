@@ -135,7 +135,11 @@ class SharedParameters:
         self._count, self._bases, self._text = count.numpy(), bases.numpy(), text.numpy()
         moments = vectors[len(agent.vectors) :]
         if agent.device.type == "cpu":
-            # The lock guards them, so no learner needs a copy.
+            # The lock guards them, so no learner needs a copy. Only learner 0 writes what they begin with: if another
+            # one did, it could overwrite a checkpoint's.
+            if group.rank == 0:
+                for shared, begin in zip(moments, optimizer.moments.values(), strict=True):
+                    shared.copy_(begin)
             optimizer.moments = dict(zip(optimizer.moments, moments, strict=True))
             moments = []
         mine = [*agent.vectors, *optimizer.moments.values()]

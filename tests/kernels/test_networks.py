@@ -285,6 +285,20 @@ def test_optimizers_are_torchs(name: str) -> None:
     torch.testing.assert_close(torch.from_numpy(mine), x.detach(), rtol=1e-4, atol=1e-5)
 
 
+def test_rmsprop_tf_rounds_each_operation_to_float32() -> None:
+    """As NumPy, whose operations are rounded as IEEE 754 says; the mean of squares is below 2**-126 for some."""
+    draw = np.random.default_rng(9)
+    x, gradient = (draw.standard_normal(83).astype(np.float32) for _ in range(2))
+    second = np.where(draw.random(83) < 0.2, 1e-40, draw.random(83)).astype(np.float32)
+    gradient[:40] *= second[:40] > 1e-30  # so that small means stay small
+    r, d, c, e = (np.float32(number) for number in (0.02, 0.9, 1.0 - 0.9, 1e-5))
+    mean = d * second + c * (gradient * gradient)
+    wanted = x - r * (gradient / np.sqrt(mean + e))
+    assert optimizers.rmsprop_tf(x, gradient, 1e9, second, 0.02, 0.9, 1e-5) == optimizers.norm(gradient)
+    np.testing.assert_array_equal(second, mean)
+    np.testing.assert_array_equal(x, wanted)
+
+
 @pytest.mark.parametrize(("factor", "divisor"), [(0.3, 1), (1, 3.7), (0.3, 3.7)])
 def test_a_gradient_is_multiplied_and_divided_while_its_norm_is_summed(factor: float, divisor: float) -> None:
     gradient = np.random.default_rng(8).standard_normal(2500).astype(np.float32)

@@ -294,25 +294,28 @@ def test_gradients_are_in_time_if_they_are_in_order(count: int, bases: list[int]
 # ------------------------------------------------------------------------------------------------- shared memory
 
 
-def one_number() -> tuple[Optimizer, Tensor]:
+def one_number(name: str) -> tuple[Optimizer, Tensor]:
     """A model of one number, 1, and what changes it."""
     model = nn.Module()
     model.w = nn.Parameter(torch.ones(1))
     flat = FlatParameters(model)
-    return Optimizer(recipes.ppo_cartpole(), flat), flat.vector.detach()
+    experiment = recipes.ppo_cartpole().replace(**{"algorithm.optimizer.name": name})
+    return Optimizer(experiment, flat), flat.vector.detach()
 
 
 def pull() -> Computed:
     return Computed(torch.ones(16), 0, 1, (ParameterGroup("", 0.25),))
 
 
+@pytest.mark.parametrize("name", ["adam", "rmsprop_tf"])
 @pytest.mark.parametrize("device", ["cpu", "elsewhere"])
-def test_learners_see_each_others_updates(device: str) -> None:
-    """Two in one process, by turns. On a CPU the optimizer's state is in the shared memory; elsewhere it is copied."""
+def test_learners_see_each_others_updates(device: str, name: str) -> None:
+    """Two in one process, by turns. On a CPU the optimizer's state is in the shared memory; elsewhere it is copied. The
+    statistics of rmsprop_tf begin with 1."""
     memory = SharedMemory()
 
     def learner(rank: int) -> tuple[SharedParameters, Optimizer, Tensor]:
-        optimizer, vector = one_number()
+        optimizer, vector = one_number(name)
         agent: Any = SimpleNamespace(
             vectors=[vector],
             device=SimpleNamespace(type=device),
@@ -338,7 +341,7 @@ def test_learners_see_each_others_updates(device: str) -> None:
     assert a.change(pull())[:2] == (2, 0)
     a.close()
     b.close()
-    optimizer, w = one_number()
+    optimizer, w = one_number(name)
     for _ in range(3):
         optimizer.step(pull().gradient, pull().groups)
     for mine, of in ((w_a, rule_a), (w_b, rule_b)):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -92,6 +94,66 @@ def test_radam_by_hand() -> None:
         for _ in range(3):
             optimizer.step(torch.full_like(flat.vector, 2.0).detach(), (ParameterGroup("", 0.25),))
         assert [float(x) for x in flat.named().values()] == [8 - 3 * 0.5] * 2
+
+
+def slow_rmsprop_tf(
+    x: np.ndarray, gradients: list[np.ndarray], largest: float, rate: float, decay: float, eps: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Number by number in float64, as in the documentation of TensorFlow's RMSPropOptimizer: x and the mean square."""
+    x, squares = x.astype(np.float64).copy(), np.ones(len(x))
+    for gradient in gradients:
+        scale = min(1.0, largest / (math.sqrt(sum(float(g) ** 2 for g in gradient)) + 1e-6))
+        for i in range(len(x)):
+            g = float(gradient[i]) * scale
+            squares[i] = decay * squares[i] + (1 - decay) * g * g
+            x[i] -= rate * g / math.sqrt(squares[i] + eps)
+    return x, squares
+
+
+@pytest.mark.parametrize("kind", [Optimizer, PortableOptimizer])
+def test_rmsprop_tf_is_a_slow_version_and_continues(kind: type[Optimizer]) -> None:
+    """Forty steps, some of them clipped; halfway, another optimizer takes over the state."""
+    flat, draw = FlatParameters(nn.Linear(5, 4)), torch.Generator().manual_seed(3)
+    vector = flat.vector.detach()
+    vector.copy_(torch.randn(vector.shape, generator=draw))
+    changes: dict[str, Any] = {"name": "rmsprop_tf", "eps": 0.01, "decay": 0.9}
+    experiment = recipes.ppo_cartpole().replace(
+        **{f"algorithm.optimizer.{name}": value for name, value in changes.items()}, **{"algorithm.max_grad_norm": 4.0}
+    )
+    gradients = [torch.randn(vector.shape, generator=draw) * scale for scale in (0.01, 0.3, 1.0, 5.0) * 10]
+    wanted, squares = slow_rmsprop_tf(vector.numpy(), [g.numpy() for g in gradients], 4.0, 0.02, 0.9, 0.01)
+    optimizer = kind(experiment, flat)
+    assert optimizer.state() == {}
+    for step, gradient in enumerate(gradients):
+        if step == 20:
+            kept, optimizer = {name: x.clone() for name, x in optimizer.state().items()}, kind(experiment, flat)
+            optimizer.load(kept)
+        norm = optimizer.step(gradient.clone(), (ParameterGroup("", 0.02),))
+        assert float(norm) == pytest.approx(float(gradient.norm()), rel=1e-5)
+    np.testing.assert_allclose(vector.numpy(), wanted, rtol=1e-5, atol=1e-5)
+    assert optimizer.state().keys() == {"step", "square_avg"} and float(optimizer.counts["step"]) == 40
+    np.testing.assert_allclose(optimizer.moments["square_avg"].numpy(), squares, rtol=1e-5)
+
+
+def test_rmsprop_tf_by_hand() -> None:
+    """A decay of 0.5, ε = 0.5 and gradients of 1: the mean of squares stays at 1, where it begins, so a step is
+    3 / √1.5 = √6. A group that does not move keeps its mean."""
+    for kind in (Optimizer, PortableOptimizer):
+        model: Any = nn.Module()
+        model.moves, model.stays = nn.Linear(1, 1), nn.Linear(1, 1)
+        flat = FlatParameters(model)
+        flat.vector.detach().fill_(8.0)
+        changes: dict[str, Any] = {"name": "rmsprop_tf", "eps": 0.5, "decay": 0.5}
+        experiment = recipes.ppo_cartpole().replace(
+            **{f"algorithm.optimizer.{name}": value for name, value in changes.items()},
+            **{"algorithm.max_grad_norm": 1e9},
+        )
+        optimizer = kind(experiment, flat)
+        for step in range(1, 3):
+            optimizer.step(torch.ones_like(flat.vector).detach(), (ParameterGroup("moves.", 3.0),))
+            found = [float(x) for x in flat.named().values()]
+            assert found == [pytest.approx(8 - step * math.sqrt(6))] * 2 + [8.0] * 2
+        assert torch.equal(optimizer.moments["square_avg"], torch.ones_like(flat.vector))
 
 
 def test_weights_decay_by_hand() -> None:
