@@ -152,7 +152,8 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "ppo-lstm": lambda: cut(recipes.ppo_atari, model={"core": "lstm", "previous_action_reward": True}),
     "ppo-acting-batch-of-two-shards": lambda: cut(recipes.ppo_atari, env={"num_envs": 4}, scheme={"acting_batch": 2}),
     "a2c": lambda: cut(recipes.a2c_atari, epochs=1, env={"num_envs": 4}).replace(
-        **{"algorithm.value_coef": 0.5, "algorithm.optimizer.eps": 1e-5}  # as when its digests were recorded
+        # As when its digests were recorded.
+        **{"algorithm.value_coef": 0.5, "algorithm.optimizer.name": "rmsprop", "algorithm.optimizer.eps": 1e-5}
     ),
     "impala-bf16": lambda: cut(recipes.impala_atari, epochs=1, precision="bf16"),
     "impala-lstm-lag-2": lambda: cut(recipes.impala_atari, epochs=1, model={"core": "lstm"}, scheme={"lag": 2}),

@@ -25,8 +25,8 @@ class A2CConfig(OnPolicyConfig):
     """Steps per environment and iteration, and so the n of n-step returns. Longer lowers the bias of bootstrapping;
     shorter updates more often."""
     learning_rate: float = 7e-4
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("rmsprop", eps=3.2e-3, decay=0.99))
-    """RMSProp with the ε of Baselines, √1e-5, since TensorFlow adds it under the root and PyTorch to the root."""
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("rmsprop_tf", eps=1e-5, decay=0.99))
+    """TensorFlow's RMSProp, as in OpenAI Baselines."""
     value_coef: float = 1.0
     """Weight of the value loss, which is half a squared error. Higher fits values faster and makes the encoder serve
     them more."""
