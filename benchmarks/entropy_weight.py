@@ -140,7 +140,7 @@ def _experiment(game: str) -> Experiment:
         known = PARTS["standardized"]["minatar-appo-plain-0.01"].experiment
         experiment = known.replace(env=dataclasses.replace(known.env, id=game), precision="fp32")
     else:
-        experiment = recipes.appo_atari(game)
+        experiment = recipes.appo_atari(game).replace(**{"algorithm.value_coef": 0.5})  # as in the published figures
     names = [field.name for field in dataclasses.fields(experiment.algorithm)]
     return experiment.replace(algorithm=ComparedConfig(**{name: getattr(experiment.algorithm, name) for name in names}))
 

@@ -177,7 +177,8 @@ PROOFS = {
     ),
     "battle": Proof(
         "appo-vizdoom --env.num-envs 32 --env.options actions=compact --scheme.acting-batch 32 --algorithm.epochs 4 "
-        "--algorithm.minibatches 4 --algorithm.learning-rate 2.5e-4 --algorithm.clip 0.2 --total-steps 4M",
+        "--algorithm.minibatches 4 --algorithm.learning-rate 2.5e-4 --algorithm.clip 0.2 --algorithm.value-coef 0.5 "
+        "--algorithm.value-clip 0 --total-steps 4M",
         1,
     ),
     "pendulum-sac": Proof(

@@ -84,7 +84,7 @@ def appo_simple_battle(num_envs: int) -> Experiment:
     return full.replace(
         env=dataclasses.replace(full.env, options={"actions": "single", "measurements": False}),
         model=simple.model,
-        algorithm=dataclasses.replace(full.algorithm, minibatches=minibatches),
+        algorithm=dataclasses.replace(full.algorithm, minibatches=minibatches, value_clip=10.0),
         normalize=simple.normalize,
     )
 

@@ -157,7 +157,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     ),
     "impala-bf16": lambda: cut(recipes.impala_atari, epochs=1, precision="bf16"),
     "impala-lstm-lag-2": lambda: cut(recipes.impala_atari, epochs=1, model={"core": "lstm"}, scheme={"lag": 2}),
-    "appo": lambda: cut(recipes.appo_atari),
+    "appo": lambda: cut(recipes.appo_atari).replace(**{"algorithm.value_coef": 0.5}),  # likewise
     "mujoco-normalized": lambda: cut(recipes.ppo_mujoco, rollout=16),
     "tuple-dict-mask": lambda: cut(tuple_bandit),
     "memory-gru-lag-2": lambda: cut(recipes.ppo_memory, rollout=16, model={"core": "gru"}, scheme={"lag": 2}),
@@ -205,7 +205,9 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
 }
 """By what is special about them."""
 if importlib.util.find_spec("envpool"):  # which has no release for Python 3.10
-    EXPERIMENTS["vizdoom"] = lambda: cut(recipes.appo_vizdoom)
+    EXPERIMENTS["vizdoom"] = lambda: cut(recipes.appo_vizdoom).replace(
+        **{"algorithm.value_coef": 0.5, "algorithm.value_clip": 0.0}  # as when its digests were recorded
+    )
 if importlib.util.find_spec("minatar"):
     EXPERIMENTS["minatar"] = lambda: replaying(recipes.dqn_minatar, replay={})
     EXPERIMENTS["minatar-ppo"] = lambda: cut(recipes.ppo_minatar, algorithm={"learning_rate": 1e-3})

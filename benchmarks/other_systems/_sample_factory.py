@@ -71,7 +71,7 @@ def arguments(task: dict[str, Any], folder: str) -> list[str]:
         "learning_rate": algorithm["learning_rate"],
         "gamma": algorithm["discount"],
         "ppo_clip_ratio": algorithm["clip"],
-        "value_loss_coeff": algorithm["value_coef"],
+        "value_loss_coeff": 0.5 * algorithm["value_coef"],  # of the whole squared error
         "exploration_loss_coeff": algorithm["entropy_coef"],
         "max_grad_norm": algorithm["max_grad_norm"],
         "normalize_input": normalize["observations"],

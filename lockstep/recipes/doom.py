@@ -11,6 +11,9 @@ from lockstep.models.normalize import NormalizeConfig
 from lockstep.recipes.on_policy import appo_of_sample_factory
 from lockstep.scheme import Scheme
 
+_VALUE_CLIP = 0.2
+"""Sample Factory's for Doom: in units of normalized returns there, of returns divided by their deviation here."""
+
 
 def appo_vizdoom(scenario: str = "Battle") -> Experiment:
     """APPO on Doom from pixels and measurements, CNN and GRU, one version behind (Petrenko et al. 2020).
@@ -25,7 +28,7 @@ def appo_vizdoom(scenario: str = "Battle") -> Experiment:
         model=StandardModelConfig(
             encoder="convnet_simple", hidden_sizes=(128, 128), activation="elu", core="gru", core_size=512
         ),
-        algorithm=appo_of_sample_factory(minibatches=1),
+        algorithm=appo_of_sample_factory(minibatches=1, value_clip=_VALUE_CLIP),
         scheme=Scheme(shards=4, lag=1, acting_batch=32),
         normalize=NormalizeConfig(observations=True, returns=True),
         total_steps=125_000_000,
@@ -47,7 +50,7 @@ def appo_vizdoom_deathmatch() -> Experiment:
         curriculum={"shaping": True},
         metrics=("frags", "deaths", "damage", "place"),
     )
-    algorithm = dataclasses.replace(appo_of_sample_factory(minibatches=1), discount=0.995)
+    algorithm = dataclasses.replace(appo_of_sample_factory(minibatches=1, value_clip=_VALUE_CLIP), discount=0.995)
     return full.replace(env=env, algorithm=algorithm)
 
 

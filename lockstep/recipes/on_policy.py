@@ -96,7 +96,8 @@ def impala_atari(game: str = "Breakout") -> Experiment:
 def appo_atari(game: str = "Breakout") -> Experiment:
     """APPO on Atari, Machado protocol, CNN and LSTM, one version behind (Petrenko et al. 2020, arXiv:2006.11751).
 
-    The network is the paper's simplified network, and the hyperparameters are those of its Table A.5.
+    The network is the paper's simplified network, and the hyperparameters are those of its Table A.5. The value loss,
+    which has a factor of a half here, has the weight of Sample Factory's.
     """
     return Experiment(
         env=EnvConfig(id=game, num_envs=128, protocol="machado"),
@@ -106,7 +107,7 @@ def appo_atari(game: str = "Breakout") -> Experiment:
     )
 
 
-def appo_of_sample_factory(minibatches: int) -> APPOConfig:
+def appo_of_sample_factory(minibatches: int, value_clip: float = 0.0) -> APPOConfig:
     """The hyperparameters of Table A.5 of Petrenko et al. 2020. Choose minibatches so that each has 2,048 samples."""
     return APPOConfig(
         rollout=32,
@@ -119,7 +120,8 @@ def appo_of_sample_factory(minibatches: int) -> APPOConfig:
         discount=0.99,
         clip=0.1,
         entropy_coef=0.003,
-        value_coef=0.5,
+        value_coef=1.0,  # of half a squared error. Sample Factory weighs the whole one by 0.5.
+        value_clip=value_clip,
     )
 
 
