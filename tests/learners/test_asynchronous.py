@@ -504,7 +504,8 @@ def test_metrics_say_how_stale_gradients_were(recorded: Callable[[str], Ran]) ->
 
 
 def test_a_resumed_run_is_repeated_as_a_whole() -> None:
-    experiment = ppo(6)
+    """With an optimizer whose statistics begin with 1."""
+    experiment = ppo(6).replace(**{"algorithm.optimizer.name": "rmsprop_tf"})
     first = train(experiment, Layout.parse("processes:2"), options(Path("run")), stop_after=2)
     saved, _ = checkpoint.open_checkpoint(checkpoint.latest("run/checkpoints")).part("learner")
     assert float(saved["optimizer.step"]) == len([*itertools.chain(*updates(first.run))]) == 2 * 16
