@@ -40,6 +40,10 @@ class Wrapper(OnPolicy[OnPolicyConfig]):
     ) -> None:
         self.inner.annealings = annealings
 
+    @property
+    def bootstraps(self) -> bool:
+        return self.inner.bootstraps
+
     def check(self, observation_space: gymnasium.Space[Any]) -> None:
         self.inner.check(observation_space)
 
