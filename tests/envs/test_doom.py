@@ -246,7 +246,8 @@ def test_a_port_that_is_taken_is_replaced_by_another(monkeypatch: pytest.MonkeyP
     env = duel()
     try:
         env.reset(seed=1)
-        assert len(ports) == 2
+        assert len(ports) >= 2  # on a busy machine, further attempts may fail, too
+        assert ports[0] != ports[-1]
     finally:
         env.close()
         taken.close()
