@@ -203,30 +203,27 @@ def follow(target: np.ndarray, x: np.ndarray, weight: np.float32) -> None:
 
 @compiled
 def rmsprop(
-    x: np.ndarray, gradient: np.ndarray, largest: float, second: np.ndarray, rate: float, decay: float, eps: float
+    x: np.ndarray,
+    gradient: np.ndarray,
+    largest: float,
+    second: np.ndarray,
+    rate: float,
+    decay: float,
+    eps: float,
+    under: bool,
 ) -> float:
-    """One step of RMSProp without momentum, not centered. Other arguments and the result are those of adam."""
+    """One step of RMSProp without momentum, not centered. Other arguments and the result are those of adam.
+
+    Args:
+        under: whether eps is added under the root, as in TensorFlow.
+    """
     found = clip(gradient, _ONE, _ONE, largest)
-    r, d, c, e = np.float32(rate), np.float32(decay), np.float32(1.0 - decay), np.float32(eps)
+    r, d, c = np.float32(rate), np.float32(decay), np.float32(1.0 - decay)
+    # A sum with 0 is exact.
+    within, beside = np.float32(eps if under else 0.0), np.float32(0.0 if under else eps)
     for i in range(len(x)):
         g = gradient[i]
         v = shrunk(d, second[i]) + c * (g * g)
         second[i] = v
-        x[i] -= r * (g / (root(v) + e))
-    return found
-
-
-@compiled
-def rmsprop_tf(
-    x: np.ndarray, gradient: np.ndarray, largest: float, second: np.ndarray, rate: float, decay: float, eps: float
-) -> float:
-    """One step of TensorFlow's RMSProp, which adds eps under the root. Arguments and the result are those of
-    rmsprop."""
-    found = clip(gradient, _ONE, _ONE, largest)
-    r, d, c, e = np.float32(rate), np.float32(decay), np.float32(1.0 - decay), np.float32(eps)
-    for i in range(len(x)):
-        g = gradient[i]
-        v = shrunk(d, second[i]) + c * (g * g)
-        second[i] = v
-        x[i] -= r * (g / root(v + e))
+        x[i] -= r * (g / (root(v + within) + beside))
     return found

@@ -194,12 +194,12 @@ class PortableOptimizer(Optimizer):
         config, x, g = self._config, vector.numpy(), gradient.numpy()
         count += 1
         remembered = [moment.numpy() for moment in moments]
-        if not config.name.startswith("rmsprop"):
+        if config.name not in ("rmsprop", "rmsprop_tf"):
             numbers = self._max_norm, *remembered, int(count), rate, *config.betas, config.eps
             radam = config.name == "radam"
             return self._kernels.radam(x, g, *numbers) if radam else self._kernels.adam(x, g, _ONE, _ONE, *numbers)
-        rmsprop = self._kernels.rmsprop_tf if config.name == "rmsprop_tf" else self._kernels.rmsprop
-        return rmsprop(x, g, self._max_norm, *remembered, rate, config.decay, config.eps)
+        numbers = self._max_norm, *remembered, rate, config.decay, config.eps
+        return self._kernels.rmsprop(x, g, *numbers, config.name == "rmsprop_tf")
 
 
 def optimizer_for(experiment: Experiment, flat: FlatParameters) -> Optimizer:

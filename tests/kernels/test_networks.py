@@ -280,7 +280,7 @@ def test_optimizers_are_torchs(name: str) -> None:
             scale = np.float32(0.25), np.float32(1)
             found = optimizers.adam(mine, own, *scale, 30.0, first, second, step, 0.01, 0.8, 0.99, 1e-5)
         else:
-            found = optimizers.rmsprop(mine, own, 30.0, second, 0.01, 0.9, 1e-5)
+            found = optimizers.rmsprop(mine, own, 30.0, second, 0.01, 0.9, 1e-5, False)
         assert found == pytest.approx(float(norm), rel=1e-5)
     torch.testing.assert_close(torch.from_numpy(mine), x.detach(), rtol=1e-4, atol=1e-5)
 
@@ -294,7 +294,7 @@ def test_rmsprop_tf_rounds_each_operation_to_float32() -> None:
     r, d, c, e = (np.float32(number) for number in (0.02, 0.9, 1.0 - 0.9, 1e-5))
     mean = d * second + c * (gradient * gradient)
     wanted = x - r * (gradient / np.sqrt(mean + e))
-    assert optimizers.rmsprop_tf(x, gradient, 1e9, second, 0.02, 0.9, 1e-5) == optimizers.norm(gradient)
+    assert optimizers.rmsprop(x, gradient, 1e9, second, 0.02, 0.9, 1e-5, True) == optimizers.norm(gradient)
     np.testing.assert_array_equal(second, mean)
     np.testing.assert_array_equal(x, wanted)
 
