@@ -16,6 +16,7 @@ from lockstep.algorithms.offpolicy import off_policy
 from lockstep.buffers.arrivals import Arrivals, write
 from lockstep.buffers.estimates import Estimates
 from lockstep.buffers.frames import ring_for, ring_like
+from lockstep.buffers.returns import replayed_returns
 from lockstep.buffers.sum_tree import SumTree
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
@@ -178,7 +179,7 @@ class Replay:
             times: [M, n], the numbers of the steps that an item learns from.
             environments: [M, n]
         """
-        found = self._returns(torch.from_numpy(times), torch.from_numpy(environments))
+        found = replayed_returns(self._mirrored(), torch.from_numpy(times), torch.from_numpy(environments))
         reward, discount, ahead = (x.numpy() for x in found)
         value, next_value = estimates.at(times, times + ahead, environments)
         valid = self._valid.numpy()[times % self.steps, environments]
@@ -258,29 +259,6 @@ class Replay:
     def _can_be_drawn(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
         return self._valid.numpy()[times % self.steps, environments]
 
-    def _returns(self, time: Tensor, environment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """For each of these steps: the discounted sum of up to n_step rewards, the factor of the value that follows,
-        and the number of steps until then."""
-        kept = self._mirrored() if time.is_cpu else self._on_device
-        forwards = torch.arange(self._config.n_step, device=time.device)
-        given = time, environment, forwards, *(kept[x] for x in ("terminated", "truncated", "reward", "discounts"))
-        if time.is_cpu:  # as arrays, whose small operations take a fraction of the time that torch's take
-            given = tuple(x.numpy() for x in given)
-        first, row, forwards, terminated, truncated, rewards, discounts = given
-        forwards = forwards.reshape(-1, *[1] * time.ndim)
-        at = (first + forwards) % self.steps  # [steps of a return, ...]
-        ended = terminated[at, row]
-        cut = ended | truncated[at, row]
-        going = cut.cumsum(0) == cut  # whether no earlier step was cut
-        terms = discounts[forwards] * rewards[at, row] * going
-        # One operation at a time, in this order. None may be fused, so that a GPU rounds like a CPU.
-        total = terms[0] + 0
-        for each in terms[1:]:
-            total += each
-        ahead = going.sum(0)
-        discount = discounts[ahead] * ~(ended & going).any(0)
-        return torch.as_tensor(total), torch.as_tensor(discount), torch.as_tensor(ahead)
-
     def _kept(self) -> dict[str, Tensor]:
         """The tensors of _mirrored on the device that reads items."""
         return self._on_device or self._mirrored()
@@ -304,7 +282,7 @@ class Replay:
         """The minibatch of drawn items. `drawn` must be on the device of this memory, which the host does not wait
         for."""
         time, environment = drawn.time, drawn.environment
-        reward, discount, ahead = self._returns(time, environment)
+        reward, discount, ahead = replayed_returns(self._kept(), time, environment)
         at, then = time % self.steps, (time + ahead) % self.steps
 
         # All observations at once, since small minibatches take little more time than single items.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lockstep.buffers.arrivals import Arrivals
 from lockstep.buffers.replay import Replay, ring_steps
+from lockstep.buffers.returns import replayed_returns
 from lockstep.core.rollout import Rollout
 from lockstep.core.transitions import Drawn, Sequences
 from lockstep.experiment import Experiment
@@ -122,7 +123,7 @@ class SequenceReplay(Replay, reads_on_gpu=True):
         time = drawn.time + torch.arange(self._length, device=drawn.time.device).unsqueeze(1)  # [L+M+N, n]
         at, rows = time % self.steps, environment.expand(time.shape)
         learned = slice(self._burn_in, self._burn_in + self._unroll)
-        reward, discount, ahead = self._returns(time[learned], rows[learned])
+        reward, discount, ahead = replayed_returns(kept, time[learned], rows[learned])
         obs = {
             name: ring.take(at.flatten(), rows.flatten()).unflatten(0, at.shape) for name, ring in self._rings.items()
         }
