@@ -95,11 +95,8 @@ class R2D2Config(DQNConfig):
         self, value: np.ndarray, reward: np.ndarray, discount: np.ndarray, next_value: np.ndarray, valid: np.ndarray
     ) -> np.ndarray:
         """Errors of new sequences [n], mixed as those of the loss. NumPy rounds roots equally on every CPU."""
-        epsilon, y = self.rescaling, next_value.astype(np.float64)
-        root = np.sqrt(1 + 4 * epsilon * (np.abs(y) + 1 + epsilon))
-        target = reward + discount * np.sign(y) * (np.square((root - 1) / (2 * epsilon)) - 1)  # that of unscale
-        target = target / (np.sqrt(np.abs(target) + 1) + 1) + epsilon * target  # that of rescale
-        error = np.abs(target - value) * valid
+        q_t = _unscale(next_value.astype(np.float64), self.rescaling, np)
+        error = np.abs(rescale(reward + discount * q_t, self.rescaling, np) - value) * valid
         total = np.zeros(error.shape[1])
         for each in error:  # in this order
             total += each
@@ -142,18 +139,26 @@ class R2D2(DQN[R2D2Config]):
         return LossOutput(loss, metrics, mixed_priority(size, batch.valid, config.priority_max))
 
 
-def rescale(x: Tensor, epsilon: float) -> Tensor:
+def rescale(x: Any, epsilon: float, library: Any = torch) -> Any:
     """h(x) = sign(x) (sqrt(|x| + 1) - 1) + εx (Pohlen et al. 2018, arXiv:1805.11593). It compresses large returns, so
-    rewards need not be clipped."""
-    return x / ((x.abs() + 1).sqrt() + 1) + epsilon * x  # equivalent, without a difference that cancels for small x
+    rewards need not be clipped.
+
+    Args:
+        library: torch, or NumPy for arrays.
+    """
+    # equivalent, without a difference that cancels for small x
+    return x / (library.sqrt(abs(x) + 1) + 1) + epsilon * x
 
 
 def unscale(y: Tensor, epsilon: float) -> Tensor:
     """The inverse of rescale (Pohlen et al. 2018, proposition A.2)."""
     # In float64: the difference of roots cancels for small values, and epsilon makes it worse.
-    y64 = y.double()
-    root = (1 + 4 * epsilon * (y64.abs() + 1 + epsilon)).sqrt()
-    return (y64.sign() * (((root - 1) / (2 * epsilon)).square() - 1)).to(y.dtype)
+    return _unscale(y.double(), epsilon, torch).to(y.dtype)
+
+
+def _unscale(y: Any, epsilon: float, library: Any) -> Any:
+    root = library.sqrt(1 + 4 * epsilon * (abs(y) + 1 + epsilon))
+    return library.sign(y) * (library.square((root - 1) / (2 * epsilon)) - 1)
 
 
 def _unroll(model: QModel, batch: Sequences, burn_in: int) -> tuple[Tensor, Tensor]:

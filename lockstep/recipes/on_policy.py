@@ -347,7 +347,7 @@ def pqn_minatar(game: str = "Breakout") -> Experiment:
 
 
 def pqn_atari(game: str = "Breakout") -> Experiment:
-    """PQN on Atari, FIRE pressed, Nature CNN (settings of its authors' code; Gallici et al. 2024)."""
+    """PQN on Atari, baselines protocol, Nature CNN (settings of its authors' code; Gallici et al. 2024)."""
     return Experiment(
         env=EnvConfig(id=game, num_envs=128, protocol="baselines"),
         model=QModelConfig(encoder="nature", layer_norm=True),
