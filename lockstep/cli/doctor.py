@@ -67,7 +67,7 @@ def doctor(arguments: list[str]) -> int:
     say(f"CPU       {machine['cpu']}, {machine['cores']} cores, {machine['capability']}")
     say(f"          {' '.join(machine['features']) or 'no vector features known'}")
     if emulates_bf16():
-        say("          no instructions for bf16: --precision fp32 is several times faster here")
+        say("          no instructions for bf16: --precision fp32 is at least ten times faster here")
     say(f"memory    {machine['memory_gigabytes']} GB")
     say(f"GPU       {', '.join(machine['gpus']) or 'none'}")
     say("packages  " + ", ".join(f"{name} {found}" for name, found in report["packages"].items()))

@@ -192,7 +192,22 @@ class TrunkConfig(ModelConfig):
             )
         if warning := unused_task(observation_space, self.value_normalization):
             found.append(warning)
-        return found
+        return found + self._unused_layers(layout)
+
+    def _unused_layers(self, layout: ObservationLayout) -> list[str]:
+        """Sentences about settings that differ from the default, for layers that these observations do not need."""
+        if type(self).build_encoder is not TrunkConfig.build_encoder:
+            return []  # a user's encoder may use them all
+        idle, why = (), "images alone"
+        if not layout.images and self.encoder == "auto":
+            idle, why = ("dense_size", "initialization", "channels"), "not images"
+        elif not layout.vectors and self.encoder not in ("mlp", "symbols"):
+            idle = ("hidden_sizes", "activation")
+        return [
+            f"--model.{name.replace('_', '-')} has no effect, because the observations are {why}."
+            for name in idle
+            if getattr(self, name) != getattr(TrunkConfig, name)
+        ]
 
     def build_core(self, in_features: int) -> Core | None:
         """The core after the encoder; None without one. Override this to use your own, with any `core` except none, and

@@ -63,7 +63,7 @@ def cpu() -> Cpu:
 
 
 def emulates_bf16() -> bool:
-    """Whether this CPU is known to lack instructions for bf16, so that torch computes it several times slower than
-    fp32."""
+    """Whether this CPU is known to lack instructions for bf16, so that torch computes it at least ten times slower
+    than fp32."""
     flags = cpu().flags
     return bool(flags) and not flags & _BF16_FLAGS

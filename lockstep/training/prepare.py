@@ -104,8 +104,8 @@ def warn_before_run(experiment: Experiment, layout: Layout, options: RunOptions)
     told = list(experiment.algorithm.warnings(experiment.setup))
     if experiment.precision == "bf16" and not layout.uses_gpus and emulates_bf16():
         told.append(
-            "this CPU has no instructions for bf16, so --precision bf16 is several times slower than --precision fp32, "
-            "which learns as well. The two give different results: to match another run, keep its precision."
+            "this CPU has no instructions for bf16, so --precision bf16 is at least ten times slower than --precision "
+            "fp32, and learns no better. The two give different results: to match another run, keep its precision."
         )
     if experiment.allow_nondeterministic and layout.uses_gpus:
         told.append(

@@ -18,6 +18,7 @@ from lockstep.models.layers import PixelConv2d
 STEPS, ENVS = 3, 4
 IMAGE = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 VECTOR = spaces.Box(-np.inf, np.inf, (5,))
+_OF_VECTORS, _OF_IMAGES = ("hidden-sizes", "activation"), ("dense-size", "initialization", "channels")
 MIXED = spaces.Dict(camera=spaces.Box(0, 255, (3, 15, 15), np.uint8), arm=VECTOR, speed=spaces.Box(0, 1, (1,)))
 TUPLE = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([2, 2])])
 
@@ -358,6 +359,17 @@ def test_a_deviation_of_discrete_actions_is_told_to_have_no_effect() -> None:
     (warning,) = config.warnings(VECTOR, one)
     assert warning == "--model.initial-std 0.5 has no effect, since the actions of Discrete(4) are discrete."
     assert config.warnings(VECTOR, TUPLE) == StandardModelConfig().warnings(VECTOR, one) == []
+
+
+def test_settings_of_layers_that_observations_do_not_need_are_told() -> None:
+    one, images = spaces.Discrete(4), StandardModelConfig(hidden_sizes=(8,), activation="relu")
+    told = [f"--model.{name} has no effect, because the observations are images alone." for name in _OF_VECTORS]
+    assert images.warnings(IMAGE, one) == told
+    assert not images.warnings(MIXED, one) and not images.warnings(VECTOR, one)
+    vectors = StandardModelConfig(dense_size=64, initialization="glorot", channels=(8,))
+    told = [f"--model.{name} has no effect, because the observations are not images." for name in _OF_IMAGES]
+    assert vectors.warnings(VECTOR, one) == told
+    assert not vectors.warnings(IMAGE, one) and not vectors.warnings(MIXED, one)
 
 
 def test_a_mask_of_the_wrong_size_is_named() -> None:
