@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lockstep.buffers.arrivals import Arrivals, write
+from lockstep.buffers.on_demand import zeros_on_demand
 from lockstep.config.settings import SettingsError
 from lockstep.system.memory import available_bytes
 
@@ -35,7 +36,7 @@ class Ring:
     """How often the memory that observations are read from has been reallocated."""
 
     def __init__(self, steps: int, example: Tensor, device: torch.device | None = None) -> None:
-        self._obs = torch.zeros(steps, *example.shape, dtype=example.dtype, device=device)
+        self._obs = zeros_on_demand(steps, *example.shape, dtype=example.dtype, device=device)
 
     @property
     def device(self) -> torch.device:
@@ -84,13 +85,13 @@ class StackedFrames(Ring):
     def __init__(self, steps: int, example: Tensor, device: torch.device | None = None) -> None:
         environments, self._stack, *image = example.shape
         self.before = self._stack - 1
-        self._frames = torch.zeros(steps, environments, *image, dtype=torch.uint8, device=device)
+        self._frames = zeros_on_demand(steps, environments, *image, dtype=torch.uint8, device=device)
         self._age = torch.zeros(steps, environments, dtype=torch.int64)
         """Steps since the episode began, at most K - 1: this many frames of the stack come from previous steps."""
         self._beginning = torch.zeros(steps, environments, dtype=torch.int64)
         """Where the stack that began the episode is kept."""
         aside = max(16 * environments, steps * environments // _ASIDE)
-        self._aside = torch.zeros(aside, self.before, *image, dtype=torch.uint8, device=device)
+        self._aside = zeros_on_demand(aside, self.before, *image, dtype=torch.uint8, device=device)
         self._aside_step = torch.full((aside,), -steps, dtype=torch.int64)
         """For each kept stack, the number of the step whose observation it was."""
         self._newest = torch.zeros(example.shape, dtype=example.dtype)
