@@ -100,7 +100,7 @@ class PPOBatches(FreshBatches):
         steps = len(rollout.reward)
         to, value = self._of_slots[place], rollout.value.contiguous().numpy()
         obs = map_structure(lambda leaf: leaf[:steps], rollout.obs)
-        to.observations[...] = observed(self._encoder, obs).reshape(to.observations.shape)
+        observed(self._encoder, obs, out=to.observations)
         if self._discrete:
             to.choices[...] = rollout.action.numpy()
         else:

@@ -36,7 +36,7 @@ from lockstep.learners.kernel_learner import KernelLearner
 from lockstep.learners.steps import LearningReport
 from lockstep.models.actor_critic import ActorCritic
 from lockstep.models.continuous import DiagonalGaussian
-from lockstep.models.layer_tables import encoder_of, mlp_layers, observed, q_layers, q_network
+from lockstep.models.layer_tables import encoder_of, inputs_of, mlp_layers, observed, q_layers, q_network
 from lockstep.models.observations import entry
 from lockstep.models.q import QModel
 from lockstep.portable.numbers import portable_numbers
@@ -45,7 +45,7 @@ from lockstep.portable.numbers import portable_numbers
 def _by_step(parts: Sequence[np.ndarray], steps: int) -> np.ndarray:
     """Items of each slot for several gradient steps, one after the other -> [steps, N, ...]"""
     if steps == len(parts) == 1:
-        return parts[0][None]
+        return np.ascontiguousarray(parts[0])[None]
     return np.concatenate([x.reshape(steps, len(x) // steps, *x.shape[1:]) for x in parts], 1)
 
 
@@ -62,7 +62,10 @@ class ReplayLearner(KernelLearner):
         assert isinstance(agent.algorithm, OffPolicy)
         self._following = agent.algorithm.following
         self._seen: tuple[Prefetched, Items] | None = None
-        """The items that were read last: of all slots, and of the first slot."""
+        """The items that were read last: of the first slot, and of all slots."""
+        self._observations = np.empty((2, 0, 0, inputs_of(self._encoder)), np.float32)
+        """Memory of their observations and next observations, [2, steps or more, N, D]. It is used again, since to take
+        new memory takes longer than to write it."""
 
     def learn(self, iteration: int, rollouts: dict[int, list[CollectedRollout]]) -> LearningReport:
         """As Learner.learn. Torch's operations around the kernels are exact, so they need not be replaced."""
@@ -100,19 +103,33 @@ class ReplayLearner(KernelLearner):
         assert isinstance(self.batches, ReplayBatches)
         (first, index), *others = (self.batches.prefetched(slot, step) for slot in self._slots)
         if self._seen is None or self._seen[0] is not first:
-            parts = [self._arrays(items.batch) for items in (first, *(items for items, _ in others))]
-            self._seen = first, Items(*(_by_step(each, len(first.drawn)) for each in zip(*parts, strict=True)))
+            batches = [items.batch for items in (first, *(items for items, _ in others))]
+            self._seen = first, self._joined(batches, len(first.drawn))
         return Items(*(x[index] for x in self._seen[1]))
 
-    def _arrays(self, batch: Transitions) -> Items:
-        obs, next_obs = self._observations(batch)
-        action, reward, discount = (np.ascontiguousarray(x[0]) for x in (batch.action, batch.reward, batch.discount))
-        noise = np.zeros(0, np.float32) if batch.noise is None else batch.noise.numpy()
-        return Items(obs, action, reward, discount, next_obs, np.ascontiguousarray(batch.weight), noise)
+    def _joined(self, batches: Sequence[Transitions], steps: int) -> Items:
+        """The items of all slots for several gradient steps."""
+        n = len(batches[0].weight) // steps
+        _, most, items, numbers = self._observations.shape
+        if steps > most or items != len(batches) * n:
+            self._observations = np.empty((2, steps, len(batches) * n, numbers), np.float32)
+        observations = self._observations[:, :steps]
+        for place, batch in enumerate(batches):
+            for which, out in enumerate(observations[:, :, place * n : (place + 1) * n]):
+                self._observe(batch, which, out)
+        others = ((batch.action, batch.reward, batch.discount) for batch in batches)
+        action, reward, discount = (_by_step([x[0].numpy() for x in parts], steps) for parts in zip(*others))
+        weight = _by_step([batch.weight.numpy() for batch in batches], steps)
+        noise = _by_step([*map(self._noise, batches)], steps)
+        return Items(observations[0], action, reward, discount, observations[1], weight, noise)
 
-    def _observations(self, batch: Transitions) -> list[np.ndarray]:
-        """Observations and next observations as layers see them: float32 [N, D] each."""
-        return [observed(self._encoder, x, whole=self._whole) for x in (batch.obs, batch.next_obs)]
+    def _observe(self, batch: Transitions, which: int, out: np.ndarray) -> None:
+        """Write a slot's observations (which is 0) or next observations (1) as layers see them: [steps, n, D]."""
+        observed(self._encoder, (batch.obs, batch.next_obs)[which], whole=self._whole, out=out)
+
+    def _noise(self, batch: Transitions) -> np.ndarray:
+        """The kernel's random numbers for a slot's items."""
+        return np.zeros(0, np.float32) if batch.noise is None else batch.noise.numpy()
 
     @abstractmethod
     def _call(self, items: Any, hyper: dict[str, float], joined: bool, out: np.ndarray, priority: np.ndarray) -> None:
@@ -161,28 +178,26 @@ class DrQLearner(ReturnsLearner):
         super().__init__(agent, slots, tree)
         config, model = agent.experiment.algorithm, agent.model
         assert isinstance(config, DrQConfig) and isinstance(model, QModel)
-        self._config, self._noise = config, 2 * model.noise_numbers
+        self._config, self._of_layers = config, 2 * model.noise_numbers
         self._slice = config.batch_size // agent.experiment.scheme.shards
         """Items of a slot's slice."""
 
-    def _arrays(self, batch: Transitions) -> Items:
-        return super()._arrays(batch)._replace(noise=self._noise_of(batch)[:, : self._noise].ravel())
+    def _noise(self, batch: Transitions) -> np.ndarray:
+        return self._drawn(batch)[:, : self._of_layers].ravel()
 
-    def _noise_of(self, batch: Transitions) -> np.ndarray:
+    def _drawn(self, batch: Transitions) -> np.ndarray:
         """Random numbers by gradient step: those of noisy layers, and those of augmentation."""
         assert batch.noise is not None
         return batch.noise.view(len(batch.weight) // self._slice, -1).numpy()
 
-    def _observations(self, batch: Transitions) -> list[np.ndarray]:
-        noise, found = self._noise_of(batch), list[np.ndarray]()
-        draws = noise[:, self._noise :].reshape(len(noise), 2, self._slice, -1)
-        for place, obs in enumerate((batch.obs, batch.next_obs)):
-            images = entry(obs, self._encoder.layout.images[0][0])[0].contiguous().numpy()
-            out = np.empty(images.shape, np.float32)
-            of_images = draws[:, place].reshape(len(images), -1)
-            augment(images, of_images, self._config.pad, np.float32(self._config.intensity), out)
-            found.append(out.reshape(len(out), -1))
-        return found
+    def _observe(self, batch: Transitions, which: int, out: np.ndarray) -> None:
+        images = entry((batch.obs, batch.next_obs)[which], self._encoder.layout.images[0][0])[0].contiguous().numpy()
+        draws = self._drawn(batch)[:, self._of_layers :].reshape(len(out), 2, self._slice, -1)[:, which]
+        augmented = out.reshape(images.shape) if out.flags.c_contiguous else np.empty(images.shape, np.float32)
+        intensity = np.float32(self._config.intensity)
+        augment(images, draws.reshape(len(images), -1), self._config.pad, intensity, augmented)
+        if not out.flags.c_contiguous:
+            out[...] = augmented.reshape(out.shape)
 
 
 class ActorCriticLearner(ReplayLearner):

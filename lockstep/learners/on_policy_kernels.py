@@ -81,7 +81,7 @@ class Reader:
             copied: whether torch learns from copies of its columns, which are adjacent.
         """
         to, encoder, model = Rollouts(*(x[place, ...] for x in self.rollouts)), self._encoder, self._model
-        to.observations[...] = observed(encoder, whole.obs, whole=True).reshape(to.observations.shape)
+        observed(encoder, whole.obs, whole=True, out=to.observations)
         cut = not (copied or encoder.layout.images or encoder.normalize)
         to.strided[...] = cut and not encoder.layout.vector(whole.obs).is_contiguous()
         to.starts[...] = whole.start.numpy().reshape(to.starts.shape)

@@ -14,7 +14,7 @@ from lockstep.core import transitions
 from lockstep.distributed.tree import TreeSum
 from lockstep.kernels.sequence_learning import Sequences, Settings, sequence_gradients
 from lockstep.learners.off_policy_kernels import ReplayLearner
-from lockstep.models.layer_tables import core_of_q, observed, q_network, rows_of
+from lockstep.models.layer_tables import core_of_q, inputs_of, observed, q_network, rows_of
 from lockstep.models.q import QModel
 
 
@@ -30,19 +30,24 @@ class SequenceLearner(ReplayLearner):
         self._model, self._network = model, q_network(model, agent.flat)
         self._core = core_of_q(model, agent.flat)
         self._used = np.zeros((2, self._parameters.size), np.float32)
+        self._sequences = np.empty((len(slots), 0, inputs_of(self._encoder)), np.float32)
+        """Memory of observations, which is used again."""
 
     def _items(self, step: int) -> Sequences:
-        batches = self.batches
-        assert isinstance(batches, ReplayBatches)
-        parts = [self._read(batches.prefetched(slot, step)[0].batch) for slot in self._slots]
-        together = Sequences(*map(np.stack, zip(*parts, strict=True)))
+        assert isinstance(self.batches, ReplayBatches)
+        batches = [self.batches.prefetched(slot, step)[0].batch for slot in self._slots]
+        if self._sequences.shape[1] != batches[0].start.numel():
+            slots, _, numbers = self._sequences.shape
+            self._sequences = np.empty((slots, batches[0].start.numel(), numbers), np.float32)
+        parts = [self._read(batch, out) for batch, out in zip(batches, self._sequences, strict=True)]
+        together = Sequences(self._sequences, *map(np.stack, zip(*(part[1:] for part in parts), strict=True)))
         return together._replace(weight=together.weight.ravel(), noise=together.noise.ravel())
 
-    def _read(self, batch: transitions.Sequences) -> Sequences:
-        """A slot's part of Sequences, without their first axis."""
+    def _read(self, batch: transitions.Sequences, out: np.ndarray) -> Sequences:
+        """A slot's part of Sequences, without their first axis. out: where to write observations."""
         extra = self._model.extra(batch.start, batch.prev_action, batch.prev_reward)
         return Sequences(
-            obs=observed(self._encoder, batch.obs, whole=True),
+            obs=observed(self._encoder, batch.obs, whole=True, out=out),
             extra=np.zeros((batch.start.numel(), 0), np.float32) if extra is None else rows_of(extra),
             start=batch.start.reshape(-1).numpy(),
             state=batch.state.numpy(),

@@ -229,21 +229,35 @@ def of_whole_pixels(layers: np.ndarray, encoder: ObservationEncoder) -> np.ndarr
     return layers
 
 
-def observed(encoder: ObservationEncoder, obs: Any, *, whole: bool = False) -> np.ndarray:
+def inputs_of(encoder: ObservationEncoder) -> int:
+    """D: the numbers that an encoder's layers see of an observation."""
+    images = encoder.layout.images
+    return math.prod(images[0][1]) if images else sum(size for _, size in encoder.layout.vectors)
+
+
+def observed(
+    encoder: ObservationEncoder, obs: Any, *, whole: bool = False, out: np.ndarray | None = None
+) -> np.ndarray:
     """The inputs of an encoder's layers for observations [T, B, ...]: float32 [T * B, D].
 
     Args:
         whole: whether pixels are left undivided, since weights are divided: see of_whole_pixels.
+        out: where to write them, float32 [..., D].
     """
     if encoder.layout.images:
-        pixels = rows_of(entry(obs, encoder.layout.images[0][0]).flatten(2)).astype(np.float32)
-        brightest = brightness(encoder, whole=whole)
-        return pixels if brightest == 1 else pixels / np.float32(brightest)
+        pixels = rows_of(entry(obs, encoder.layout.images[0][0]).flatten(2))
+        out = np.empty(pixels.shape, np.float32) if out is None else out
+        np.copyto(out, pixels.reshape(out.shape))
+        if (brightest := brightness(encoder, whole=whole)) != 1:
+            out /= np.float32(brightest)
+        return out
     x = rows_of(encoder.layout.vector(obs))
-    if not encoder.normalize:
+    if encoder.normalize:
+        given, x = x, np.empty_like(x)
+        networks.normalize(given, encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip), x)
+    if out is None:
         return x
-    out = np.empty_like(x)
-    networks.normalize(x, encoder.mean.numpy(), encoder.std.numpy(), np.float32(encoder.clip), out)
+    np.copyto(out, x.reshape(out.shape))
     return out
 
 
