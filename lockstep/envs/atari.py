@@ -18,7 +18,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "machado": {
         "repeat_action_probability": 0.25,
         "full_action_space": True,
-        "noop_max": 1,  # draws from 0 … noop_max - 1 no-ops: none
+        "noop_max": 1,  # none; in games without FIRE, EnvPool plays one
     },
     "classic": {
         "repeat_action_probability": 0.0,

@@ -116,8 +116,8 @@ class EnvPoolShard(RestartingShard):
                     )
             if self._is_atari and self._settings.get("noop_max", 30) < 1:
                 raise SettingsError(
-                    "env.options.noop_max must be at least 1 with EnvPool, whose reset draws from 0 to noop_max - 1 "
-                    "no-ops and crashes the process at 0. Use noop_max=1 for none."
+                    "env.options.noop_max must be at least 1 with EnvPool, whose reset crashes the process at 0. "
+                    "noop_max=1 plays no no-ops or, in games without FIRE, one."
                 )
             return envpool.make_spec(self._id, num_envs=self.num_envs, batch_size=self.num_envs, **self._settings)
         except ImportError as error:  # a system library that a family of environments needs

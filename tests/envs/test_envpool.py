@@ -108,7 +108,7 @@ def test_a_protocol_s_longest_episode_is_counted_in_frames(skip: int, steps: int
     ("settings", "message"),
     [
         ({"options": {"frameskip": 2}}, "Did you mean 'frame_skip'"),
-        ({"options": {"noop_max": 0}}, "noop_max=1"),
+        ({"options": {"noop_max": 0}}, "noop_max=1 plays no no-ops or, in games without FIRE, one"),
         ({"options": {"reward_clip": True}}, "env.reward-clip"),
         ({"options": {"stack_num": 0}}, "stack_num=0 must be a whole number of at least 1"),
         ({"options": {"stack_num": "four"}}, "stack_num='four' must be a whole number"),
