@@ -48,6 +48,8 @@ class Metric:
 
     values: tuple[float, ...]
     """The number of each episode, by the episode's number; NaN if nothing was reported."""
+    together: int = 1
+    """As in Evaluation."""
 
     @property
     def known(self) -> list[float]:
@@ -61,8 +63,9 @@ class Metric:
 
     @cached_property
     def interval(self) -> Interval | None:
-        """95% confidence interval of the mean, as of scores; None for fewer than two episodes."""
-        return bootstrap_interval(self.known)
+        """95% confidence interval of the mean, as of scores; None for fewer than two episodes or matches."""
+        matches = np.arange(len(self.values)) // self.together
+        return bootstrap_interval(self.known, matches[~np.isnan(self.values)])
 
     def __str__(self) -> str:
         if not self.known:
@@ -93,6 +96,9 @@ class Evaluation:
     """How the policy chose actions: sampled, greedy, deterministic, and so on."""
     metrics: dict[str, Metric] = field(default_factory=dict)
     """The numbers that the environment reported (env.metrics), by name."""
+    together: int = 1
+    """How many consecutive episodes are one match, so that they depend on each other: one for each agent that policies
+    of the run play."""
 
     @property
     def mean(self) -> float:
@@ -109,9 +115,9 @@ class Evaluation:
 
     @cached_property
     def interval(self) -> Interval | None:
-        """95% confidence interval of the mean (see statistics.bootstrap_interval); None for a single episode, or if a
-        score is not finite."""
-        return bootstrap_interval(self.scores)
+        """95% confidence interval of the mean (see statistics.bootstrap_interval), for which whole matches are drawn;
+        None for a single episode or match, or if a score is not finite."""
+        return bootstrap_interval(self.scores, np.arange(len(self.scores)) // self.together)
 
     def __str__(self) -> str:
         interval = f", 95% CI {readable(self.interval[0])} to {readable(self.interval[1])}" if self.interval else ""
@@ -292,8 +298,11 @@ def evaluate_policy(
         f"{acting} actions, raw scores, {count} environment{'s' * (count != 1)}, "
         f"seed {player.seed}/{seed_purpose}"
     )
-    metrics = {name: Metric(tuple(values)) for name, values in zip(names, tally.metrics.T.tolist(), strict=True)}
-    return Evaluation(tuple(map(float, tally.scores)), tuple(map(int, tally.lengths)), protocol, acting, metrics)
+    together = 1 if shares(config.id) else adapter.group_size(config)  # several tasks play by themselves
+    reported = zip(names, tally.metrics.T.tolist(), strict=True)
+    metrics = {name: Metric(tuple(values), together) for name, values in reported}
+    scores, lengths = tuple(map(float, tally.scores)), tuple(map(int, tally.lengths))
+    return Evaluation(scores, lengths, protocol, acting, metrics, together)
 
 
 class _Tally:

@@ -161,7 +161,12 @@ def _resample(task: np.ndarray, count: int, generator: np.random.Generator) -> n
 
 
 def bootstrap_interval(
-    values: Sequence[float] | np.ndarray, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+    values: Sequence[float] | np.ndarray,
+    groups: Sequence[int] | np.ndarray | None = None,
+    *,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
 ) -> Interval | None:
     """Confidence interval of the mean by the percentile bootstrap; equal arguments give equal numbers.
 
@@ -170,15 +175,29 @@ def bootstrap_interval(
 
     Args:
         values: [n], one score per episode (or per run), in the score's own unit.
+        groups: [n], each value's group, for values that depend on each other. Whole groups are drawn (the cluster
+        bootstrap: Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8, strategy 1). None:
+        each value is a group.
 
     Returns:
-        Lower and upper end, or None for fewer than two values, which have no spread, or if a value is not finite.
+        Lower and upper end, or None for fewer than two groups, which have no spread, or if a value is not finite.
     """
     sample = np.asarray(values, dtype=np.float64)
     assert sample.ndim == 1
-    if len(sample) < 2:
+    statistic = mean
+    if groups is not None:
+        place = np.unique(groups, return_inverse=True)[1]
+        if (sizes := np.bincount(place)).max(initial=1) > 1:
+            sample, statistic = np.stack([np.bincount(place, sample), sizes]), _mean_of_groups
+    if sample.shape[-1] < 2:
         return None
-    return estimate(mean, [sample], confidence=confidence, resamples=resamples, seed=seed).interval
+    return estimate(statistic, [sample], confidence=confidence, resamples=resamples, seed=seed).interval
+
+
+def _mean_of_groups(scores: Scores) -> np.ndarray:
+    """The mean over all values of G groups, whose sums and sizes are [2, ..., G]."""
+    sums, sizes = scores[0]
+    return sums.sum(axis=-1) / sizes.sum(axis=-1)
 
 
 # ----------------------------------------------------------------------------------------------------- curves

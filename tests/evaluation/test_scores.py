@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from sentences import says
+from tiny import cut
 
 import lockstep.envs.tasks  # noqa: F401 - registers lockstep/Memory-v0
 from lockstep import envs
@@ -25,6 +26,7 @@ from lockstep.envs.settings import EnvConfig
 from lockstep.evaluation.policy import Player
 from lockstep.evaluation.progress import EpisodeProgress
 from lockstep.evaluation.scores import Evaluation, Metric, evaluate_policy
+from lockstep.evaluation.statistics import bootstrap_interval
 from lockstep.experiment import Experiment
 from lockstep.models import StandardModelConfig
 from lockstep.models.base import PolicyModel
@@ -237,6 +239,24 @@ def test_statistics_by_hand() -> None:
     assert str(result).startswith("score 3 ± 2.646, 95% CI 1 to ") and "by hand" in str(result)
     single = Evaluation((4.0,), (9,), "by hand")
     assert single.std == 0.0 and single.interval is None and "CI" not in str(single)
+
+
+def test_intervals_draw_whole_matches() -> None:
+    result = Evaluation((1.0, 1.0, 2.0, 2.0, 6.0, 6.0), (10,) * 6, "by hand", together=2)
+    assert result.interval == pytest.approx(Evaluation((1.0, 2.0, 6.0), (10,) * 3, "by hand").interval)
+    reported = Metric((1.0, math.nan, 2.0, 2.0, math.nan, math.nan, 6.0, 6.0), together=2)
+    assert reported.mean == 3.4 and reported.interval == (1.0, 6.0)
+    assert Metric((1.0, 3.0, math.nan, math.nan), together=2).interval is None
+    assert Evaluation((1.0, 2.0), (1, 1), "by hand", together=2).interval is None
+
+
+def test_the_agents_of_a_match_belong_together() -> None:
+    settings = cut(RECIPES["mappo-mpe"], env={"num_envs": 6})
+    model = settings.build_model(*envs.spaces(settings.env))
+    result = evaluate_policy(model, settings, EvaluationSettings(episodes=12))
+    matches = np.array(result.scores).reshape(4, 3)
+    assert result.together == 3 and np.ptp(matches.mean(axis=1)) > np.ptp(matches, axis=1).max(), "rewards are shared"
+    assert result.interval == pytest.approx(bootstrap_interval(matches.mean(axis=1)))
 
 
 @pytest.mark.parametrize("scores", [(1.0, math.inf, 2.0), (math.inf, -math.inf, 3.0), (1.0, math.nan, 2.0)])

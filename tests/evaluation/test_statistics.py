@@ -52,6 +52,17 @@ def test_bootstrap_agrees_with_another_library() -> None:
     assert other == pytest.approx((17.892857142857142, 51.57142857142857))
 
 
+def test_bootstrap_draws_whole_groups() -> None:
+    values, copies = [3.1, -2.0, 7.7], [3.1, 3.1, -2.0, -2.0, 7.7, 7.7]
+    assert bootstrap_interval(copies, [0, 0, 1, 1, 2, 2]) == pytest.approx(bootstrap_interval(values))
+    assert bootstrap_interval(values, [4, 2, 9]) == bootstrap_interval(values), "each value is a group"
+    assert bootstrap_interval(copies, [1] * 6) is None, "a single group has no spread"
+    assert bootstrap_interval([], []) is None and bootstrap_interval([1.0, np.inf, 2.0], [0, 0, 1]) is None
+    # Two groups: resamples are the first twice, both, and the second twice, with probabilities 1/4, 1/2, 1/4.
+    assert bootstrap_interval([1.0, 3.0, 5.0], [0, 0, 1]) == (2.0, 5.0)
+    assert bootstrap_interval([1.0, 3.0, 5.0], [0, 0, 1], confidence=0.4) == (3.0, 3.0)
+
+
 def test_bootstrap_covers_the_true_mean_about_as_often_as_it_says() -> None:
     generator = np.random.default_rng(3)
     intervals = [bootstrap_interval(generator.normal(5, 2, 40), resamples=400, seed=i) for i in range(400)]
