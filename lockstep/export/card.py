@@ -113,14 +113,18 @@ every iteration); bits are comparable on an equal processor with equal versions.
 
 def public_facts(facts: dict[str, Any]) -> dict[str, Any]:
     """The contents of run.json without paths and names of machines and accounts of the user."""
-    options = {name: value for name, value in facts["options"].items() if name not in _PRIVATE}
-    kept = {name: value for name, value in facts.items() if name != "directory"}
-    kept |= {"options": options, "command": public_command(facts["command"])}
+    kept = {name: value for name, value in facts.items() if name != "directory"} | _public_part(facts)
     if "nodes" in facts:
         kept["nodes"] = [{name: value for name, value in each.items() if name != "host"} for each in facts["nodes"]]
     if "resumed" in facts:
-        kept["resumed"] = [{**each, "command": public_command(each.get("command", ""))} for each in facts["resumed"]]
+        kept["resumed"] = [{**each, **_public_part(each)} for each in facts["resumed"]]
     return kept
+
+
+def _public_part(facts: dict[str, Any]) -> dict[str, Any]:
+    """The options and the command with which a run began or was resumed."""
+    options = {name: value for name, value in facts.get("options", {}).items() if name not in _PRIVATE}
+    return {"options": options, "command": public_command(facts.get("command", ""))}
 
 
 def public_command(command: str) -> str:

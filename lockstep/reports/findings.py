@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -147,14 +149,25 @@ def protocol(runs: Sequence[Run], metric: str) -> str:
 
 
 def _evaluations(runs: Sequence[Run]) -> str:
-    default, options = RunOptions(), [run.facts.get("options", {}) for run in runs]
+    default, parts = RunOptions(), [(run, options) for run in runs for options in _evaluated_with(run)]
+    options = [each for _, each in parts]
     counts = sorted({each.get("eval_episodes", default.eval_episodes) for each in options})
     episodes = " to ".join(dict.fromkeys((str(counts[0]), str(counts[-1]))))
     greedy = {each.get("eval_greedy", default.eval_greedy) for each in options}
     acting = {(True,): "the most likely actions", (False,): "actions chosen as by lockstep eval"}
-    how = acting.get(tuple(greedy), "the most likely actions in some runs only")
+    how = acting.get(tuple(greedy), "the most likely actions in some evaluations only")
     text = f"That is the mean raw score of {episodes} episodes on separate environments, with {how}"
     text += ", on levels that training does not see" * any(run.settings.get("env.num_levels") for run in runs)
-    played = [each.get("eval_opponents") or run.settings.get("env.opponents") for each, run in zip(options, runs)]
+    played = [each.get("eval_opponents") or run.settings.get("env.opponents") for run, each in parts]
     against = {str(name).partition("#")[0] for names in played for name in names or ()}
     return text + f", against {', '.join(sorted(against))}" * bool(against)
+
+
+def _evaluated_with(run: Run) -> list[dict[str, Any]]:
+    """The options of each part of a run that had evaluations; a run has several parts if it was resumed."""
+    begun = run.facts.get("options", {})
+    resumed = [(each.get("iteration", 0), each.get("options", {})) for each in run.facts.get("resumed", [])]
+    parts = [(0, begun), *((iteration, {**begun, **options}) for iteration, options in resumed)]
+    ends = [begin for begin, _ in parts[1:]] + [math.inf]
+    trained = [options for (begin, options), end in zip(parts, ends, strict=True) if begin < end]
+    return [options for options in trained if options.get("eval_every")] or [begun]

@@ -231,6 +231,7 @@ class RunFolder:
         facts = self.facts()
         before = [each for each in facts.get("resumed", []) if each.get("iteration", 0) < iteration]
         again = {"iteration": iteration, "checkpoint_every": options.checkpoint_every, **_here_and_now(layout)}
+        again["options"] = {name: x for name, x in dataclasses.asdict(options).items() if name.startswith("eval_")}
         if differs:
             again["differs"] = list(differs)
         _write_json(self.path / "run.json", {**facts, "resumed": [*before, again]})

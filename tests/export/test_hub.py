@@ -30,7 +30,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.evaluation.scores import Evaluation, evaluate
 from lockstep.experiment import WarmStart
 from lockstep.export import hub
-from lockstep.export.card import card, public_command
+from lockstep.export.card import card, public_command, public_facts
 from lockstep.recipes import RECIPES
 from lockstep.run import ledger
 from lockstep.run.checkpoint import latest, open_checkpoint
@@ -428,3 +428,10 @@ def test_nothing_but_a_run_s_files_comes_along(pushed: Repository, tmp_path: Pat
 )
 def test_a_command_without_paths(command: str, public: str) -> None:
     assert public_command(command) == public
+
+
+def test_facts_of_resumptions_name_no_folders() -> None:
+    part = {"command": "lockstep resume /home/me/a", "options": {"eval_episodes": 3, "eval_opponents": ["/home/me/b"]}}
+    found = public_facts({**part, "resumed": [{"iteration": 2, **part}]})
+    public = {"command": "lockstep resume a", "options": {"eval_episodes": 3}}
+    assert found == {**public, "resumed": [{"iteration": 2, **public}]}

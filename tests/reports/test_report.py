@@ -308,6 +308,25 @@ def test_the_protocol_of_scores_is_stated(tmp_path: Path) -> None:
     assert "episodes" not in read(report(runs, tmp_path / "r.html", metric="loss/value")).sections["scores"]
 
 
+def test_the_protocol_covers_evaluations_after_a_resume(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", metrics={"eval/score": 3.0})
+    written = json.loads((run / "run.json").read_text())
+
+    def told(begun: dict[str, Any], *resumed: dict[str, Any]) -> str:
+        facts = {"options": begun, "resumed": [{"iteration": each.pop("iteration"), **each} for each in resumed]}
+        (run / "run.json").write_text(json.dumps(written | facts))
+        return read(report(run, tmp_path / "r.html", metric="eval/score")).sections["scores"]
+
+    few, many = ({"eval_every": 2, "eval_episodes": episodes} for episodes in (3, 100))
+    greedy = many | {"eval_greedy": True, "eval_opponents": ["random"]}
+    assert says(told(few), "mean raw score of 3 episodes")
+    text = told(few, {"iteration": 4, "options": greedy})
+    assert says(text, "3 to 100 episodes", "most likely actions in some evaluations", "against random")
+    assert says(told(few, {"iteration": 4, "options": many}, {"iteration": 6}), "3 to 100 episodes")
+    assert says(told({"eval_every": 0}, {"iteration": 4, "options": many}), "mean raw score of 100 episodes")
+    assert says(told(few, {"iteration": 0, "options": many}), "mean raw score of 100 episodes"), "it began again"
+
+
 def test_a_run_that_has_just_been_made_is_left_out(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / str(seed), seed=seed) for seed in range(3)]
     (runs[0] / "metrics.jsonl").unlink()

@@ -538,9 +538,10 @@ def test_a_run_begins_again_unless_it_must_have_had_a_checkpoint(
 def test_a_resumption_takes_the_place_of_those_that_it_repeats() -> None:
     folder = RunFolder.create(ppo_cartpole(), Layout(), RunOptions(run="r"))
     for iteration, every in ((2, 10), (5, 20), (5, 30), (9, 40), (5, 50)):
-        folder.note_resumption(iteration, Layout(), RunOptions(checkpoint_every=every), ())
+        folder.note_resumption(iteration, Layout(), RunOptions(checkpoint_every=every, eval_episodes=every), ())
     found = [(each["iteration"], each["checkpoint_every"]) for each in folder.facts()["resumed"]]
     assert found == [(2, 10), (5, 50)]
+    assert [each["options"]["eval_episodes"] for each in folder.facts()["resumed"]] == [10, 50]
 
 
 @pytest.mark.parametrize(
