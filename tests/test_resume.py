@@ -211,6 +211,22 @@ def test_decorrelated_episodes_resume() -> None:
     assert outcome(resume("part")) == expected
 
 
+def test_scores_have_no_decorrelated_episodes() -> None:
+    def ended(run: str) -> list[tuple[float | None, ...]]:
+        return [tuple(row.get(name) for name in ("episodes", "score/length")) for row in RunFolder.open(run).records()]
+
+    short = cartpole(decorrelate=4, options={"max_episode_steps": 10})  # no pole falls before 8 steps
+    train(short, options=options(Path("whole")))
+    # The first rollout of 8 steps has the cut episodes, of at most 4 steps, and resets. The second one has the ends of
+    # the next episodes.
+    found = ended("whole")
+    assert found[0] == (0, None)
+    assert found[1][0] == short.env.num_envs and 8 <= (found[1][1] or 0) <= 10
+    train(short, options=options(Path("part")), stop_after=1)
+    resume("part")
+    assert ended("part") == found
+
+
 def test_another_layout_goes_on() -> None:
     expected = outcome(train(cartpole(), options=options(Path("whole"))))
     train(cartpole(), options=options(Path("part")), stop_after=1)

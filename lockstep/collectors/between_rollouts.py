@@ -27,6 +27,7 @@ def saved(member: ActingShard, buffer: RolloutBuffer, core_state: Tensor) -> dic
         "last_reward": buffer.rewards[member.last, rows].clone(),
         "score": torch.from_numpy(member.score.copy()),
         "length": torch.from_numpy(member.length.copy()),
+        "counts": torch.from_numpy(member.counts.copy()),
         "return_carry": member.return_carry.clone(),
     }
     return tensors if member.drift is None else tensors | {"drift": member.drift.clone()}
@@ -40,6 +41,7 @@ def restore(member: ActingShard, tensors: dict[str, Tensor], buffer: RolloutBuff
     buffer.actions[-1, rows] = tensors["last_action"]
     buffer.rewards[-1, rows] = tensors["last_reward"]
     member.score[:], member.length[:] = tensors["score"].numpy(), tensors["length"].numpy()
+    member.counts[:] = tensors["counts"].numpy() if "counts" in tensors else True  # not in earlier versions
     member.return_carry.copy_(tensors["return_carry"])
     if member.drift is not None:
         member.drift = tensors["drift"].clone()

@@ -16,6 +16,8 @@ class Running(Protocol):
     """float64 [B]: the raw reward so far."""
     length: np.ndarray
     """int64 [B]: the steps so far."""
+    counts: np.ndarray
+    """bool [B]: whether the episode counts."""
 
 
 def ended_episodes(
@@ -31,7 +33,7 @@ def ended_episodes(
         metrics: float64 [T, B, M]: what environments reported where episodes ended.
 
     Returns:
-        The episodes that ended, in the order of their ends.
+        The episodes that ended and count, in the order of their ends.
     """
     total = rewards.T.astype(np.float64, "C").cumsum(1)  # along contiguous memory, which is faster
     count = valid.T.astype(np.int64, "C").cumsum(1)
@@ -40,7 +42,9 @@ def ended_episodes(
     episodes = []
     ends = zip(env.tolist(), total[env, t].tolist(), count[env, t].tolist(), metrics[t, env].tolist(), strict=True)
     for b, reached, steps, reported in ends:
-        episodes.append(Episode(scores[b] + reached, lengths[b] + steps, tuple(reported)))
+        if running.counts[b]:
+            episodes.append(Episode(scores[b] + reached, lengths[b] + steps, tuple(reported)))
+        running.counts[b] = True
         scores[b], lengths[b] = -reached, -steps
     running.score[:], running.length[:] = scores, lengths
     running.score += total[:, -1]

@@ -28,12 +28,15 @@ from lockstep.experiment import Experiment
 class ActingShard:
     """One shard of a collector: its rows of an acting batch, and its state between rollouts."""
 
-    def __init__(self, shard: int, num_envs: int, rows: slice) -> None:
+    def __init__(self, shard: int, num_envs: int, rows: slice, *, decorrelated: bool = False) -> None:
         self.shard, self.num_envs, self.rows = shard, num_envs, rows
         self.score = np.zeros(num_envs)
         """float64 [B]: the raw reward of each unfinished episode so far."""
         self.length = np.zeros(num_envs, np.int64)
         """int64 [B]: the steps of each unfinished episode so far."""
+        self.counts = np.full(num_envs, not decorrelated)
+        """bool [B]: whether scores have the unfinished episode. env.decorrelate cuts first episodes, so they do not
+        count. Those that end before would not be representative: they are short."""
         self.return_carry = torch.zeros(num_envs)
         """fp32 [B]: the discounted return so far, for normalizing returns."""
         self.episodes: list[Episode] = []
@@ -88,7 +91,8 @@ class BatchEnvs:
 
     def __init__(self, experiment: Experiment, group: ActingGroup, stepping: Stepping) -> None:
         self._experiment, self._stepping = experiment, stepping
-        self.members = [ActingShard(shard, group.per_shard, group.rows(shard)) for shard in group.shards]
+        cut = experiment.env.decorrelate > 0
+        self.members = [ActingShard(n, group.per_shard, group.rows(n), decorrelated=cut) for n in group.shards]
         joins = len(group.shards) > 1 and not stepping.apart and envs.adapter_of(experiment.env).joins
         self.stepped = [self._made(self.members)] if joins else self._apart()
 
