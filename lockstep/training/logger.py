@@ -22,7 +22,7 @@ from lockstep.run.folder import RunFolder
 from lockstep.run.metrics import Rows
 from lockstep.system.machine import cores_of_the_run
 from lockstep.training.display import PARTS, Display, make_display
-from lockstep.training.recent import RecentEpisodes, RecentNumbers
+from lockstep.training.recent import RecentEpisodes, RecentNumbers, mean
 from lockstep.training.status import Status, waste
 from lockstep.training.trackers import trackers_of
 
@@ -274,8 +274,8 @@ def _line(report: IterationReport, status: Status) -> dict[str, float]:
         line["score/best"] = status.best
     if report.episodes:
         scores = [episode.score for episode in report.episodes]
-        line |= {"score/iteration_mean": statistics.fmean(scores), "score/iteration_max": max(scores)}
-    line |= {f"env/{name}": mean for name, mean in status.reported.items()}
+        line |= {"score/iteration_mean": mean(scores), "score/iteration_max": max(scores)}
+    line |= {f"env/{name}": value for name, value in status.reported.items()}
     line |= {f"time/{name}": share for name, share in _shares(report.times).items()}
     return line | report.metrics
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lockstep.core.rollout import Episode
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean; NaN if the sum is not a number or too large, where statistics.fmean raises errors."""
+    try:
+        return statistics.fmean(values)
+    except (ValueError, OverflowError):  # of an infinity and its opposite; of huge numbers
+        return math.nan
 
 
 class RecentEpisodes:
@@ -43,14 +51,14 @@ class RecentEpisodes:
         self._episodes.extend(episodes)
         self._scores.extend([episode.score for episode in episodes])
         self._lengths.extend([episode.length for episode in episodes])
-        self.score, self.length = statistics.fmean(self._scores), statistics.fmean(self._lengths)
+        self.score, self.length = mean(self._scores), mean(self._lengths)
         self.reported = {}
         if not self._metrics:
             return
         for name, *values in zip(self._metrics, *(episode.metrics for episode in self._episodes), strict=True):
             known = [value for value in values if not math.isnan(value)]
             if known:
-                self.reported[name] = statistics.fmean(known) if all(map(math.isfinite, known)) else math.nan
+                self.reported[name] = mean(known) if all(map(math.isfinite, known)) else math.nan
 
 
 class RecentNumbers:

@@ -148,6 +148,14 @@ def test_numbers_that_are_not_finite_are_null_and_warned_of_once(
     assert printed.count("Learning has diverged") == 1 and "1: loss/policy, loss/value is not" in printed
 
 
+def test_scores_without_a_mean_do_not_end_a_run(folder: RunFolder) -> None:
+    logger = MetricsLogger(folder, EXPERIMENT, Layout(), QUIET)
+    for i, scores in enumerate([[math.inf, -math.inf], [1e308, 1e308]], 1):
+        logger.record(report(i, episodes=[Episode(score, 1) for score in scores]))
+    logger.close()
+    assert [(line["score/mean"], line["score/iteration_mean"]) for line in lines(folder)] == [(None, None)] * 2
+
+
 def test_evaluation_is_a_line_of_its_own(folder: RunFolder) -> None:
     logger = MetricsLogger(folder, EXPERIMENT, Layout(), QUIET)
     logger.record(report(1))
