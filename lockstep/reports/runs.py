@@ -272,10 +272,10 @@ def held_back(runs: Sequence[Run], metric: str, x: str) -> str | None:
     short = [run.name for end, run in ends if end < 0.9 * usual]
     if not short:
         return None
-    unit = "seconds" if x == "time" else x
+    unit, told = ("seconds", readable) if x == "time" else (x, "{:,.0f}".format)
     return (
-        f"{short[0]} has its last {metric} at {budget:,.0f} {unit}, where all runs of {runs[0].task} are therefore "
-        f"compared, though most reached {usual:,.0f}. To compare those further on, leave out {', '.join(short)}."
+        f"{short[0]} has its last {metric} at {told(budget)} {unit}, where all runs of {runs[0].task} are therefore "
+        f"compared, though most reached {told(usual)}. To compare those further on, leave out {', '.join(short)}."
     )
 
 

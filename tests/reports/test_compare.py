@@ -119,6 +119,20 @@ def test_one_short_run_is_named_as_what_moves_the_budget(tmp_path: Path) -> None
     assert "leave out" not in " ".join(compare(a, longer).notes), "a set of shorter runs is what was asked for"
 
 
+def test_the_run_that_limits_the_time_is_named_with_its_seconds(tmp_path: Path) -> None:
+    lengths = [7, 20, 20, 20]
+    runs = [write_run(tmp_path / str(seed), seed=seed, iterations=each) for seed, each in enumerate(lengths)]
+    for run in runs:
+        change = [json.dumps({**json.loads(line), "seconds": 0.11 * n}) for n, line in enumerate(open_lines(run), 1)]
+        (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in change))
+    told = " ".join(compare(runs[:2], runs[2:], x="time").notes)
+    assert "at 0.77 seconds" in told and "most reached 2.2." in told
+
+
+def open_lines(run: Path) -> list[str]:
+    return (run / "metrics.jsonl").read_text().splitlines()
+
+
 def test_a_task_that_cannot_be_compared_is_left_out(tmp_path: Path) -> None:
     late = write_run(tmp_path / "late", iterations=60, task="Pong")
     lines = (late / "metrics.jsonl").read_text().splitlines()
