@@ -121,7 +121,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         interval = f", 95% CI {readable(self.interval[0])} to {readable(self.interval[1])}" if self.interval else ""
-        spread = f"{readable(self.mean)} ± {readable(self.std)}"
+        spread = readable(self.mean) + f" ± {readable(self.std)}" * (len(self.scores) > 1)
         reported = "".join(f", {name} {metric}" for name, metric in self.metrics.items())
         return f"score {spread}{interval}, median {readable(self.median)}{reported} ({self.protocol})"
 
@@ -129,7 +129,7 @@ class Evaluation:
         """All results as JSON values."""
         return {
             "mean": self.mean,
-            "std": self.std,
+            "std": self.std if len(self.scores) > 1 else None,
             "median": self.median,
             "interval95": list(self.interval) if self.interval else None,
             "episodes": len(self.scores),

@@ -238,7 +238,8 @@ def test_statistics_by_hand() -> None:
     assert result.to_json()["interval95"] == list(result.interval)
     assert str(result).startswith("score 3 ± 2.646, 95% CI 1 to ") and "by hand" in str(result)
     single = Evaluation((4.0,), (9,), "by hand")
-    assert single.std == 0.0 and single.interval is None and "CI" not in str(single)
+    assert single.std == 0.0 and single.interval is None and str(single) == "score 4, median 4 (by hand)"
+    assert single.to_json()["std"] is None
 
 
 def test_intervals_draw_whole_matches() -> None:
