@@ -24,7 +24,7 @@ from lockstep.models.base import Masking, Networks, PolicyModel
 from lockstep.models.observations import ObservationLayout, unused_mask
 from lockstep.models.parameters import FlatParameters
 from lockstep.models.policies import first_normalizers, parts_of
-from lockstep.models.trunk import PRECISIONS
+from lockstep.models.trunk import PRECISIONS, TrunkConfig
 from lockstep.models.versions import Version
 from lockstep.system.generators import seeded
 
@@ -126,9 +126,23 @@ class Agent:
             found.append(mask)
         if self.experiment.normalize.observations and not ObservationLayout.of(self.observation_space).vectors:
             found.append("--normalize.observations has no effect, because the observations are images alone.")
+        elif self.experiment.normalize.observations and self._ignores_statistics:
+            found.append(
+                "--normalize.observations does not change what the networks observe: the encoder that "
+                f"{type(self.experiment.model).__name__}.build_encoder returns has no method "
+                "set_observation_statistics(mean, std)."
+            )
         if self.experiment.precision == "portable" and self.kernels is None:
             found.append(NO_KERNELS)
         return found
+
+    @property
+    def _ignores_statistics(self) -> bool:
+        """Whether no part of a user's encoder takes the statistics of observations."""
+        if not (isinstance(config := self.experiment.model, TrunkConfig) and config.own_encoder):
+            return False
+        parts = (module for module in self.model.modules() if not isinstance(module, PolicyModel))
+        return not any(hasattr(part, "set_observation_statistics") for part in parts)
 
     @property
     def networks(self) -> PolicyModel | Networks:

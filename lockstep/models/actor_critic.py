@@ -21,7 +21,7 @@ from lockstep.models.base import ModelOutput, PolicyModel
 from lockstep.models.continuous import Deterministic, DiagonalGaussian, Scaled, SquashedGaussian
 from lockstep.models.core import Core
 from lockstep.models.distributions import Categorical
-from lockstep.models.encoders import take_observation_statistics
+from lockstep.models.encoders import features_of, take_observation_statistics
 from lockstep.models.gaussian import check_initial_std
 from lockstep.models.layers import reproducible_initialization
 from lockstep.models.mlps import MLPs
@@ -270,7 +270,7 @@ class ActorCriticConfig(AsymmetricConfig, TrunkConfig):
 
         def remembers(encoder: nn.Module) -> tuple[Core | None, int]:
             """A core, and the number of inputs of the layers after it."""
-            size = int(encoder.out_features) + more  # type: ignore[arg-type]
+            size = features_of(encoder) + more
             core = self.build_core(size)
             return core, size + (core.out_features if core else 0)
 

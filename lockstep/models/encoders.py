@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -296,6 +297,17 @@ class ObservationEncoder(nn.Module):
         return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(self.dtype)
 
 
+def features_of(encoder: nn.Module) -> int:
+    """The number F of an encoder's features, which users' encoders declare, too."""
+    features = getattr(encoder, "out_features", None)
+    if not isinstance(features, Integral):
+        raise SettingsError(
+            f"The encoder {type(encoder).__name__}, which build_encoder returned, needs an attribute out_features, the "
+            f"number F of its features [T, B, F], but has {'none' if features is None else repr(features)}."
+        )
+    return int(features)
+
+
 class Trunk(nn.Module):
     """An encoder and an optional core that computes in dtype.
 
@@ -315,7 +327,7 @@ class Trunk(nn.Module):
     ):
         super().__init__()
         self.encoder, self.dtype = encoder, dtype
-        self.out_features = int(encoder.out_features) + extra_features  # type: ignore[arg-type]
+        self.out_features = features_of(encoder) + extra_features
         self.core = core(self.out_features)
         if self.core:
             self.out_features = self.core.out_features

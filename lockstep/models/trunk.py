@@ -125,6 +125,11 @@ class TrunkConfig(ModelConfig):
         """Whether every layer of the encoder is normalized before its activation."""
         return False
 
+    @property
+    def own_encoder(self) -> bool:
+        """Whether a subclass builds the encoder, so that the settings of encoders say nothing about it."""
+        return type(self).build_encoder is not TrunkConfig.build_encoder
+
     def build_encoder(
         self, observation_space: gymnasium.Space[Any], *, dtype: torch.dtype, normalize: bool, clip: float
     ) -> nn.Module:
@@ -183,7 +188,8 @@ class TrunkConfig(ModelConfig):
         layout, found = ObservationLayout.of(observation_space), []
         images = [(key, shape, "") for key, shape in layout.images if self.encoder == "mlp"]
         remedy = "Turn it into uint8 (gymnasium.wrappers.TransformObservation) and "
-        for key, shape, turned in [*images, *((key, shape, remedy) for key, shape in layout.flattened)]:
+        flattened = [*images, *((key, shape, remedy) for key, shape in layout.flattened)]
+        for key, shape, turned in () if self.own_encoder else flattened:
             advice = f"{turned}use --model.encoder auto for a convolutional network."
             found.append(
                 f"The observation{f' {key!r}' if key else ''} is shaped like an image, {list(shape)}, but "

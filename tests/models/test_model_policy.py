@@ -13,6 +13,7 @@ from lockstep.config.serialization import from_json, to_json
 from lockstep.config.settings import SettingsError
 from lockstep.models import MLP, ObservationLayout, StandardModel, StandardModelConfig
 from lockstep.models.base import PolicyModel
+from lockstep.models.encoders import features_of
 from lockstep.models.layers import PixelConv2d
 
 STEPS, ENVS = 3, 4
@@ -324,6 +325,21 @@ def test_a_users_encoder_is_given_statistics() -> None:
         (encoder,) = (module for module in each.modules() if isinstance(module, Normalizing))
         assert torch.equal(encoder.mean, torch.arange(5.0))
     assert PolicyModel.state_size == 0, "of models without memory, which need not say so"
+
+
+@pytest.mark.parametrize("config", [FlatConfig, NormalizingConfig])
+def test_settings_of_encoders_say_nothing_about_a_users_encoder(config: type[StandardModelConfig]) -> None:
+    assert StandardModelConfig(encoder="mlp").warnings(MIXED, spaces.Discrete(2))
+    assert not config(encoder="mlp").warnings(MIXED, spaces.Discrete(2))
+
+
+@pytest.mark.parametrize("features", [None, 6.0])
+def test_a_users_encoder_without_the_number_of_its_features_is_refused(features: float | None) -> None:
+    class Unknown(Flat):
+        out_features = features  # type: ignore[assignment]
+
+    with pytest.raises(SettingsError, match=r"Unknown.* out_features.*"):
+        features_of(Unknown())
 
 
 def test_settings_survive_json() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from tiny import EXPERIMENTS, options
+from torch import Tensor, nn
 
 from lockstep import train
 from lockstep.agent import NO_KERNELS, Agent
@@ -18,6 +19,7 @@ from lockstep.distributed.groups import Group
 from lockstep.distributed.tree import TreeSum
 from lockstep.learners.kernel_learner import KernelLearner
 from lockstep.learners.process import learner_of
+from lockstep.models.trunk import TrunkConfig
 from lockstep.recipes import RECIPES
 from lockstep.system import machine
 
@@ -108,6 +110,43 @@ def test_normalization_of_images_alone_is_told_to_have_no_effect(seen: Any, told
     experiment = RECIPES["ppo-cartpole"]().replace(**{"model.encoder": "auto", "normalize.observations": True})
     for given, count in ((experiment, told), (experiment.replace(**{"normalize.observations": False}), 0)):
         assert sum("--normalize.observations has" in text for text in Agent(given, like=like).warnings()) == count
+
+
+class Linear(nn.Linear):
+    """A user's encoder."""
+
+
+class Normalizing(Linear):
+    def set_observation_statistics(self, mean: Tensor, std: Tensor) -> None: ...
+
+
+class Wrapping(nn.Sequential):
+    """A user's encoder, a part of which takes the statistics."""
+
+    out_features = 4
+
+
+class OwnEncoder(TrunkConfig):
+    encoders: Any = None
+
+    def build_encoder(self, observation_space: spaces.Space, **_: Any) -> nn.Module:
+        return self.encoders[0](*self.encoders[1:])
+
+
+@pytest.mark.parametrize(
+    ("encoder", "told"),
+    [((Linear, 3, 4), True), ((Normalizing, 3, 4), False), ((Wrapping, Normalizing(3, 4)), False)],
+)
+@pytest.mark.parametrize("recipe", ["ppo-cartpole", "dqn-cartpole", "sac-mujoco"])
+def test_normalization_that_a_users_encoder_lacks_is_told(recipe: str, encoder: tuple[Any, ...], told: bool) -> None:
+    like: Any = SimpleNamespace(observation_space=VECTOR, action_space=CHOICES)
+    experiment = RECIPES[recipe]()
+    own = type("Own", (OwnEncoder, type(experiment.model)), {"encoders": encoder})
+    given = experiment.replace(model=own(**vars(experiment.model)), precision="fp32")
+    for normalized in (True, False):
+        agent = Agent(given.replace(**{"normalize.observations": normalized}), like=like)
+        count = sum("Own.build_encoder" in text for text in agent.warnings())
+        assert count == (1 if normalized and told else 0)
 
 
 @pytest.mark.parametrize(
