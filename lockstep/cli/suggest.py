@@ -33,7 +33,7 @@ def check_flags(verb: str, groups: list[list[str]], arguments: Any) -> None:
         raise SettingsError(lacks(verb, lacking))
     if groups and not groups[0][0].startswith("--") and not positional:
         word = groups[0][0]
-        written = f"--{word.lstrip('-')}" if word.startswith("-") else f"--env.id {word}"
+        written = f"--{word.lstrip('-')}" if word.startswith("-") or "=" in word else f"--env.id {word}"
         raise SettingsError(f"{word} is not a flag. Flags begin with two dashes, as in {written} or --total-steps 1M.")
     for first, *values in groups:
         flag = first.partition("=")[0]

@@ -1,4 +1,4 @@
-"""The names of lockstep's settings in other libraries (Stable-Baselines3, CleanRL, skrl, RLlib, …)."""
+"""The names of lockstep's settings in other libraries (Stable-Baselines3, CleanRL, Sample Factory, rlpyt, RLlib, …)."""
 
 from __future__ import annotations
 
@@ -72,6 +72,13 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
         "num_steps rollout_length rollout_fragment_length rollout_steps unroll_length horizon rollouts nsteps "
         "steps_per_env",
     ),
+    ("algorithm.unroll", "recurrence sequence_length seq_len bptt_horizon batch_t"),
+    (
+        "algorithm.rollout",
+        "recurrence sequence_length seq_len bptt_horizon batch_t",
+        "Gradients flow through a rollout.",
+    ),
+    ("algorithm.burn_in", "warmup_t burnin burn_in_steps"),
     ("algorithm.rollout", "train_batch_size train_batch_size_per_learner", _ITERATION),
     (
         "algorithm.epochs",
@@ -117,11 +124,17 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     ),
     ("model.popart.rate", "popart use_popart pop_art popart_beta"),
     ("env.reward_clip", "clip_rewards clip_reward reward_clipping"),
+    ("env.decorrelate", "decorrelate_experience_max_seconds decorrelate_envs_on_one_worker", "It counts steps."),
+    ("env.policies", "policy_mapping_fn policy_mapping"),
     (
         "algorithm.replay.capacity",
         "buffer_size memory_size replay_size replay_buffer_size replay_capacity buffer_capacity replay_memory_size",
     ),
     ("algorithm.replay.prioritized", "prioritized_replay prioritized_experience_replay per"),
+    ("algorithm.replay.alpha", "per_alpha pri_alpha prioritized_replay_alpha"),
+    ("algorithm.replay.beta", "per_beta pri_beta_init prioritized_replay_beta"),
+    ("algorithm.replay.hindsight", "her her_k future_k replay_k n_sampled_goal"),
+    ("algorithm.replay.data", "dataset dataset_id dataset_path offline_data minari", "It takes FILE.npz or minari:ID."),
     (
         "algorithm.warmup",
         "learning_starts start_steps random_steps random_timesteps warmup_steps min_replay_size train_start "
@@ -151,8 +164,8 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
         "exploration_fraction epsilon_decay eps_decay epsilon_timesteps",
         "It is a share of total_steps.",
     ),
-    ("algorithm.epsilon_end", "exploration_final_eps final_epsilon eps_end end_e min_epsilon epsilon_final"),
-    ("algorithm.epsilon_start", "exploration_initial_eps initial_epsilon eps_start start_e"),
+    ("algorithm.epsilon_end", "exploration_final_eps final_epsilon eps_end eps_final end_e min_epsilon epsilon_final"),
+    ("algorithm.epsilon_start", "exploration_initial_eps initial_epsilon eps_start eps_init start_e"),
     ("algorithm.policy_period", "policy_frequency policy_delay policy_freq actor_update_freq"),
     ("algorithm.smoothing_std", "policy_noise target_policy_noise target_noise"),
     ("algorithm.smoothing_clip", "noise_clip target_noise_clip"),
@@ -176,8 +189,16 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     ),
     ("normalize.observations", "norm_obs obs_norm normalize_obs normalize_input normalize_observation"),
     ("normalize.returns", "norm_reward reward_norm normalize_reward normalize_rewards norm_return"),
+    (
+        "normalize.returns",
+        "reward_scale reward_scaling scale_reward scale_rewards",
+        "It divides rewards by the deviation of returns; a constant factor belongs into the environment.",
+    ),
+    ("", "obs_scale obs_subtract_mean normalize_images", "Leave it out: models divide pixels by their highest value."),
     ("normalize.clip", "clip_obs clip_observations"),
     ("algorithm.optimizer.eps", "adam_eps adam_epsilon optimizer_eps opt_eps"),
+    ("scheme.lag", "async_rl asynchronous async_mode", "async lets timing decide which version collects which data."),
+    ("scheme.max_lag", "max_policy_lag max_staleness", "It needs --scheme.lag async."),
     ("precision", "dtype mixed_precision amp bf16 fp16 autocast", "bf16, fp32 and portable are allowed."),
     ("torch_threads", "threads num_threads torch_num_threads n_threads"),
     ("wandb", "track use_wandb with_wandb wandb_project wandb_project_name", "It takes the project's name."),
@@ -209,7 +230,8 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     ("display", "verbose progress progress_bar quiet log_interval overview"),
     (
         "warm_start.run",
-        "load pretrained load_path init_from trained_agent model_path",
+        "load pretrained load_path init_from trained_agent model_path load_model_path load_checkpoint resume "
+        "resume_from resume_path restart_behavior",
         "lockstep resume RUN continues a run instead.",
     ),
     (
@@ -222,6 +244,22 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
         "critic_only privileged_obs privileged_observations critic_obs critic_obs_keys critic_observations asymmetric "
         "asymmetric_obs",
         "It takes the keys of a Dict observation.",
+    ),
+    (
+        "",
+        "config config_file config_path cfg cfg_path yaml",
+        "A recipe of your own, FILE.py:FUNCTION, or the folder of a run takes its place: lockstep train runs/a.",
+    ),
+    ("", "policy_kwargs model_kwargs", "The settings --model.… determine the network."),
+    (
+        "",
+        "pbt with_pbt num_policies population_size",
+        "A sweep trains several agents: lockstep sweep FOLDER RECIPE --population 8 --search SETTING=LOW..HIGH.",
+    ),
+    (
+        "",
+        "n_trials num_trials num_samples optuna search hyperparameter_search",
+        "lockstep sweep FOLDER RECIPE --trials 40 --search SETTING=LOW..HIGH searches settings.",
     ),
     ("", "torch_deterministic cudnn_deterministic", "Leave it out: every run is repeatable, bit for bit."),
     ("", "algo algorithm policy trainer agent", "The recipe chooses it: lockstep recipes lists them."),

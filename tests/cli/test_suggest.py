@@ -42,6 +42,33 @@ def test_what_an_algorithm_has_decides() -> None:
     assert meaning_of("clip-range", ["algorithm.batch_size"]) == [] != synonyms("clip-range")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "flag", "told"),
+    [
+        ("appo-vizdoom", "--recurrence", "--algorithm.rollout? It is 32 by default. Gradients flow"),
+        ("r2d2-atari", "--batch-T", "--algorithm.unroll?"),
+        ("r2d2-atari", "--eps-final", "--algorithm.epsilon-end?"),
+        ("appo-vizdoom", "--max-policy-lag", "--scheme.max-lag? It is 4 by default. It needs --scheme.lag async."),
+        ("appo-vizdoom", "--async-rl", "--scheme.lag?"),
+        ("appo-vizdoom", "--reward-scale", "--normalize.returns? It is"),
+        ("appo-vizdoom", "--with-pbt", "lockstep sweep FOLDER RECIPE --population 8"),
+        ("appo-vizdoom", "--num-policies", "lockstep sweep FOLDER RECIPE --population 8"),
+        ("appo-vizdoom", "--obs-scale", "divide pixels"),
+        ("ppo-cartpole", "--n-trials", "lockstep sweep FOLDER RECIPE --trials 40"),
+        ("ppo-cartpole", "--config", "or the folder of a run takes its place"),
+        ("ppo-cartpole", "total_steps=1000", "not a flag. Flags begin with two dashes, as in --total_steps=1000 or"),
+        ("ppo-cartpole", "--policy-kwargs", "--model.… determine"),
+        ("ppo-cartpole", "--resume", "lockstep resume RUN continues a run"),
+        ("her-bitflip", "--n-sampled-goal", "--algorithm.replay.hindsight? It is 4 by default."),
+        ("dqn-cartpole", "--dataset-id", "--algorithm.replay.data? It takes"),
+    ],
+)
+def test_names_of_other_libraries_mean(recipe: str, flag: str, told: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        check_flags(f"train {recipe}", [[flag, "1"]], TrainArguments(RECIPES[recipe]()))
+    assert told in str(error.value)
+
+
 def test_steps_before_learning_are_a_warm_up_where_there_is_one() -> None:
     assert meaning_of("warmup-steps", ["algorithm.anneal", "algorithm.warmup"])[0].setting == "algorithm.warmup"
     assert meaning_of("warmup-steps", ["algorithm.anneal"])[0].setting == "algorithm.anneal"
