@@ -35,6 +35,10 @@ class Compiled(Adapter):
 
     decorrelates = True
     limits_episodes = True
+    repeat_advice = (
+        "Take all randomness from lockstep.kernels.random, as in uniform(state, 0.0, 1.0), not from random or "
+        "np.random, and let reset set every field of the state."
+    )
 
     def ids(self) -> list[str]:
         return list(_BUILT_IN)

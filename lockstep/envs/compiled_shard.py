@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from numba.core.errors import NumbaError, NumbaExperimentalFeatureWarning
 
 from lockstep.config.settings import SettingsError
@@ -113,11 +114,20 @@ class CompiledShard(ShardEnv):
 
     def __init__(self, cls: type[CompiledEnv], config: EnvConfig, *, seeds: Seeds, num_envs: int) -> None:
         self._id, self._class = config.id, cls
+        if lacking := [name for name in ("observation_space", "action_space", "fields") if not hasattr(cls, name)]:
+            raise SettingsError(
+                f"env.id={config.id} lacks {' and '.join(lacking)}. A CompiledEnv has them in its class, not in "
+                "__init__: there are no objects of it."
+            )
         self.num_envs = num_envs
         space = self._class.observation_space
         self.observation_space = ObservationWriter(space).space
         self.action_space = self._class.action_space
-        if self.observation_space.shape != space.shape or self.observation_space.dtype != space.dtype:
+        if (
+            not isinstance(space, spaces.Box)
+            or self.observation_space.shape != space.shape
+            or self.observation_space.dtype != space.dtype
+        ):
             raise SettingsError(
                 f"env.id={config.id} observes {space}, but env.adapter=compiled takes a Box of float32 numbers, or of "
                 "uint8 pictures [C, H, W]."
@@ -207,7 +217,13 @@ class CompiledShard(ShardEnv):
             with warnings.catch_warnings():  # harmless: one state's fields may begin with another's
                 warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
                 self._play(mode, out)
-        except (NumbaError, KeyError) as error:  # KeyError: a field that the state does not have
+        except KeyError as error:
+            fields = ", ".join(name for name in self._states.dtype.names or () if name not in _OWN)
+            raise SettingsError(
+                f"Numba cannot compile env.id={self._id}: it uses state.{error.args[0]}, but the state has only "
+                f"{fields}. Name it in `fields`."
+            ) from error
+        except NumbaError as error:
             raise SettingsError(f"Numba cannot compile env.id={self._id}: {type(error).__name__}: {error}") from error
 
     def reset(self, out: Observation) -> None:

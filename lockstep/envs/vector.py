@@ -25,6 +25,11 @@ class Vector(Adapter):
 
     decorrelates = True
     limits_episodes = True
+    repeat_advice = (
+        "In a batch of arrays or tensors, draw random numbers with lockstep.envs.batch.uniform from the seeds that "
+        "reset gets, set all that belongs to its rows again in reset, and compute row by row. In a VectorEnv, take all "
+        "randomness from self.np_random, which super().reset(seed=seed) seeds."
+    )
 
     def ids(self) -> list[str]:
         return [env_id for env_id, spec in gymnasium.registry.items() if spec.vector_entry_point is not None]

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -188,6 +189,18 @@ def test_gymnasiums_tasks_pass_all_checks() -> None:
     ("text", "message"),
     [
         ("class Broken(Reach):\n    step = staticmethod(lambda state, action: state.nothing)\n", "Numba cannot"),
+        (
+            "class Broken(Reach):\n    @staticmethod\n    def reset(state):\n        state.nothing = 0\n",
+            "uses state.nothing, but the state has only thrust, position, velocity. Name it in `fields`",
+        ),
+        (
+            "from lockstep.envs.compiled import CompiledEnv\nclass Broken(CompiledEnv): ...\n",
+            "lacks .* and fields. A Com",
+        ),
+        (
+            "class Broken(Reach):\n    observation_space = spaces.Dict({'a': Reach.observation_space})\n",
+            "observes Dict.* takes a Box of float32",
+        ),
         ("Broken = 3\n", "cannot serve .* Use --env.adapter gymnasium"),
         (
             "class Broken(Reach):\n    observation_space = spaces.Box(0, 1, (2,), np.float64)\n",
@@ -201,6 +214,15 @@ def test_mistakes_of_a_users_environment_are_named(tmp_path: Any, text: str, mes
     path.write_text("\n".join(lines))
     with pytest.raises(SettingsError, match=message):
         reset(make(f"{path}:Broken"))
+
+
+def test_randomness_of_its_own_is_told_where_to_come_from(tmp_path: Path) -> None:
+    lines = ["import numpy as np", "from examples.compiled_env import Reach", "class Drawn(Reach):"]
+    lines += ["    @staticmethod", "    def step(state, action):", "        return np.random.random(), False"]
+    path = tmp_path / "drawn.py"
+    path.write_text("\n".join(lines))
+    found = check_env(EnvConfig(id=f"{path}:Drawn", num_envs=2), steps=20)
+    assert found.failed == "again" and "lockstep.kernels.random" in found.message, found
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names a CPU of this architecture")

@@ -142,7 +142,7 @@ def test_an_id_that_its_module_does_not_register(env_id: str) -> None:
 
 def test_options_that_the_constructor_does_not_take(user_file: Path) -> None:
     for env_id in ("CartPole-v1", f"{user_file}:Countdown"):
-        with pytest.raises(SettingsError, match=r"env\.options names 'lenght'.*lenght"):
+        with pytest.raises(SettingsError, match=r"names 'lenght'.*lenght.* --env\.options without any"):
             make(env_id, options={"lenght": 2})
     with pytest.raises(TypeError, match="'lenght'"):
         make(f"{user_file}:mistaken")
