@@ -423,6 +423,8 @@ def test_layouts_and_options_of_another_kind_are_refused(tmp_path: Path) -> None
     with pytest.raises(SettingsError, match="3 is not an environment"):
         check_env(3)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+    with pytest.raises(SettingsError, match=r"Give an id, .* or EnvConfig\.of\(Path\)"):
+        check_env(Path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [str, Path])

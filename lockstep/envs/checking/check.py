@@ -92,7 +92,8 @@ def check_env(
         raise SettingsError(f"--steps {steps} must be from {2 * _TIMES} to {_MOST:,}, to begin several episodes.")
     config = EnvConfig(id=config) if isinstance(config, str) else config
     if not isinstance(config, EnvConfig):
-        raise SettingsError(f"{config!r} is not an environment. Give an id, such as 'CartPole-v1', or an EnvConfig.")
+        of = f"EnvConfig.of({config.__name__})" if isinstance(config, type) else "an EnvConfig"
+        raise SettingsError(f"{config!r} is not an environment. Give an id, such as 'CartPole-v1', or {of}.")
     check_values(config)
     config.validate()
     if config.num_envs < 2:
