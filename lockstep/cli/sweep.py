@@ -46,7 +46,7 @@ def sweep(arguments: list[str]) -> int:
             run.validate(local=not (options.slurm or options.ray))
         new = bool(runs or search)
         if options.dry_run or options.status:
-            queue, code = Queue(folder.resolve()) if new else Queue.open(folder), 0
+            queue, code = Queue.planned(folder) if new else Queue.open(folder), 0
             entries, trials = queue.with_runs(runs), _trials(queue, search, options)
             show(queue, entries, trials)
             if options.slurm and options.dry_run:

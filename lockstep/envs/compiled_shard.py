@@ -224,7 +224,10 @@ class CompiledShard(ShardEnv):
                 f"{fields}. Name it in `fields`."
             ) from error
         except NumbaError as error:
-            raise SettingsError(f"Numba cannot compile env.id={self._id}: {type(error).__name__}: {error}") from error
+            text = f"Numba cannot compile env.id={self._id}: {type(error).__name__}: {error}"
+            if "wrong tuple length" in text:
+                text += "\nThe method step must return two values: the reward, and whether the episode terminated."
+            raise SettingsError(text) from error
 
     def reset(self, out: Observation) -> None:
         self._states["episode"] = -1

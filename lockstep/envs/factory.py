@@ -6,12 +6,13 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from lockstep.config.extras import install_command
+from lockstep.config.extras import EXTRAS, install_command
 from lockstep.config.settings import Names, SettingsError
 from lockstep.envs.adapters import ADAPTERS, AUTO, entry_of, not_installed, recorded_name
 from lockstep.envs.atari import atari_name
@@ -296,10 +297,12 @@ def _not_served(config: EnvConfig) -> SettingsError:
     known = {env_id.lower(): env_id for env_id in ids}
     close = [known[found] for found in difflib.get_close_matches(config.id.rpartition(":")[2].lower(), known, 4)]
     hint = f"Did you mean {', '.join(close)}? " if close else ""
+    more = [extra for extra in ("atari", "mujoco", "envpool") if find_spec(EXTRAS[extra].module) is None]
+    offer = f" More come with {' and '.join(more)}: {install_command(','.join(more))}." if more else ""
     return SettingsError(
         f"There is no environment {config.id!r}. {hint}Use an Atari game by name (Breakout), a gymnasium or EnvPool "
-        'id, or a callable of your own ("module:make", "file.py:make"); `lockstep envs` lists what is installed. '
-        f"The extras atari, mujoco and envpool add more: {install_command('atari,mujoco,envpool')}."
+        'id, or a callable of your own ("module:make", "file.py:make"); `lockstep envs` lists what is installed.'
+        f"{offer}"
     )
 
 

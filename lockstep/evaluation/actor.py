@@ -76,7 +76,7 @@ class Actor:
         seed: of sampled actions. None takes the experiment's.
 
     Raises:
-        SettingsError: the policy's observations or actions differ from this environment's.
+        SettingsError: the policy's observations or actions differ from this environment's, or it is no environment.
     """
 
     def __init__(
@@ -87,6 +87,11 @@ class Actor:
         greedy: bool = False,
         seed: int | None = None,
     ) -> None:
+        if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
+            raise SettingsError(
+                f"An Actor plays in an environment, but {env!r} has no observation_space and action_space. Make one "
+                "first, as in Actor(policy, gymnasium.make('CartPole-v1'))."
+            )
         if not isinstance(policy, Policy):
             policy = load_policy(policy)
         experiment, model = policy.experiment, policy.model

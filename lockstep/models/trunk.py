@@ -202,8 +202,8 @@ class TrunkConfig(ModelConfig):
 
     def _unused_layers(self, layout: ObservationLayout) -> list[str]:
         """Sentences about settings that differ from the default, for layers that these observations do not need."""
-        if type(self).build_encoder is not TrunkConfig.build_encoder:
-            return []  # a user's encoder may use them all
+        if self.own_encoder:
+            return []  # it may use them all
         idle, why = (), "images alone"
         if not layout.images and self.encoder == "auto":
             idle, why = ("dense_size", "initialization", "channels"), "not images"

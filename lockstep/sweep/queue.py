@@ -121,8 +121,8 @@ class Queue:
         return queue
 
     @staticmethod
-    def make(folder: Path) -> Queue:
-        """The sweep in a folder, which is created if it does not exist.
+    def planned(folder: Path) -> Queue:
+        """The sweep in a folder, which need not exist yet.
 
         Raises:
             SettingsError: the folder holds something else.
@@ -132,6 +132,12 @@ class Queue:
             raise SettingsError(
                 f"{folder} exists and is not the folder of a sweep. Choose another folder or a new one."
             )
+        return queue
+
+    @staticmethod
+    def make(folder: Path) -> Queue:
+        """As planned, but the folder is created if it does not exist."""
+        queue = Queue.planned(folder)
         with writing(folder):
             queue._queue.mkdir(parents=True, exist_ok=True)
         queue._make_whole()

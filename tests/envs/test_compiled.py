@@ -201,6 +201,10 @@ def test_gymnasiums_tasks_pass_all_checks() -> None:
             "class Broken(Reach):\n    observation_space = spaces.Dict({'a': Reach.observation_space})\n",
             "observes Dict.* takes a Box of float32",
         ),
+        (
+            "class Broken(Reach):\n    step = staticmethod(lambda state, action: (1.0, False, False))\n",
+            "step must return two values",
+        ),
         ("Broken = 3\n", "cannot serve .* Use --env.adapter gymnasium"),
         (
             "class Broken(Reach):\n    observation_space = spaces.Box(0, 1, (2,), np.float64)\n",

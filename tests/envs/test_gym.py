@@ -132,6 +132,22 @@ def test_a_constructor_that_raises_is_seen_as_it_is(user_file: Path) -> None:
         make(f"{user_file}:broken")
 
 
+@pytest.mark.parametrize(
+    ("lacking", "offer"),
+    [
+        ((), r"installed\.$"),
+        (("mujoco",), "with mujoco: .*pip install"),
+        (("ale_py", "envpool"), "with atari and envpool: .*pip install"),
+    ],
+)
+def test_only_extras_that_are_missing_are_offered(
+    lacking: tuple[str, ...], offer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.envs.factory.find_spec", lambda module: None if module in lacking else module)
+    with pytest.raises(SettingsError, match=rf"no environment 'CartPole-v9'.*{offer}"):
+        make("CartPole-v9")
+
+
 @pytest.mark.parametrize("env_id", ["gymnasium:CartPole-v9", "gymnasium:CartPol-v1"])
 def test_an_id_that_its_module_does_not_register(env_id: str) -> None:
     with pytest.raises(SettingsError, match=f"no environment '{env_id}'. .*CartPole-v1"):

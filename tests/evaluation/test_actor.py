@@ -121,6 +121,8 @@ def test_sampled_actions_follow_from_the_seed(policy: Policy) -> None:
 def test_another_environment_is_refused(policy: Policy) -> None:
     with pytest.raises(SettingsError, match=rf"act in Discrete\(3\).*env\.id={policy.experiment.env.id}"):
         Actor(policy, gymnasium.make("Acrobot-v1"))
+    with pytest.raises(SettingsError, match=r"'Acrobot-v1' has no observation_space .* gymnasium\.make"):
+        Actor(policy, "Acrobot-v1")  # type: ignore[arg-type]
     env = construct(policy.experiment.env)
     if isinstance(env.action_space, gymnasium.spaces.Box):
         env.action_space = gymnasium.spaces.Box(-0.4, 0.4, env.action_space.shape)

@@ -27,6 +27,7 @@ from sentences import says
 
 from lockstep import recipes
 from lockstep.buffers.replay_placement import replay_bytes
+from lockstep.cli.main import main
 from lockstep.cli.sweep_status import _gist
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
@@ -164,6 +165,7 @@ def test_a_folder_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(SettingsError, match=re.escape(str(tmp_path))):
         Queue.make(tmp_path)
+    assert main(["sweep", str(tmp_path), "ppo-cartpole", "--dry-run"]) == 2
     with pytest.raises(SettingsError, match=f"{re.escape(str(tmp_path))} .*lockstep sweep"):
         Queue.open(tmp_path)
     with pytest.raises(SettingsError, match=r"/nothing .*lockstep sweep"):
