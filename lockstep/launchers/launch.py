@@ -89,16 +89,17 @@ def launch(
     experiment, options = prepare_run(experiment, layout, options, recorded)
     _check_callback(on_iteration, options, layout)
     begun_with = warm_start.weights(experiment, weights) if layout.launcher.leads else {}
-    new = (layout.launcher.one_process or asked.is_auto) and recorded is None and not is_unattended()
+    repeats = recorded is not None or weights is not None
+    new = (layout.launcher.one_process or asked.is_auto) and not repeats and not is_unattended()
     if new or begun_with:  # the learner checks this, too, but only after the folder exists
         check_model(experiment, begun_with, new=new)
-    if layout.launcher.leads and weights is None and recorded is None:  # not for a repetition
+    if layout.launcher.leads and not repeats:
         warn_before_run(experiment, layout, options)
-    repeats = None if recorded is None else recorded.origin
-    folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), repeats, asked)
+    origin = None if recorded is None else recorded.origin
+    folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), origin, asked)
     try:
         with _writing(folder, layout):
-            return _start(Job(folder, experiment, layout, options, None, stop_after, recorded, on_iteration))
+            return _start(Job(folder, experiment, layout, options, None, stop_after, recorded, on_iteration, repeats))
     except Exception:  # of the settings, or of the user's environment
         if layout.launcher.leads:
             folder.remove_unbegun()  # otherwise the corrected command would be refused for this folder

@@ -54,6 +54,9 @@ class Job:
 
     on_iteration: CallbackLike | None = None
     """The callback that replaces the one that the options name."""
+    repeats: bool = False
+    """Whether the run repeats another one, as for lockstep verify and replay, so that no advice for new runs is given.
+    """
 
     @property
     def callback(self) -> CallbackLike | str | None:

@@ -50,7 +50,7 @@ def slowed(heartbeat: Callable[[], None], jitter: float) -> Callable[[], None]:
 def learner_process(job: Job, agent: Agent, context: WorkerContext, heartbeat: Callable[[], None]) -> LearnerProcess:
     """A learner, with the source of its rollouts."""
     group, quiet = context.group, job.options.display == "none"
-    if job.checkpoint is None and job.recorded is None:
+    if job.checkpoint is None and not job.repeats:
         agent.check()
         for warning in agent.warnings() if group.rank == 0 else ():
             print_warning(warning)

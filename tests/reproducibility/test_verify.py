@@ -223,6 +223,15 @@ def test_another_platform_is_warned_of(run: Path) -> None:
     assert f"torch: 1.0.0 != {platform['torch']}" in verdict.warning
 
 
+def test_a_repetition_gives_no_advice_for_new_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = dataclasses.replace(recipes.ppo_cartpole().model, encoder="auto", dense_size=8)
+    train(experiment().replace(model=model, total_steps=64), INLINE, options(tmp_path / "run"))
+    assert "--model.dense-size has no effect" in capsys.readouterr().err
+    assert verify(tmp_path / "run", INLINE).ok
+    assert replay(tmp_path / "run", INLINE, options(tmp_path / "again")).ok
+    assert "no effect" not in capsys.readouterr().err
+
+
 def of_layout(run: Path, layout: str) -> Path:
     facts = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**facts, "layout": layout}))
