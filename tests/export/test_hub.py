@@ -431,7 +431,7 @@ def test_a_command_without_paths(command: str, public: str) -> None:
 
 
 def test_facts_of_resumptions_name_no_folders() -> None:
-    part = {"command": "lockstep resume /home/me/a", "options": {"eval_episodes": 3, "eval_opponents": ["/home/me/b"]}}
+    part = {"command": "lockstep resume /data/me/a", "options": {"eval_episodes": 3, "eval_opponents": ["/data/me/b"]}}
     found = public_facts({**part, "resumed": [{"iteration": 2, **part}]})
     public = {"command": "lockstep resume a", "options": {"eval_episodes": 3}}
     assert found == {**public, "resumed": [{"iteration": 2, **public}]}
