@@ -447,7 +447,7 @@ def test_options_may_be_named_again(capsys: Captured) -> None:
         (("ppo-cartpole", "--algorithm.rnd.share", "0.5"), "--algorithm.rnd.share has no effect without"),
         (("ppo-cartpole", "--model.initial-std", "0.5"), "--model.initial-std 0.5 has no effect, since the actions of"),
         (("ppo-cartpole", "--model.dense-size", "64"), "--model.dense-size has no effect without --model.encoder auto"),
-        (("ppo-cartpole", "--model.encoder", "auto", "--model.dense-size", "64", "--precision", "fp32"), ""),
+        (("ppo-cartpole", "--model.encoder", "auto", "--model.dense-size", "64"), "the observations are not images."),
         (("ppo-cartpole", "--eval-episodes", "20"), "--eval-episodes has no effect without --eval-every above 0."),
         (("ppo-cartpole", "--eval-greedy"), "--eval-greedy has no effect without --eval-every above 0."),
         (("ppo-cartpole", "--eval-episodes", "20", "--eval-every", "5"), ""),
