@@ -117,7 +117,7 @@ def submit(arguments: list[str]) -> int:
 def _job(given: SubmitArguments, layout: Layout) -> RunJob:
     """The job, after all checks that are possible before it runs."""
     from lockstep.training import callbacks
-    from lockstep.training.prepare import check_model, prepare, prepare_options
+    from lockstep.training.prepare import checked_agent, prepare, prepare_options
 
     processes = given.nodes * given.tasks_per_node
     if given.nodes < 1 or given.tasks_per_node < 1:
@@ -152,7 +152,7 @@ def _job(given: SubmitArguments, layout: Layout) -> RunJob:
     run = Path(given.options.run)
     if not is_run(run):
         require_empty(given.options.run)
-        for warning in check_model(experiment):
+        for warning in checked_agent(experiment).warnings():
             print_warning(warning)
     elif RunFolder(run).experiment().identity() != experiment.identity():
         raise SettingsError(f"--run {run} holds a run of another experiment. Choose another folder.")

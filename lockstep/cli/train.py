@@ -178,7 +178,7 @@ def _space_bytes(space: gymnasium.Space[Any]) -> int:
 def _dry_run(given: TrainArguments, layout: Layout) -> int:
     from lockstep.launchers.auto import chosen
     from lockstep.training import callbacks
-    from lockstep.training.prepare import check_model, prepare, prepare_options
+    from lockstep.training.prepare import checked_agent, prepare, prepare_options
 
     if given.options.run is not None:
         require_empty(given.options.run)
@@ -189,7 +189,7 @@ def _dry_run(given: TrainArguments, layout: Layout) -> int:
         if given.options.callback is not None:
             callbacks.check(given.options.callback, layout)
         facts = derived_facts(experiment, layout)
-        warnings = (*experiment.algorithm.warnings(experiment.setup), *check_model(experiment))
+        warnings = (*experiment.algorithm.warnings(experiment.setup), *checked_agent(experiment).warnings())
     for warning in warnings:
         print_warning(warning)
     settings = to_json(experiment)

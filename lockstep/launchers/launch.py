@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from lockstep.agent import Agent
 from lockstep.config.layout import Layout
 from lockstep.config.options import RunOptions
 from lockstep.config.settings import SettingsError
@@ -23,7 +25,7 @@ from lockstep.training import callbacks, warm_start
 from lockstep.training.callbacks import CallbackLike
 from lockstep.training.job import Job, Result
 from lockstep.training.loops import work
-from lockstep.training.prepare import check_model, prepare_run, warn_before_run
+from lockstep.training.prepare import checked_agent, prepare_run, warn_before_run
 from lockstep.training.resuming import other_platform, resumable
 
 
@@ -91,15 +93,17 @@ def launch(
     begun_with = warm_start.weights(experiment, weights) if layout.launcher.leads else {}
     repeats = recorded is not None or weights is not None
     new = (layout.launcher.one_process or asked.is_auto) and not repeats and not is_unattended()
+    agent = None
     if new or begun_with:  # the learner checks this, too, but only after the folder exists
-        check_model(experiment, begun_with, new=new)
+        agent = checked_agent(experiment, begun_with, new=new)
     if layout.launcher.leads and not repeats:
         warn_before_run(experiment, layout, options)
     origin = None if recorded is None else recorded.origin
     folder = RunFolder.create(experiment, layout, options, warm_start.packed(begun_with), origin, asked)
     try:
         with _writing(folder, layout):
-            return _start(Job(folder, experiment, layout, options, None, stop_after, recorded, on_iteration, repeats))
+            job = Job(folder, experiment, layout, options, None, stop_after, recorded, on_iteration, repeats)
+            return _start(job, None if begun_with else agent)
     except Exception:  # of the settings, or of the user's environment
         if layout.launcher.leads:
             folder.remove_unbegun()  # otherwise the corrected command would be refused for this folder
@@ -183,8 +187,11 @@ def _writing(folder: RunFolder, layout: Layout) -> AbstractContextManager[None]:
     return folder.locked() if layout.launcher.leads else contextlib.nullcontext()
 
 
-def _start(job: Job) -> Result:
+def _start(job: Job, agent: Agent | None = None) -> Result:
+    """Start the run. agent: its agent, if it has been built. A process that does everything on the CPU takes it."""
     place, checkpoint = job.folder.path, job.checkpoint and job.checkpoint.absolute()  # user code may chdir
     job = dataclasses.replace(job, folder=RunFolder(place.absolute()), checkpoint=checkpoint)
-    result = job.layout.launcher.function()(work, job)
+    layout = job.layout
+    taken = layout.launcher.one_process and layout.device_of("learner", 0) == "cpu"
+    result = layout.launcher.function()(functools.partial(work, agent=agent) if taken else work, job)
     return dataclasses.replace(result, run=place) if job.layout.launcher.leads else result

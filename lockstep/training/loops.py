@@ -28,8 +28,12 @@ from lockstep.transport.processes import CollectorConnection, RunEnded, collecto
 from lockstep.transport.rollouts import acting_with
 
 
-def work(job: Job, context: WorkerContext, status: RunStatus) -> Result | None:
-    """Learn or collect, as this process's context says. Every process of a run calls this function."""
+def work(job: Job, context: WorkerContext, status: RunStatus, agent: Agent | None = None) -> Result | None:
+    """Learn or collect, as this process's context says. Every process of a run calls this function.
+
+    Args:
+        agent: a new agent of the job's experiment on this process's device; by default one is built.
+    """
     keep_freed_memory()
     heartbeat = slowed(status.heartbeat, job.layout.jitter)
     channels = context.of_collector
@@ -37,7 +41,7 @@ def work(job: Job, context: WorkerContext, status: RunStatus) -> Result | None:
     device = job.layout.device_of(role, index)
     settings = torch_configured(job.experiment.torch_threads, device, strict=not job.experiment.allow_nondeterministic)
     with torch_errors.explained(), settings:
-        agent = Agent(job.experiment, device)
+        agent = agent or Agent(job.experiment, device)
         if channels is None:
             return learn(job, agent, context, status, heartbeat)
         return collect(job, agent, channels, status, heartbeat)

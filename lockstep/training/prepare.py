@@ -134,12 +134,12 @@ def check(experiment: Experiment, layout: Layout) -> None:
     """Raise SettingsError for mistakes that would end a prepared experiment's run right after its start: too little
     memory, or settings that the model refuses."""
     check_memory(experiment, layout)
-    check_model(experiment)
+    checked_agent(experiment)
 
 
-def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None, *, new: bool = True) -> list[str]:
-    """Raise SettingsError for settings that the model of a prepared experiment refuses or cannot begin with. Returns
-    warnings for the user of a new run.
+def checked_agent(experiment: Experiment, weights: dict[str, Tensor] | None = None, *, new: bool = True) -> Agent:
+    """The agent with which a run of a prepared experiment begins. Raises SettingsError for settings that its model
+    refuses or cannot begin with.
 
     Args:
         weights: initial weights; by default, those that the experiment's warm start names.
@@ -148,10 +148,9 @@ def check_model(experiment: Experiment, weights: dict[str, Tensor] | None = None
     with torch_configured(experiment.torch_threads):
         agent = Agent(experiment)
         warm_start.load(agent, warm_start.weights(experiment) if weights is None else weights)
-        if not new:
-            return []
-        agent.check()
-        return agent.warnings()
+        if new:
+            agent.check()
+    return agent
 
 
 def check_memory(experiment: Experiment, layout: Layout) -> None:

@@ -24,7 +24,7 @@ from lockstep.envs import EnvConfig
 from lockstep.envs.checking.check import WAYS, EnvCheck, check_env
 from lockstep.launchers.launch import train
 from lockstep.system.supervision import WorkerError
-from lockstep.training.prepare import check_model
+from lockstep.training.prepare import checked_agent
 
 
 class Walk(gymnasium.Env[Any, Any]):
@@ -263,7 +263,7 @@ def test_what_makes_learning_hard_is_told_by_the_check_and_at_the_start_of_train
     for told in (*hard, r"'camera' is shaped like an image, \[9, 9, 3\], but is not uint8"):
         assert len(re.findall(told, warned)) == 1
     assert "'lamp'" not in warned
-    remarks = check_model(experiment.replace(model=replace(base.model, encoder="mlp")))
+    remarks = checked_agent(experiment.replace(model=replace(base.model, encoder="mlp"))).warnings()
     assert [("'camera'" in told, "'lamp'" in told) for told in remarks][:2] == [(False, True), (True, False)]
     assert "the encoder is mlp" in remarks[0] and "--model.encoder auto" in remarks[0]
 

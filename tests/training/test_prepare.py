@@ -17,6 +17,7 @@ from lockstep import train
 from lockstep.agent import NO_KERNELS, Agent
 from lockstep.distributed.groups import Group
 from lockstep.distributed.tree import TreeSum
+from lockstep.experiment import Experiment
 from lockstep.learners.kernel_learner import KernelLearner
 from lockstep.learners.process import learner_of
 from lockstep.models.trunk import TrunkConfig
@@ -46,6 +47,18 @@ def test_bf16_is_warned_about_where_the_cpu_emulates_it(
     experiment = dataclasses.replace(EXPERIMENTS["cartpole-lag-1"](), precision=precision)
     train(experiment, "inline", options(tmp_path / "run"), stop_after=1)
     assert ("no instructions for bf16" in capsys.readouterr().err) is warned
+
+
+def test_a_process_that_does_everything_builds_its_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, built = Experiment.build_model, list[Experiment]()
+    monkeypatch.setattr(Experiment, "build_model", lambda self, *given: built.append(self) or build(self, *given))
+    experiment = EXPERIMENTS["cartpole-8-shards"]()
+    first = train(experiment, "inline", options(tmp_path / "first"), stop_after=1)
+    assert len(built) == 1
+    # A run that begins with other weights builds it again, since these are loaded after the first version is known.
+    warm = experiment.replace(**{"warm_start.run": str(tmp_path / "first")})
+    assert train(warm, "inline", options(tmp_path / "second"), stop_after=1).digest != first.digest
+    assert len(built) == 3
 
 
 VECTOR, PICTURE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(0, 255, (4, 84, 84), np.uint8)
