@@ -196,7 +196,7 @@ def test_processes_of_torchrun_do_as_the_first_says(
 ) -> None:
     """The others may see the source no more, or a newer checkpoint of it."""
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("lockstep.launchers.launch._start", lambda job: job)
+    monkeypatch.setattr("lockstep.launchers.launch._start", lambda job, agent: job)
     job: Any = train(after(tmp_path / "gone"), "torchrun", options(tmp_path / "run"))
     assert job.experiment.warm_start.digest == "" and not (tmp_path / "run").exists()
 
