@@ -103,7 +103,8 @@ def launch(
     try:
         with _writing(folder, layout):
             job = Job(folder, experiment, layout, options, None, stop_after, recorded, on_iteration, repeats)
-            return _start(job, None if begun_with else agent)
+            alone = layout.launcher.one_process and layout.device_of("learner", 0) == "cpu"
+            return _start(job, agent if alone and not begun_with else None)
     except Exception:  # of the settings, or of the user's environment
         if layout.launcher.leads:
             folder.remove_unbegun()  # otherwise the corrected command would be refused for this folder
@@ -188,10 +189,9 @@ def _writing(folder: RunFolder, layout: Layout) -> AbstractContextManager[None]:
 
 
 def _start(job: Job, agent: Agent | None = None) -> Result:
-    """Start the run. agent: its agent, if it has been built. A process that does everything on the CPU takes it."""
+    """Start the run. agent: the new agent with which its only process begins, if it has been built."""
     place, checkpoint = job.folder.path, job.checkpoint and job.checkpoint.absolute()  # user code may chdir
     job = dataclasses.replace(job, folder=RunFolder(place.absolute()), checkpoint=checkpoint)
-    layout = job.layout
-    taken = layout.launcher.one_process and layout.device_of("learner", 0) == "cpu"
-    result = layout.launcher.function()(functools.partial(work, agent=agent) if taken else work, job)
+    begin = work if agent is None else functools.partial(work, agent=agent)
+    result = job.layout.launcher.function()(begin, job)
     return dataclasses.replace(result, run=place) if job.layout.launcher.leads else result
