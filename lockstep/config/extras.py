@@ -23,6 +23,10 @@ class Extra(NamedTuple):
     environments: tuple[str, ...] = ()
     """Distributions whose versions affect environments, and therefore belong to the platform of a run."""
 
+    @property
+    def installed(self) -> bool:
+        return importlib.util.find_spec(self.module) is not None
+
 
 EXTRAS = {
     "atari": Extra("ale_py", "Atari games", ("ale-py",)),

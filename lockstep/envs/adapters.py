@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 
 from lockstep.config.extras import EXTRAS, install_command
@@ -48,7 +47,7 @@ class Entry:
     @property
     def installed(self) -> bool:
         """Whether the adapter can be imported."""
-        return not self.package or importlib.util.find_spec(self.package) is not None
+        return not self.extra or EXTRAS[self.extra].installed
 
 
 ADAPTERS = {

@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -297,7 +296,7 @@ def _not_served(config: EnvConfig) -> SettingsError:
     known = {env_id.lower(): env_id for env_id in ids}
     close = [known[found] for found in difflib.get_close_matches(config.id.rpartition(":")[2].lower(), known, 4)]
     hint = f"Did you mean {', '.join(close)}? " if close else ""
-    more = [extra for extra in ("atari", "mujoco", "envpool") if find_spec(EXTRAS[extra].module) is None]
+    more = [extra for extra in ("atari", "mujoco", "envpool") if not EXTRAS[extra].installed]
     offer = f" More come with {' and '.join(more)}: {install_command(','.join(more))}." if more else ""
     return SettingsError(
         f"There is no environment {config.id!r}. {hint}Use an Atari game by name (Breakout), a gymnasium or EnvPool "

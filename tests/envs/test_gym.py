@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,8 @@ def test_a_constructor_that_raises_is_seen_as_it_is(user_file: Path) -> None:
 def test_only_extras_that_are_missing_are_offered(
     lacking: tuple[str, ...], offer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.envs.factory.find_spec", lambda module: None if module in lacking else module)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda *given: None if given[0] in lacking else find(*given))
     with pytest.raises(SettingsError, match=rf"no environment 'CartPole-v9'.*{offer}"):
         make("CartPole-v9")
 
