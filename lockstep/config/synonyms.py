@@ -192,7 +192,7 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     (
         "normalize.returns",
         "reward_scale reward_scaling scale_reward scale_rewards",
-        "It divides rewards by the deviation of returns; a constant factor belongs into the environment.",
+        "It divides rewards by the deviation of returns. Multiply by a constant in the environment.",
     ),
     ("", "obs_scale obs_subtract_mean normalize_images", "Leave it out: models divide pixels by their highest value."),
     ("normalize.clip", "clip_obs clip_observations"),
@@ -248,7 +248,8 @@ _ROWS: tuple[tuple[str, str] | tuple[str, str, str], ...] = (
     (
         "",
         "config config_file config_path cfg cfg_path yaml",
-        "A recipe of your own, FILE.py:FUNCTION, or the folder of a run takes its place: lockstep train runs/a.",
+        "Settings come from a recipe, which may be your own FILE.py:FUNCTION, or from the folder of a run: lockstep "
+        "train runs/a.",
     ),
     ("", "policy_kwargs model_kwargs", "The settings --model.… determine the network."),
     (

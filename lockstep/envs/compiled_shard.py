@@ -116,8 +116,8 @@ class CompiledShard(ShardEnv):
         self._id, self._class = config.id, cls
         if lacking := [name for name in ("observation_space", "action_space", "fields") if not hasattr(cls, name)]:
             raise SettingsError(
-                f"env.id={config.id} lacks {' and '.join(lacking)}. A CompiledEnv has them in its class, not in "
-                "__init__: there are no objects of it."
+                f"env.id={config.id} lacks {' and '.join(lacking)}. A CompiledEnv defines them in its class, not in "
+                "__init__, since lockstep makes no object of it."
             )
         self.num_envs = num_envs
         space = self._class.observation_space

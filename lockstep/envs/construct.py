@@ -206,7 +206,7 @@ def _unknown_options(config: EnvConfig, *given: str) -> Iterator[None]:
         if refused in config.options:
             raise SettingsError(
                 f"env.options names {refused!r}, which {config.id} does not take: {error}. Give arguments of its "
-                "constructor only; --env.options without any removes those of the recipe."
+                "constructor only. --env.options without any arguments removes the recipe's."
             ) from error
         if refused == "render_mode":
             raise SettingsError(

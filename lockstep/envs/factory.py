@@ -299,8 +299,9 @@ def _not_served(config: EnvConfig) -> SettingsError:
     more = [extra for extra in ("atari", "mujoco", "envpool") if not EXTRAS[extra].installed]
     offer = f" More come with {' and '.join(more)}: {install_command(','.join(more))}." if more else ""
     return SettingsError(
-        f"There is no environment {config.id!r}. {hint}Use an Atari game by name (Breakout), a gymnasium or EnvPool "
-        'id, or a callable of your own ("module:make", "file.py:make"); `lockstep envs` lists what is installed.'
+        f"There is no environment {config.id!r}. {hint}Use the name of an Atari game (Breakout), an id of gymnasium or "
+        'EnvPool, or your own callable ("module:make" or "file.py:make"). `lockstep envs` lists all ids that are '
+        "installed."
         f"{offer}"
     )
 

@@ -76,7 +76,7 @@ class Actor:
         seed: of sampled actions. None takes the experiment's.
 
     Raises:
-        SettingsError: the policy's observations or actions differ from this environment's, or it is no environment.
+        SettingsError: the policy's observations or actions differ from this environment's, or env has no spaces.
     """
 
     def __init__(

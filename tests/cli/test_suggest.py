@@ -55,7 +55,7 @@ def test_what_an_algorithm_has_decides() -> None:
         ("appo-vizdoom", "--num-policies", "lockstep sweep FOLDER RECIPE --population 8"),
         ("appo-vizdoom", "--obs-scale", "divide pixels"),
         ("ppo-cartpole", "--n-trials", "lockstep sweep FOLDER RECIPE --trials 40"),
-        ("ppo-cartpole", "--config", "or the folder of a run takes its place"),
+        ("ppo-cartpole", "--config", "or from the folder of a run: lockstep train runs/a."),
         ("ppo-cartpole", "total_steps=1000", "not a flag. Flags begin with two dashes, as in --total_steps=1000 or"),
         ("ppo-cartpole", "--policy-kwargs", "--model.… determine"),
         ("ppo-cartpole", "--resume", "lockstep resume RUN continues a run"),
