@@ -39,6 +39,7 @@ LAYOUTS = {
     "impala-lstm-lag-2": ["a0-l1,2,3"],
     "td3": ["a0-l0", "a0,0-l0", "a0-l0,graphs=1", "a0-l0,0,ipc=0"],
     "crossq": ["inline,device=0,graphs=1"],
+    "spr-lag-1": ["inline,device=0,graphs=1"],
     "policies-lag-1": ["inline,device=0,graphs=1"],
     "r2d2-prioritized-frames": ["processes:2,device=0,graphs=1"],
 }

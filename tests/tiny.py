@@ -313,6 +313,15 @@ EXPERIMENTS["der"] = lambda: replaying(recipes.der_atari100k, replay={}, stream_
 EXPERIMENTS["drq"] = lambda: replaying(
     recipes.drq_atari100k, replay={}, algorithm={"copies": 2, "target_copies": 2}, scheme={"lag": 1}
 )
+EXPERIMENTS["spr-lag-1"] = lambda: replaying(
+    recipes.spr_atari100k,
+    replay={},
+    algorithm={"predicted_steps": 2},
+    scheme={"lag": 1},
+    encoder="der",
+    dense_size=-1,
+    stream_size=8,
+)
 
 
 def in_torch() -> Experiment:

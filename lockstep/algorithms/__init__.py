@@ -15,6 +15,7 @@ from lockstep.algorithms.ppo import PPO, PPOConfig
 from lockstep.algorithms.pqn import PQN, PQNConfig
 from lockstep.algorithms.r2d2 import R2D2, R2D2Config
 from lockstep.algorithms.sac import SAC, SACConfig
+from lockstep.algorithms.spr import SPR, SPRConfig
 from lockstep.algorithms.td3 import TD3, TD3Config
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "PQN",
     "R2D2",
     "SAC",
+    "SPR",
     "TD3",
     "A2CConfig",
     "APPOConfig",
@@ -53,6 +55,7 @@ __all__ = [
     "ParameterGroup",
     "R2D2Config",
     "SACConfig",
+    "SPRConfig",
     "TD3Config",
     "Targets",
 ]

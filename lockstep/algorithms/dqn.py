@@ -150,10 +150,23 @@ class DQN(OffPolicy[DQNConfigT]):
         """Huber loss of the expected return, cross-entropy of atoms, or quantile regression, summed over items."""
         online, target = model
         assert isinstance(online, QModel) and isinstance(target, QModel)
-        tau, target_tau = self._draw(online, target, batch)
-        dist_tm1 = numbers_of_action(distribution_of(online, batch.obs, tau), batch.action)
+        taus = self._draw(online, target, batch)
+        return self.loss_of_features(online, target, features_of(online, batch.obs), batch, taus)
+
+    def loss_of_features(
+        self,
+        online: QModel,
+        target: QModel,
+        features: Tensor,
+        batch: Transitions,
+        taus: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> LossOutput:
+        """The loss, given the online network's features of the observations [1, n, F], and fractions of implicit
+        quantiles [1, n, N] and [1, n, N']."""
+        tau, target_tau = taus
+        dist_tm1 = numbers_of_action(_numbers(online, features, tau), batch.action)
         with torch.no_grad():
-            features = _features(target, batch.next_obs)
+            features = features_of(target, batch.next_obs)
             dist_t = _numbers(target, features, target_tau)
             if self.config.compares(online):
                 q_selector = online.choices(distribution_of(online, batch.next_obs), batch.next_obs)
@@ -266,7 +279,7 @@ def quantile_huber(quantiles: Tensor, target: Tensor, tau: Tensor | None = None)
     return ((tau.unsqueeze(-1) - (error.detach() < 0).float()).abs() * size).mean(-1).sum(-1)
 
 
-def _features(model: QModel, obs: Any) -> Tensor:
+def features_of(model: QModel, obs: Any) -> Tensor:
     """[1, n, ...] -> the input of the head, [1, n, F], each item separately."""
     leaf = next(iter(obs.values())) if isinstance(obs, dict) else obs
     start = torch.ones(leaf.shape[:2], dtype=torch.bool, device=leaf.device)
@@ -280,4 +293,4 @@ def _numbers(model: QModel, features: Tensor, tau: Tensor | None) -> Tensor:
 
 def distribution_of(model: QModel, obs: Any, tau: Tensor | None = None) -> Tensor:
     """[1, n, ...], fractions of implicit quantiles [1, n, K] -> the head's numbers [1, n, A, K]"""
-    return _numbers(model, _features(model, obs), tau)
+    return _numbers(model, features_of(model, obs), tau)

@@ -273,6 +273,12 @@ class OffPolicyConfig(AlgorithmConfig):
         return None
 
     @property
+    def future_steps(self) -> int:
+        """J: the steps from an item's first one on whose actions and observations minibatches hold besides, at most
+        n_step."""
+        return 0
+
+    @property
     def sequences(self) -> bool:
         """Whether minibatches hold sequences."""
         return self.sequence_steps is not None

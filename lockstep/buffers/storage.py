@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from lockstep.algorithms.offpolicy import OffPolicy
+from lockstep.buffers.futures import FutureReplay
 from lockstep.buffers.replay import Replay
 from lockstep.buffers.sequences import SequenceReplay
 from lockstep.core.rollout import Rollout
@@ -29,5 +30,9 @@ def storage_for(algorithm: OffPolicy[Any], experiment: Experiment, rollout: Roll
     """The storage of one shard. The arguments are those of BringsStorage.memory."""
     if isinstance(algorithm, BringsStorage):
         return algorithm.memory(experiment, rollout)
-    steps = algorithm.config.sequence_steps
-    return Replay(experiment, rollout) if steps is None else SequenceReplay(experiment, rollout, *steps)
+    config = algorithm.config
+    if config.sequence_steps is not None:
+        return SequenceReplay(experiment, rollout, *config.sequence_steps)
+    return (
+        FutureReplay(experiment, rollout, config.future_steps) if config.future_steps else Replay(experiment, rollout)
+    )

@@ -32,6 +32,8 @@ _CLASSES = {
     "CrossQ": "lockstep.algorithms.crossq:CrossQConfig",
     "DrQ": "lockstep.algorithms.drq:DrQConfig",
     "PQN": "lockstep.algorithms.pqn:PQNConfig",
+    "SPR": "lockstep.algorithms.spr:SPRConfig",
+    "SPRModel": "lockstep.models.spr:SPRModelConfig",
 }
 """The current module of each class. Names are hashed into identities, so none may change."""
 _MOVED = {"Normalize": "lockstep.experiment:NormalizeConfig", "Env": "lockstep.envs.base:EnvConfig"}

@@ -1,7 +1,7 @@
 """Items that are drawn from replay, and the minibatches of off-policy losses.
 
-Shape legend: n items, K core state, Z numbers of noise, and for sequences L steps of burn-in, M steps that are learned
-from, N steps of a return.
+Shape legend: n items, K core state, Z numbers of noise, J steps that are predicted, and for sequences L steps of
+burn-in, M steps that are learned from, N steps of a return.
 """
 
 from __future__ import annotations
@@ -39,6 +39,17 @@ class Drawn(ArrayTuple):
         return rest.replace(deviation=self.deviation)
 
 
+class Future(ArrayTuple):
+    """The J steps that begin with an item's first one."""
+
+    obs: Any
+    """[J, n, ...]: the observation after each step."""
+    action: Tensor
+    """[J, n, *action_shape]"""
+    valid: Tensor
+    """bool [J, n]: whether the episode had not ended before the step. Its last observation is valid, too."""
+
+
 class Transitions(ArrayTuple):
     """n items with a leading time axis of length 1. Each leads from a step to the step that it is bootstrapped from.
 
@@ -62,6 +73,8 @@ class Transitions(ArrayTuple):
     """bool [1, n]: always True, since only valid steps are drawn."""
     noise: Tensor | None
     """fp32 [Z], uniform in [0, 1): for losses and models that draw numbers."""
+    future: Future | None = None
+    """What followed each item's first observation, for losses that predict it."""
 
     def part(self, index: int | Tensor, of: int) -> Transitions:
         """Part `index` of the items, which are split into this many equal parts.

@@ -1,4 +1,4 @@
-"""The augmentation of images in lockstep.algorithms.drq, in one pass.
+"""The augmentation of images in lockstep.algorithms.augmentation, in one pass.
 
 Shape legend: n images of C channels, H rows and W columns.
 """
@@ -24,7 +24,7 @@ def _brighten(row: np.ndarray, factor: np.float32, out: np.ndarray) -> None:
 @compiled
 def augment(images: np.ndarray, draws: np.ndarray, pad: int, intensity: np.float32, out: np.ndarray) -> None:
     """Write shifted and brightened images: uint8 [n, C, H, W], uniform numbers [n, 3] -> float32 [n, C, H, W].
-    Arguments and bits are those of lockstep.algorithms.drq.augment in portable arithmetic."""
+    Arguments and bits are those of lockstep.algorithms.augmentation.augment in portable arithmetic."""
     n, channels, height, width = images.shape
     for i in range(n):
         down = min(int(draws[i, 0] * np.float32(2 * pad + 1)), 2 * pad) - pad

@@ -12,6 +12,7 @@ from lockstep.models.observations import ObservationLayout
 from lockstep.models.policy import PolicyHead, StandardModel, StandardModelConfig, ValueHead
 from lockstep.models.q import NoisyLinear, QHead, QModel, QModelConfig
 from lockstep.models.resnet import ImpalaResNet
+from lockstep.models.spr import SPRModel, SPRModelConfig
 from lockstep.models.transformer import Transformer
 from lockstep.models.trunk import TrunkConfig
 
@@ -42,6 +43,8 @@ __all__ = [
     "QModel",
     "QModelConfig",
     "RecurrentCore",
+    "SPRModel",
+    "SPRModelConfig",
     "SimpleConvNet",
     "StandardModel",
     "StandardModelConfig",

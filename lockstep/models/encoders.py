@@ -128,6 +128,8 @@ class ConvNet(nn.Module):
             self.paddings.append(padding if any(padding) else ())
             height, width = height + sum(padding[2:]), width + sum(padding[:2])
             channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        self.places = channels, height, width
+        """The shape of the last convolution's output."""
         self.dense = Linear(channels * height * width, dense_size) if dense_size else None
         self.out_features = dense_size or channels * height * width
         self.activation_name = activation if isinstance(activation, str) else ""

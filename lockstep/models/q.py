@@ -330,7 +330,17 @@ class QModelConfig(TrunkConfig):
                 head = ImplicitQHead(trunk.out_features, head, self.numbers, self.cosines)
             if self.initialization == "glorot":
                 initialize(head, self.initialization)
-            return QModel(trunk, head, distribution, support, uses_previous=self.previous_action_reward)
+            return self.assemble(trunk, head, distribution, support)
+
+    def assemble(
+        self,
+        trunk: Trunk,
+        head: QHead | ImplicitQHead,
+        distribution: EpsilonGreedy,
+        support: Tensor | Literal["quantiles"] | None,
+    ) -> QModel:
+        """The model that consists of these parts. Override this to add others."""
+        return QModel(trunk, head, distribution, support, uses_previous=self.previous_action_reward)
 
     def build_distribution(self, action_space: spaces.Discrete, *, masked: bool) -> EpsilonGreedy:
         """The distribution that chooses actions by their values. Override this to explore by another rule than ε.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lockstep.experiment import Experiment
-from lockstep.recipes.atari100k import der_atari100k, drq_atari100k
+from lockstep.recipes.atari100k import der_atari100k, drq_atari100k, spr_atari100k
 from lockstep.recipes.continuous import (
     crossq_mujoco,
     ddpg_mujoco,
@@ -90,6 +90,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "apex-atari": apex_atari,
     "der-atari100k": der_atari100k,
     "drq-atari100k": drq_atari100k,
+    "spr-atari100k": spr_atari100k,
     "r2d2-atari": r2d2_atari,
     "r2d2-memory": r2d2_memory,
     "ddpg-mujoco": ddpg_mujoco,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lockstep.algorithms import DQNConfig, DrQConfig
+from lockstep.algorithms import DQNConfig, DrQConfig, SPRConfig
 from lockstep.algorithms.base import OptimizerConfig
 from lockstep.algorithms.offpolicy import OffPolicyConfig, ReplayConfig
 from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
-from lockstep.models import QModelConfig
+from lockstep.models import QModelConfig, SPRModelConfig
 from lockstep.scheme import Scheme
 
 
@@ -51,6 +51,21 @@ def drq_atari100k(game: str = "Pong") -> Experiment:
             replay=ReplayConfig(capacity=100_000),
         ),
     ).replace(precision="portable")
+
+
+def spr_atari100k(game: str = "Pong") -> Experiment:
+    """SPR on Atari 100k, classic protocol, Nature CNN (Schwarzer et al. 2021, arXiv:2007.05929)."""
+    return _hundred_thousand(
+        game,
+        SPRModelConfig(),
+        SPRConfig(
+            warmup=2_000,
+            optimizer=OptimizerConfig(eps=1.5e-4),
+            epsilon_start=0.0,
+            epsilon_end=0.0,
+            replay=ReplayConfig(capacity=100_000, prioritized=True, alpha=0.5, beta=0.4),
+        ),
+    )
 
 
 def _hundred_thousand(game: str, model: QModelConfig, algorithm: OffPolicyConfig) -> Experiment:

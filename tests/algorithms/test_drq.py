@@ -11,7 +11,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from lockstep.algorithms.drq import DrQConfig, augment, brightened, shifted
+from lockstep.algorithms.augmentation import augment, brightened, shifted
+from lockstep.algorithms.drq import DrQConfig
 from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Transitions
 from lockstep.kernels import images as kernels

@@ -18,6 +18,7 @@ from lockstep.agent import Agent
 from lockstep.buffers import frames, replay_placement
 from lockstep.buffers.arrivals import Arrivals
 from lockstep.buffers.frames import ring_for
+from lockstep.buffers.futures import FutureReplay
 from lockstep.buffers.replay import Replay
 from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.config.settings import SettingsError
@@ -192,6 +193,41 @@ def test_every_item_is_what_happened(
         else:
             assert np.allclose(probability, probability[0])
     assert len(seen) > 200
+
+
+@pytest.mark.parametrize("afresh", [3, 10**9])
+def test_futures_are_what_followed_within_the_episode(afresh: int) -> None:
+    envs, n_step, future, draw = 3, 4, 3, np.random.default_rng(1)
+    settings = experiment(steps=50, envs=envs, n_step=n_step, rollout=5, prioritized=True)
+    world = World(envs, 7, "noise", reset=0.1)
+    memory: FutureReplay | None = None
+    lengths = set()
+    for number, each in enumerate(world.rollouts(5, 40, afresh)):
+        memory = memory or FutureReplay(settings, each, future)
+        memory.insert(each)
+        if not number:
+            continue
+        times, environments, _ = memory.draw(16, draw)
+        items = memory.batch(times, environments, np.ones(16))
+        plain = Replay.items(memory, memory.to_read(times, environments, np.ones(16)))
+        assert all(torch.equal(getattr(items, name), getattr(plain, name)) for name in ("obs", "next_obs", "reward"))
+        for i, (time, env) in enumerate(zip(times, environments, strict=True)):
+            going, length = True, 0
+            for j in range(future):
+                step = world.history[time + j]
+                assert bool(items.future.valid[j, i]) == going
+                if going:
+                    after = world.history[time + j + 1]["obs"] if time + j + 1 < memory.count else world.stack
+                    assert np.array_equal(items.future.obs[j, i].numpy(), after[env])
+                    assert items.future.action[j, i] == step["action"][env]
+                    length += 1
+                going = going and not (step["terminated"][env] or step["truncated"][env])
+            lengths.add(length)
+        for part in range(2):
+            half = items.part(part, 2).future
+            assert torch.equal(half.obs, items.future.obs[:, part * 8 : part * 8 + 8])
+            assert torch.equal(half.valid, items.future.valid[:, part * 8 : part * 8 + 8])
+    assert lengths == {1, 2, 3}
 
 
 def test_frames_once_need_little_more_than_one_frame_a_step() -> None:
