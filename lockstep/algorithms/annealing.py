@@ -24,6 +24,8 @@ FORMS = (
 _SHAPES = ("constant", "linear", "cosine")
 _FIXED = ("discount",)
 """Hyperparameters that cannot change, since replay and normalizers read them from the settings."""
+_SHARES = ("epsilon", "beta", "recency")
+"""Hyperparameters that are at most 1."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,10 @@ class Computed:
     def __call__(self, samples: int) -> float:
         given = {"progress": min(1.0, samples / self.total), "samples": samples}
         found = self.function(**{name: given[name] for name in self.taken})
-        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < math.inf:
+        if isinstance(found, bool) or not isinstance(found, (int, float)) or not _allows(self.name, found):
             raise SettingsError(
                 f"{self.reference}, which algorithm.anneal names for {self.name}, returned {found!r} after {samples:,} "
-                "samples. It must return a finite number of at least 0."
+                f"samples. It must return {_allowed(self.name)}."
             )
         return float(found)
 
@@ -120,7 +122,8 @@ def _annealing(name: str, form: str, start: float, total: int, per_iteration: in
         parts = [part.split(":") for part in form.split(",")]
         if form[:1].isdigit():
             points = Points(
-                tuple(parse_count(samples) for samples, _ in parts), tuple(_number(value) for _, value in parts)
+                tuple(parse_count(samples) for samples, _ in parts),
+                tuple(_number(name, form, value) for _, value in parts),
             )
             if list(points.samples) != sorted(points.samples):
                 raise SettingsError(f"algorithm.anneal: the numbers of samples in {name}={form} must not fall.")
@@ -132,7 +135,7 @@ def _annealing(name: str, form: str, start: float, total: int, per_iteration: in
         ((shape, *ends),) = parts or [["constant"]]
         if shape not in _SHAPES or len(ends) > (shape != "constant"):
             raise wrong
-        end = _number(ends[0]) if ends else 0.0
+        end = _number(name, form, ends[0]) if ends else 0.0
     except ValueError as error:
         raise error if isinstance(error, SettingsError) else wrong from error
     if warmup >= total:
@@ -149,11 +152,20 @@ def is_function(form: str) -> bool:
     return ":" in form and "," not in form and not form[0].isdigit() and form.split(":")[0] not in words
 
 
-def _number(text: str) -> float:
+def _number(name: str, form: str, text: str) -> float:
     value = float(text)
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{text} is not a finite number of at least 0")
+    if not _allows(name, value):
+        raise SettingsError(f"algorithm.anneal: {name} must be {_allowed(name)}, but {name}={form} has {text}.")
     return value
+
+
+def _allows(name: str, value: float) -> bool:
+    """Whether a hyperparameter may have a value."""
+    return 0 <= value <= 1 if name in _SHARES else 0 <= value < math.inf
+
+
+def _allowed(name: str) -> str:
+    return "a number from 0 to 1" if name in _SHARES else "a finite number of at least 0"
 
 
 def _parameters(name: str, reference: str, function: Any) -> list[str]:

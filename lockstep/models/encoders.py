@@ -329,7 +329,8 @@ class Trunk(nn.Module):
     ):
         super().__init__()
         self.encoder, self.dtype = encoder, dtype
-        self.out_features = features_of(encoder) + extra_features
+        self._declared = features_of(encoder)
+        self.out_features = self._declared + extra_features
         self.core = core(self.out_features)
         if self.core:
             self.out_features = self.core.out_features
@@ -338,6 +339,11 @@ class Trunk(nn.Module):
     def forward(self, obs: Any, start: Tensor, state: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         """Observations [T, B, ...], extra features [T, B, E] -> features [T, B, F], state [B, K]"""
         features = self.encoder(obs).to(self.dtype)
+        if features.shape[-1] != self._declared:
+            raise SettingsError(
+                f"The encoder {type(self.encoder).__name__} returned features {list(features.shape)}, but its "
+                f"attribute out_features is {self._declared}. Features must be [T, B, out_features]."
+            )
         if extra is not None:
             features = torch.cat([features, extra.to(self.dtype)], -1)
         return (features, state) if self.core is None else self.core(features, start, state)

@@ -145,7 +145,8 @@ def plot_checkpoints(run: Path | str, points: Sequence[Point], out: Path | str) 
         axes.plot(x, [point.result.mean for point in points], color=COLORS[1], marker="o", label="evaluation, mean")
         known = np.array([(point.samples, *point.result.interval) for point in points if point.result.interval])
         if len(known):
-            axes.fill_between(known[:, 0], known[:, 1], known[:, 2], color=COLORS[1], alpha=0.18, linewidth=0)
+            label = "its 95 % interval"
+            axes.fill_between(*known.T, color=COLORS[1], alpha=0.18, linewidth=0, label=label)
         best = [point.result.best for point in points if isinstance(point.result, Attempts)]
         if best:
             axes.plot(x, best, color=COLORS[2], linestyle="--", marker=".", label="evaluation, best attempt")

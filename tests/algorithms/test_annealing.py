@@ -18,7 +18,7 @@ from lockstep.export.hub import foreign_code
 from lockstep.launchers.launch import train
 from lockstep.run.folder import RunFolder
 
-FIRST = {"learning_rate": 0.4, "discount": 0.9, "clip": 0.2}
+FIRST = {"learning_rate": 0.4, "discount": 0.9, "clip": 0.2, "epsilon": 1.0}
 
 
 def values(form: str, samples: list[int], name: str = "learning_rate") -> list[float]:
@@ -58,6 +58,8 @@ def test_a_user_s_function_takes_progress_or_samples(tmp_path: Path) -> None:
     )
     assert values(f"{file}:share", [0, 250, 1000]) == [0, 0.5, 2]
     assert values(f"{file}:count", [100]) == [100.1]
+    with pytest.raises(SettingsError, match=r"share, .* epsilon, returned 2\.0 after 1,000 samples.* from 0 to 1"):
+        values(f"{file}:share", [1000], "epsilon")
     for name, words in (("other", ("progress", "samples")), ("below", ("-1.0", "at least 0")), ("gone", ("gone",))):
         with pytest.raises(SettingsError) as error:
             values(f"{file}:{name}", [0])
@@ -67,12 +69,14 @@ def test_a_user_s_function_takes_progress_or_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "form", "words"),
     [
-        ("rate", "linear", ("algorithm.anneal", "'rate'", "learning_rate, clip")),
-        ("discount", "linear", ("'discount'", "learning_rate, clip")),
+        ("rate", "linear", ("algorithm.anneal", "'rate'", "learning_rate, clip, epsilon")),
+        ("discount", "linear", ("'discount'", "learning_rate, clip, epsilon")),
         ("clip", "quadratic", ("clip=quadratic", "linear", "cosine")),
         ("clip", "linear:0.1:0.2", ("clip=linear:0.1:0.2",)),
         ("clip", "constant:1", ("clip=constant:1",)),
-        ("clip", "linear:-1", ("clip=linear:-1",)),
+        ("clip", "linear:-1", ("clip=linear:-1", "at least 0", "-1")),
+        ("clip", "linear:inf", ("clip=linear:inf", "finite")),
+        ("epsilon", "0:1,100:1.5", ("epsilon", "from 0 to 1", "1.5")),
         ("clip", "linear,cosine", ("clip=linear,cosine",)),
         ("clip", "warmup", ("clip=warmup",)),
         ("clip", "warmup:10:20", ("clip=warmup:10:20",)),

@@ -342,6 +342,19 @@ def test_a_users_encoder_without_the_number_of_its_features_is_refused(features:
         features_of(Unknown())
 
 
+def test_a_users_encoder_that_returns_other_features_than_it_declares_is_an_error() -> None:
+    class Five(Flat):
+        out_features = 5
+
+    class FiveConfig(StandardModelConfig):
+        def build_encoder(self, observation_space: spaces.Space, **_: Any) -> nn.Module:
+            return Five()
+
+    model = FiveConfig().build(VECTOR, spaces.Discrete(2), precision="fp32", normalize_observations=False, seed=1)
+    with pytest.raises(SettingsError, match=r"encoder Five returned features \[\d+, \d+, 6\], .* out_features is 5"):
+        run(model, observe(VECTOR))
+
+
 def test_settings_survive_json() -> None:
     config = StandardModelConfig(hidden_sizes=(32,), core="gru", squash=True)
     assert from_json(to_json(config)) == config
