@@ -67,11 +67,14 @@ class DQNConfig(OffPolicyConfig):
         Need(("huber_delta",), ("model.returns",), ("expected",)),
     )
 
+    @property
+    def copies_target(self) -> bool:
+        """Whether the target network is a copy of the model after every gradient step, so that only noise differs."""
+        return self.target_period == 1 and self.target_rate == 1
+
     def compares(self, online: QModel) -> bool:
-        """Whether double Q-learning evaluates two networks. If the target network is a copy of the model after every
-        gradient step, both choose the same action, unless their noise differs."""
-        copied = self.target_period == 1 and self.target_rate == 1
-        return self.double and (online.noise_numbers > 0 or not copied)
+        """Whether double Q-learning evaluates two networks. Otherwise both choose the same action."""
+        return self.double and (online.noise_numbers > 0 or not self.copies_target)
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:
         """Raise SettingsError for values out of range."""
@@ -169,7 +172,9 @@ class DQN(OffPolicy[DQNConfigT]):
             features = features_of(target, batch.next_obs)
             dist_t = _numbers(target, features, target_tau)
             if self.config.compares(online):
-                q_selector = online.choices(distribution_of(online, batch.next_obs), batch.next_obs)
+                if not self.config.copies_target:
+                    features = features_of(online, batch.next_obs)
+                q_selector = online.choices(_numbers(online, features, None), batch.next_obs)
             else:
                 described = dist_t if target_tau is None else target.head(features)
                 q_selector = target.choices(described, batch.next_obs)

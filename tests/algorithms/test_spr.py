@@ -17,6 +17,7 @@ from lockstep.config.settings import SettingsError
 from lockstep.core.transitions import Future, Transitions
 from lockstep.models import QModelConfig
 from lockstep.models.base import Networks
+from lockstep.models.encoders import Trunk
 from lockstep.models.q import NoisyLinear
 from lockstep.models.spr import SPRModel, SPRModelConfig, Transition, scaled
 from lockstep.recipes import spr_atari100k
@@ -89,7 +90,7 @@ def slow_augment(image: Tensor, draws: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dueling", [True, False])
 def test_the_loss_is_dqns_and_what_loops_give(dueling: bool) -> None:
-    config = SPRConfig(predicted_steps=STEPS, n_step=STEPS, pad=2, intensity=0.1, prediction_coef=3.0)
+    config = SPRConfig(predicted_steps=STEPS, n_step=STEPS, pad=2, intensity=0.1, prediction_coef=3.0, target_period=2)
     algorithm, settings = config.build(), {"dueling": dueling}
     online, target = model_of(1, **settings), model_of(2, **settings)
     batch = minibatch(algorithm, online)
@@ -114,7 +115,7 @@ def test_the_loss_is_dqns_and_what_loops_give(dueling: bool) -> None:
             distances.append((2 - 2 * cosine) * bool(batch.future.valid[k, i]))
         predicted += float(batch.weight[i]) * sum(distances) / STEPS
 
-    plain = DQNConfig(double=True, n_step=STEPS, target_period=1).build()
+    plain = DQNConfig(double=True, n_step=STEPS, target_period=2).build()
     changed = batch.replace(obs=augmented[:1], next_obs=augmented[1:2], future=None)
     of_values = plain.loss(Networks(online, target), changed, {})
     assert float(out.metrics["loss/prediction"]) == pytest.approx(predicted, rel=1e-3)
@@ -129,6 +130,19 @@ def test_the_loss_is_dqns_and_what_loops_give(dueling: bool) -> None:
 def single(model: SPRModel, features: Tensor) -> Tensor:
     layer: Any = model.head.advantage[0]  # type: ignore[index]
     return layer.weight @ features.permute(1, 2, 0).flatten() + layer.bias
+
+
+def test_features_of_a_copied_target_are_not_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = SPRConfig(predicted_steps=STEPS, n_step=STEPS).build()
+    online, target = model_of(1), model_of(1)
+    batch, seen = minibatch(algorithm, online), []
+    monkeypatch.setattr(online.trunk, "forward", lambda *args: seen.append(1) or Trunk.forward(online.trunk, *args))
+    once = algorithm.loss(Networks(online, target), batch, {})
+    assert len(seen) == 1
+    monkeypatch.setattr(SPRConfig, "copies_target", False)
+    twice = algorithm.loss(Networks(online, target), batch, {})
+    assert len(seen) == 3
+    assert torch.equal(once.total, twice.total) and algorithm.config.compares(online)
 
 
 def test_no_gradient_flows_into_what_is_predicted() -> None:
