@@ -223,6 +223,17 @@ def test_what_cannot_be_is_refused(change: dict[str, Any], message: str) -> None
         experiment.build_model(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6))
 
 
+def test_replay_must_have_the_next_steps() -> None:
+    class Long(SPRConfig):
+        future_steps = 12  # type: ignore[assignment]
+
+    experiment = spr_atari100k()
+    with pytest.raises(SettingsError, match=r"12 next steps .* algorithm.n_step=10 .*--algorithm.n-step 12"):
+        experiment.replace(algorithm=Long(warmup=2_000)).validate()
+    with pytest.raises(SettingsError, match=r"--algorithm.replay.hindsight 0"):
+        experiment.replace(**{"algorithm.replay.hindsight": 4}).validate()
+
+
 def test_vectors_beside_the_image_are_refused() -> None:
     both = spaces.Dict({"image": SPACE, "speed": spaces.Box(-1.0, 1.0, (2,))})
     with pytest.raises(SettingsError, match="observations must be one image"):
