@@ -69,7 +69,7 @@ class DQNConfig(OffPolicyConfig):
 
     @property
     def copies_target(self) -> bool:
-        """Whether the target network is a copy of the model after every gradient step, so that only noise differs."""
+        """Whether the target network is a copy of the model after every gradient step. Then only noise differs."""
         return self.target_period == 1 and self.target_rate == 1
 
     def compares(self, online: QModel) -> bool:
@@ -169,14 +169,14 @@ class DQN(OffPolicy[DQNConfigT]):
         tau, target_tau = taus
         dist_tm1 = numbers_of_action(_numbers(online, features, tau), batch.action)
         with torch.no_grad():
-            features = features_of(target, batch.next_obs)
-            dist_t = _numbers(target, features, target_tau)
+            next_features = features_of(target, batch.next_obs)
+            dist_t = _numbers(target, next_features, target_tau)
             if self.config.compares(online):
-                if not self.config.copies_target:
-                    features = features_of(online, batch.next_obs)
-                q_selector = online.choices(_numbers(online, features, None), batch.next_obs)
+                if online.noisy_trunk or not self.config.copies_target:
+                    next_features = features_of(online, batch.next_obs)
+                q_selector = online.choices(_numbers(online, next_features, None), batch.next_obs)
             else:
-                described = dist_t if target_tau is None else target.head(features)
+                described = dist_t if target_tau is None else target.head(next_features)
                 q_selector = target.choices(described, batch.next_obs)
             dist_t = numbers_of_action(dist_t, q_selector.argmax(-1))
         reward, discount = batch.reward.unsqueeze(-1), batch.discount.unsqueeze(-1)

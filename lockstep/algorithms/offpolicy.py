@@ -193,10 +193,10 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"algorithm.replay.capacity={self.replay.capacity} is too small for {environments} environments, "
                 f"rollouts of {self.rollout} steps and items of {self.item_steps}: it needs at least {least}."
             )
-        if self.future_steps > self.n_step or (self.future_steps and self.replay.hindsight):
+        if self.future_steps > self.n_step or (self.future_steps and (self.replay.hindsight or self.sequences)):
             raise SettingsError(
                 f"algorithm={self.name} learns from {self.future_steps} next steps of each item (future_steps), so "
-                f"algorithm.n_step={self.n_step} must be at least as many, and hindsight is not possible. Use "
+                f"algorithm.n_step={self.n_step} must be at least as many, without hindsight and sequences. Use "
                 f"--algorithm.n-step {max(self.future_steps, self.n_step)} and --algorithm.replay.hindsight 0."
             )
         if self.replay.hindsight and (self.sequences or self.item_steps != 1):
@@ -280,8 +280,8 @@ class OffPolicyConfig(AlgorithmConfig):
 
     @property
     def future_steps(self) -> int:
-        """J: for how many steps, from an item's first one on, minibatches also hold actions and observations. At most
-        n_step."""
+        """J: minibatches also hold the actions of an item's first J steps and the observations after them. At most
+        n_step, and 0 with sequences."""
         return 0
 
     @property

@@ -100,7 +100,7 @@ class SPR(Augmenting[SPRConfig]):
         return super().noise_numbers(model, items) + images * NUMBERS
 
     def _augmented(self, batch: Transitions, draws: Tensor) -> Transitions:
-        """A minibatch whose images are augmented, each independently, by uniform numbers [(2 + J) n * 3]."""
+        """The minibatch, whose images are augmented independently by uniform numbers [(2 + J) n * 3]. Shapes stay."""
         config, future = self.config, batch.future
         assert future is not None
         steps, items = future.valid.shape

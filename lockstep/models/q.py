@@ -161,6 +161,7 @@ class QModel(PolicyModel):
         self.register_buffer("atoms", support if isinstance(support, Tensor) else None, persistent=False)
         self._noisy = [module for module in self.modules() if isinstance(module, NoisyLinear)]
         self.noise_numbers = sum(layer.noise_numbers for layer in self._noisy)
+        self.noisy_trunk = any(isinstance(module, NoisyLinear) for module in trunk.modules())
 
     def forward(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lockstep.config.settings import SettingsError
 from lockstep.models.distributions import EpsilonGreedy
 from lockstep.models.encoders import ConvNet, ObservationEncoder, Trunk
-from lockstep.models.layers import Conv2d, Initialization, Linear, flatten_places, linear
+from lockstep.models.layers import Conv2d, Initialization, Linear, flatten_places, initialize, linear
 from lockstep.models.q import ImplicitQHead, QHead, QModel, QModelConfig
 from lockstep.models.trunk import EncoderName
 
@@ -23,7 +23,7 @@ _SMALLEST = 1e-5
 """Added to the range of features, which is 0 if all are equal."""
 
 
-class Transition(nn.Module):
+class TransitionModel(nn.Module):
     """Maps features and an action to the next features: two convolutions of 3x3, of which the first one also sees the
     action, as a channel that is 1 at every place (Schwarzer et al. 2021, appendix; without batch normalization, as in
     Dopamine).
@@ -72,10 +72,10 @@ class SPRModel(QModel):
     ) -> None:
         super().__init__(trunk, head, distribution, support)
         assert isinstance(head, QHead)
-        self.transition = Transition(places, head.actions)
+        self.transition = TransitionModel(places, head.actions)
         streams = [head.advantage] if head.value is None else [head.value, head.advantage]
-        self._firsts: list[Any] = [stream[0] for stream in streams]  # type: ignore[index]
-        size = sum(len(layer.bias) for layer in self._firsts)
+        self._projections: list[Any] = [stream[0] for stream in streams]  # type: ignore[index]
+        size = sum(len(layer.bias) for layer in self._projections)
         self.predictor = Linear(size, size)
 
     def features(
@@ -93,7 +93,7 @@ class SPRModel(QModel):
     def project(self, features: Tensor) -> Tensor:
         """[..., F] -> fp32 [..., P]"""
         x = features.float()
-        return torch.cat([linear(x, layer.weight, layer.bias) for layer in self._firsts], -1)
+        return torch.cat([linear(x, layer.weight, layer.bias) for layer in self._projections], -1)
 
     def predict(self, features: Tensor, action: Tensor) -> Tensor:
         """Predicted projections of the features after each of several actions.
@@ -159,7 +159,11 @@ class SPRModelConfig(QModelConfig):
                 f"with a convolution, but model.encoder={self.encoder} with model.dense_size={self.dense_size} does "
                 "not give that here. Use --model.encoder nature and --model.dense-size -1."
             )
-        return SPRModel(trunk, head, distribution, support, network.places)
+        model = SPRModel(trunk, head, distribution, support, network.places)
+        if self.initialization == "glorot":
+            initialize(model.transition, self.initialization)
+            initialize(model.predictor, self.initialization)
+        return model
 
 
 def scaled(features: Tensor) -> Tensor:

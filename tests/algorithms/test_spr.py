@@ -19,7 +19,7 @@ from lockstep.models import QModelConfig
 from lockstep.models.base import Networks
 from lockstep.models.encoders import Trunk
 from lockstep.models.q import NoisyLinear
-from lockstep.models.spr import SPRModel, SPRModelConfig, Transition, scaled
+from lockstep.models.spr import SPRModel, SPRModelConfig, TransitionModel, scaled
 from lockstep.recipes import spr_atari100k
 
 ITEMS, ACTIONS, STEPS, SIDE = 4, 3, 3, 45
@@ -139,7 +139,7 @@ def test_features_of_a_copied_target_are_not_computed_twice(monkeypatch: pytest.
     monkeypatch.setattr(online.trunk, "forward", lambda *args: seen.append(1) or Trunk.forward(online.trunk, *args))
     once = algorithm.loss(Networks(online, target), batch, {})
     assert len(seen) == 1
-    monkeypatch.setattr(SPRConfig, "copies_target", False)
+    online.noisy_trunk = True
     twice = algorithm.loss(Networks(online, target), batch, {})
     assert len(seen) == 3
     assert torch.equal(once.total, twice.total) and algorithm.config.compares(online)
@@ -189,7 +189,7 @@ def test_the_network_is_that_of_the_paper() -> None:
 
 
 def test_a_transition_sees_the_action_at_every_place() -> None:
-    transition = Transition((2, 4, 4), 3)
+    transition = TransitionModel((2, 4, 4), 3)
     features = torch.rand(1, 32)
     with torch.no_grad():
         for parameter in transition.parameters():

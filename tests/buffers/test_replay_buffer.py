@@ -224,7 +224,8 @@ def test_futures_are_what_followed_within_the_episode(afresh: int) -> None:
                 going = going and not (step["terminated"][env] or step["truncated"][env])
             lengths.add(length)
         for part in range(2):
-            half = items.part(part, 2).future
+            half, on_gpu = items.part(part, 2).future, items.part(torch.tensor([part]), 2).future
+            assert all(map(torch.equal, half.leaves(), on_gpu.leaves()))
             assert torch.equal(half.obs, items.future.obs[:, part * 8 : part * 8 + 8])
             assert torch.equal(half.valid, items.future.valid[:, part * 8 : part * 8 + 8])
     assert lengths == {1, 2, 3}
