@@ -5,13 +5,12 @@ Shape legend: C steps of the ring, J steps of an item's future, n items of a sli
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch import Tensor
 
 from lockstep.buffers.replay import Replay
 from lockstep.core.rollout import Rollout
-from lockstep.core.transitions import Drawn, Future
+from lockstep.core.transitions import Future
 from lockstep.experiment import Experiment
 from lockstep.models.observations import PLAIN
 
@@ -27,21 +26,23 @@ class FutureReplay(Replay, reads_on_gpu=True):
 
     def __init__(self, experiment: Experiment, rollout: Rollout, steps: int) -> None:
         super().__init__(experiment, rollout)
-        self._future = steps
+        self._ahead = torch.arange(steps).unsqueeze(1)
+        """int64 [J, 1]: how far ahead each step is."""
         self.item_bytes += steps * self.item_bytes // 2
 
-    def items(self, drawn: Drawn) -> Any:
-        """As Replay.items, with futures."""
-        environment = drawn.environment.expand(self._future, -1)
-        at = (drawn.time + torch.arange(self._future, device=drawn.time.device).unsqueeze(1)) % self.steps  # [J, n]
-        after, kept = ((at + 1) % self.steps).flatten(), self._kept()
+    def move_to(self, device: torch.device) -> None:
+        super().move_to(device)
+        self._ahead = self._ahead.to(device)
+
+    def _future(self, time: Tensor, environment: Tensor, ahead: Tensor) -> Future:
+        at = (time + self._ahead) % self.steps  # [J, n]
+        after, environment = (at + 1) % self.steps, environment.expand_as(at)
         obs = {
-            name: ring.take(after, environment.flatten()).unflatten(0, at.shape) for name, ring in self._rings.items()
+            name: ring.take(after.flatten(), environment.flatten()).unflatten(0, at.shape)
+            for name, ring in self._rings.items()
         }
-        ended = kept["terminated"][at, environment] | kept["truncated"][at, environment]
-        future = Future(
+        return Future(
             obs=obs.get(PLAIN, obs),
-            action=kept["action"][at, environment],
-            valid=ended.cumsum(0) == ended,  # no earlier step ended the episode
+            action=self._kept()["action"][at, environment],
+            valid=self._ahead < ahead,
         )
-        return super().items(drawn).replace(future=future)

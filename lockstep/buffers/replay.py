@@ -20,7 +20,7 @@ from lockstep.buffers.returns import replayed_returns
 from lockstep.buffers.sum_tree import SumTree
 from lockstep.config.settings import SettingsError
 from lockstep.core.rollout import Rollout
-from lockstep.core.transitions import Drawn, Transitions
+from lockstep.core.transitions import Drawn, Future, Transitions
 from lockstep.experiment import Experiment
 from lockstep.models.observations import PLAIN, entries
 from lockstep.portable.numbers import power
@@ -302,7 +302,17 @@ class Replay:
             weight=drawn.weight,
             valid=torch.ones(1, len(time), dtype=torch.bool, device=time.device),
             noise=drawn.noise,
+            future=self._future(time, environment, ahead),
         )
+
+    def _future(self, time: Tensor, environment: Tensor, ahead: Tensor) -> Future | None:
+        """What followed items, if losses predict it.
+
+        Args:
+            time, environment: int64 [n], the numbers of their steps and their environments.
+            ahead: int64 [n], for how many steps their episodes went on, at most n_step.
+        """
+        return None
 
     def prioritize(self, times: np.ndarray, environments: np.ndarray, priorities: np.ndarray) -> None:
         """Set the priorities of drawn items, except those that have been overwritten since."""
