@@ -69,11 +69,13 @@ class DQNConfig(OffPolicyConfig):
 
     @property
     def copies_target(self) -> bool:
-        """Whether the target network is a copy of the model after every gradient step. Then only noise differs."""
+        """Whether the target network is a copy of the model after every gradient step, so that only their noise
+        differs."""
         return self.target_period == 1 and self.target_rate == 1
 
     def compares(self, online: QModel) -> bool:
-        """Whether double Q-learning evaluates two networks. Otherwise both choose the same action."""
+        """Whether the online network must choose the next action for the target network: with double Q-learning, unless
+        both choose the same action."""
         return self.double and (online.noise_numbers > 0 or not self.copies_target)
 
     def validate(self, envs_per_shard: int, *, recurrent: bool) -> None:

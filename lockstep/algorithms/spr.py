@@ -1,6 +1,6 @@
-"""Self-predictive representations (SPR, Schwarzer et al. 2021, https://arxiv.org/abs/2007.05929): deep Q-learning whose
-network also predicts projections of its own features over the next steps, for images that are shifted and brightened or
-darkened at random.
+"""Self-predictive representations (SPR, Schwarzer et al. 2021, https://arxiv.org/abs/2007.05929): deep Q-learning from
+images that are shifted and brightened or darkened at random. The network also predicts its features after each of the
+next steps.
 
 Shape legend: n items, J predicted steps, F features, P numbers of a projection.
 """

@@ -161,8 +161,8 @@ class SPRModelConfig(QModelConfig):
             )
         model = SPRModel(trunk, head, distribution, support, network.places)
         if self.initialization == "glorot":
-            initialize(model.transition, self.initialization)
-            initialize(model.predictor, self.initialization)
+            for added in (model.transition, model.predictor):
+                initialize(added, self.initialization)
         return model
 
 

@@ -69,7 +69,7 @@ def spr_atari100k(game: str = "Pong") -> Experiment:
 
 
 def _hundred_thousand(game: str, model: QModelConfig, algorithm: OffPolicyConfig) -> Experiment:
-    """The benchmark: one environment, and a gradient step of 32 items after each of 100,000 steps but the warm-up."""
+    """The benchmark: one environment, and gradient steps of 32 items after each of 100,000 steps but the warm-up."""
     return Experiment(
         env=EnvConfig(id=game, num_envs=1, protocol="classic"),
         model=model,
