@@ -26,8 +26,7 @@ from lockstep.envs.curriculum import unpack
 from lockstep.envs.finite import FiniteCheck
 from lockstep.envs.pool.pool import SteppingPool
 from lockstep.models.arithmetic import arithmetic
-from lockstep.models.base import PolicyModel
-from lockstep.models.capture import Inference
+from lockstep.models.capture import inference_of
 from lockstep.models.versions import Version
 from lockstep.system.graphs import Capture, cuda_graph
 
@@ -64,7 +63,7 @@ class Collector:
         self._preemption = preemption
         self._model = agent.model.for_acting()
         self._parameters = dict(self._model.named_parameters())
-        self._inference = inference_of(agent, self._model, fixed=capture is not None)
+        self._inference = inference_of(agent.kernels, self._model, fixed=capture is not None)
         self._flat, self._device = agent.flat, agent.device
         own = self._model.flat_parameters
         self._vector = own.vector.detach() if own is not None and own.lies_like(agent.flat) else None
@@ -354,9 +353,3 @@ class Collectors:
             collector.close()
         if self._pool is not None:
             self._pool.close()
-
-
-def inference_of(agent: Agent, model: PolicyModel, *, fixed: bool) -> Inference:
-    """The Inference of an acting copy of an agent's model; `fixed` is as for Inference."""
-    found = None if agent.kernels is None else agent.kernels.inference(model)
-    return Inference(model, fixed=fixed) if found is None else found

@@ -19,7 +19,7 @@ from lockstep.envs.convert import ObservationWriter, single_action
 from lockstep.evaluation.policy import Policy, load_policy
 from lockstep.models.action_spaces import action_parts, composite
 from lockstep.models.base import ModelConfig
-from lockstep.models.capture import Inference
+from lockstep.models.capture import inference_of
 from lockstep.models.policies import PoliciesSpace
 
 Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
@@ -108,7 +108,7 @@ class Actor:
             raise SettingsError(f"The policy {self._reader.misfit}. {like}")
         self._space, self._distribution, self._greedy = env.action_space, model.distribution, greedy
         playing = model.for_playing().cpu()
-        self._actor = Inference(playing)
+        self._actor = inference_of(policy.kernels, playing)
         self._noise = stream(experiment.seed if seed is None else seed, "action-actor")
         self._obs = envs.allocate_observation(self._reader.space, (1, 1))
         self._rows = map_structure(lambda leaf: leaf[0].numpy(), self._obs)

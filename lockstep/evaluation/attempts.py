@@ -157,6 +157,7 @@ def _attempts(run: Path | str, settings: EvaluationSettings, levels: range, chec
                     replace(settings, levels="train", attempts=1, episodes=attempts * agents),
                     seed_purpose=f"test-level-{level}",  # so that levels have separate action noise
                     threads=cores(),
+                    kernels=policy.kernels,
                     progress=progress,
                     stop=stop,
                 )

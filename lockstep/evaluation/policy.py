@@ -6,7 +6,6 @@ Shape legend: B environments, K core state.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +26,8 @@ from lockstep.envs.base import ShardEnv, StepResult
 from lockstep.envs.finite import FiniteCheck, all_finite, floats, wrong_numbers
 from lockstep.envs.settings import EnvConfig
 from lockstep.experiment import Experiment
-from lockstep.models.arithmetic import arithmetic
 from lockstep.models.base import DescribesActing, ModelOutput, PolicyModel, Precision
-from lockstep.models.capture import Inference
+from lockstep.models.capture import MakesInference, inference_of
 from lockstep.models.normalize import Normalizers
 from lockstep.models.policies import Part, Policies, PoliciesSpace, first_normalizers
 from lockstep.run.checkpoint import Checkpoint, find, open_checkpoint
@@ -49,6 +47,8 @@ class Policy:
     frames: int
     name: str | None = None
     """The name of one of several policies. None means all of them, or the only one."""
+    kernels: MakesInference | None = None
+    """The kernels that evaluate the model in training, if any."""
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -64,7 +64,7 @@ class Policy:
         """
         _part(self.spaces[0], name)
         assert isinstance(self.model, Policies)
-        return dataclasses.replace(self, model=self.model[name], name=name)
+        return dataclasses.replace(self, model=self.model[name], name=name, kernels=None)
 
 
 def _part(seen: gymnasium.Space[Any], name: str) -> Part:
@@ -121,7 +121,8 @@ def load_policy(run: Path | str, checkpoint: str | int | None = None, *, precisi
     empty = first_normalizers(experiment.normalize, experiment.algorithm.discount, observation_space)
     empty.loaded(below("normalizer.", tensors)).apply(model)
     seen = found.meta["recorder"]
-    return Policy(model, experiment, found.iteration, seen["samples"], seen["frames"])
+    kernels = experiment.kernels(observation_space, action_space) if precision in (None, experiment.precision) else None
+    return Policy(model, experiment, found.iteration, seen["samples"], seen["frames"], kernels=kernels)
 
 
 def _played(env: EnvConfig, settings: EvaluationSettings) -> EnvConfig:
@@ -148,6 +149,7 @@ class Player:
         has no effect where the environment's library has its own limit. The number of episodes has no effect.
         purpose: separates these random streams from other uses of the same seed.
         threads: the number of threads that step the environments. It does not change results.
+        kernels: those of the experiment, which may evaluate the copy faster.
         normalizers: the statistics for the copy; None keeps the model's.
         render: prepare for render, which needs B = 1.
         stop: whether non-finite numbers from environments are an error; otherwise they cause one warning.
@@ -161,6 +163,7 @@ class Player:
         *,
         purpose: str,
         threads: int = 1,
+        kernels: MakesInference | None = None,
         normalizers: Normalizers | None = None,
         render: bool = False,
         stop: bool = True,
@@ -178,8 +181,7 @@ class Player:
         if isinstance(actor, Policies):
             assert isinstance(self.env.observation_space, PoliciesSpace)
             actor = actor.playing(self.env.observation_space, self.env.action_space)
-        self._actor = Inference(actor)
-        self._arithmetic = functools.partial(arithmetic, actor)
+        self._actor = inference_of(kernels, actor)
         self._distribution = actor.distribution
         self._greedy = settings.greedy
         self._reward_clip = config.reward_clip
@@ -208,7 +210,7 @@ class Player:
     @torch.inference_mode()
     def step(self) -> StepResult:
         """Choose one action for every environment, step, and return the results."""
-        with self._arithmetic():
+        with self._actor.arithmetic():
             action = self._act()
             of_env = self._distribution.to_env(action.numpy())
         self.env.send(of_env)

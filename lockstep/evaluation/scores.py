@@ -25,6 +25,7 @@ from lockstep.evaluation.progress import EpisodeProgress
 from lockstep.evaluation.statistics import Interval, bootstrap_interval, readable
 from lockstep.experiment import Experiment
 from lockstep.models.base import PolicyModel
+from lockstep.models.capture import MakesInference
 from lockstep.models.normalize import Normalizers
 from lockstep.run.folder import RunFolder
 from lockstep.system.machine import cores
@@ -204,6 +205,7 @@ def evaluate_run(run: Path | str, settings: EvaluationSettings, checkpoint: str 
             settings,
             seed_purpose="test",
             threads=cores(),
+            kernels=policy.kernels,
             progress=EpisodeProgress(settings.episodes),
             stop=stop,
         )
@@ -238,6 +240,7 @@ def evaluate_policy(
     *,
     seed_purpose: str = "eval",
     threads: int = 1,
+    kernels: MakesInference | None = None,
     normalizers: Normalizers | None = None,
     heartbeat: Callable[[], None] = lambda: None,
     progress: Callable[[int], None] = lambda ended: None,
@@ -252,6 +255,7 @@ def evaluate_policy(
     Args:
         seed_purpose: names the random streams; equal names, seeds and numbers of environments repeat the episodes.
         threads: to step the environments; does not change results.
+        kernels: those of the experiment, as for Player.
         normalizers: the statistics for the policy; None keeps its own.
         heartbeat: called at every step, to report progress to the supervisor.
         progress: called at every step with the number of episodes that have ended, to report progress to the user.
@@ -273,6 +277,7 @@ def evaluate_policy(
         replace(settings, num_envs=min(episodes, settings.num_envs or MAX_ENVS), max_steps=longest),
         purpose=seed_purpose,
         threads=threads,
+        kernels=kernels,
         normalizers=normalizers,
         stop=stop,
     )

@@ -78,6 +78,7 @@ def record_video(
         experiment,
         EvaluationSettings(greedy=greedy, seed=seed, num_envs=1),
         purpose="video",
+        kernels=policy.kernels,
         render=True,
     )
     try:

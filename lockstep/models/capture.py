@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -141,6 +141,20 @@ class Inference:
             return Program(recorder.calls, copies.leaves(), [output.policy, output.value, state])
         except _NotRecordable:
             return None
+
+
+class MakesInference(Protocol):
+    """Kernels that may evaluate models faster: see lockstep.algorithms.kernel_table."""
+
+    def inference(self, model: Any) -> Inference | None:
+        """The object that evaluates an acting copy of a model; None if the model does this itself."""
+
+
+def inference_of(kernels: MakesInference | None, model: PolicyModel, *, fixed: bool = False) -> Inference:
+    """The object that evaluates an acting copy of a model, given its experiment's kernels. `fixed` is as for
+    Inference."""
+    found = None if kernels is None else kernels.inference(model)
+    return Inference(model, fixed=fixed) if found is None else found
 
 
 def _checked(model: PolicyModel, inputs: Inputs, answer: Any) -> tuple[ModelOutput, Tensor]:

@@ -19,7 +19,7 @@ from lockstep.buffers.batches import Batches, CollectedRollout
 from lockstep.buffers.replay_batches import ReplayBatches
 from lockstep.buffers.rollout_buffers import RolloutBuffers, acting_groups
 from lockstep.collectors.acting import OpenRollout
-from lockstep.collectors.collectors import Collector, inference_of
+from lockstep.collectors.collectors import Collector
 from lockstep.collectors.compiled_actor import CompiledPolicy
 from lockstep.collectors.device_actor import DevicePolicy
 from lockstep.collectors.stepping import BatchEnvs, Stepping
@@ -36,7 +36,7 @@ from lockstep.learners.learner import Learner
 from lockstep.learners.optimizer import optimizer_for
 from lockstep.learners.process import learner_of
 from lockstep.models.arithmetic import arithmetic
-from lockstep.models.capture import Inputs
+from lockstep.models.capture import Inputs, inference_of
 from lockstep.system.graphs import Capture, cuda_graph
 
 _REMEMBERED = 100_000
@@ -138,7 +138,7 @@ class Calls:
             obs = rollout.joined(0) if rollout.has_entries else rollout.obs
             arguments = kernels.arguments(noise.numpy(), obs, fields)
             return lambda: [each.act(0, arguments) for each in compiled]
-        inference = inference_of(agent, model, fixed=capture is not None)
+        inference = inference_of(agent.kernels, model, fixed=capture is not None)
         state = torch.zeros(size, model.state_size, device=agent.device)
         obs, start, action, reward = (
             map_structure(lambda leaf: None if leaf is None else leaf[:1], entry)

@@ -190,4 +190,5 @@ class CallbackRunner:
         model = copy.deepcopy(agent.model).requires_grad_(False).cpu()
         agent.normalizers.apply(model)
         samples = int(self._metrics["samples"])
-        return Policy(model, copy.deepcopy(agent.experiment), self._done, samples, samples * self._frames_per_step)
+        frames, experiment = samples * self._frames_per_step, copy.deepcopy(agent.experiment)
+        return Policy(model, experiment, self._done, samples, frames, kernels=agent.kernels)

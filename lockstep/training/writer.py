@@ -245,6 +245,7 @@ class RunWriter:
                 agent.model,
                 self._experiment,
                 options.evaluation,
+                kernels=agent.kernels,
                 normalizers=agent.normalizers,
                 heartbeat=heartbeat,
                 progress=EpisodeProgress(options.evaluation.episodes, self._logger.message),

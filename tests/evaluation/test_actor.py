@@ -150,7 +150,7 @@ def test_an_actor_tells_the_model_what_it_did_last_and_where_episodes_start(
             told.append((bool(start), *(x.item() for x in rest[1:])))
             return super().__call__(obs, start, *rest)  # type: ignore[call-arg]
 
-    monkeypatch.setattr("lockstep.evaluation.actor.Inference", Recorded)
+    monkeypatch.setattr("lockstep.evaluation.actor.inference_of", lambda kernels, model: Recorded(model))
     policy = untrained(reward_clip=clip)
     env = construct(policy.experiment.env)
     actor = Actor(policy, env)

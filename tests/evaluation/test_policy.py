@@ -10,20 +10,24 @@ import numpy as np
 import pytest
 import torch
 from test_video import read
-from tiny import EXPERIMENTS
+from tiny import EXPERIMENTS, portable
 
 from lockstep import recipes
+from lockstep.agent import Agent
 from lockstep.config.options import EvaluationSettings, RunOptions
 from lockstep.config.settings import SettingsError
 from lockstep.config.user_code import load_object
+from lockstep.envs.construct import construct
 from lockstep.evaluation import scores as scoring
 from lockstep.evaluation import video
-from lockstep.evaluation.policy import find_checkpoint, load_policy
+from lockstep.evaluation.actor import Actor
+from lockstep.evaluation.policy import Player, find_checkpoint, load_policy
 from lockstep.evaluation.scores import evaluate, evaluate_policy
 from lockstep.evaluation.video import record_video
 from lockstep.launchers.launch import train
 from lockstep.models.encoders import ObservationEncoder
 from lockstep.models.normalize import NormalizeConfig
+from lockstep.models.q import QModel
 from lockstep.reports.runs import Run as RunData
 
 QUIET: dict[str, Any] = {"display": "none", "tensorboard": False}
@@ -126,6 +130,41 @@ def test_every_kind_of_agent_is_evaluated_during_training(name: str, tmp_path: P
     train(settings, options=options)
     scores, final = RunData.read(tmp_path).curve("samples", "eval/score")[1], load_policy(tmp_path)
     assert list(scores) == [evaluate_policy(final.model, final.experiment, options.evaluation).mean]
+
+
+@pytest.mark.parametrize("name", ["rainbow-lag-1", "r2d2-uniform-lag-1", "sac-discrete", "iqn"])
+def test_kernels_evaluate_a_policy_with_the_bits_of_torchs_replaced_operations(name: str) -> None:
+    experiment = portable(name)
+    agent = Agent(experiment)
+    assert agent.kernels is not None and agent.kernels.as_torch
+
+    def played(kernels: Any) -> tuple[type, list[torch.Tensor]]:
+        player = Player(agent.model, experiment, EvaluationSettings(num_envs=3), purpose="test", kernels=kernels)
+        outputs = []
+        for _ in range(12):
+            player.step()
+            assert player.output is not None
+            outputs.append(player.output.policy.clone())
+        player.close()
+        return type(player._actor), outputs
+
+    by_kernels, by_torch = played(agent.kernels), played(None)
+    assert by_kernels[0] != by_torch[0]
+    assert all(map(torch.equal, by_kernels[1], by_torch[1]))
+
+
+def test_whatever_plays_a_portable_policy_uses_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = portable("rainbow-lag-1")
+
+    def forward(*_: Any) -> None:
+        raise AssertionError("torch evaluates the model")
+
+    monkeypatch.setattr(QModel, "forward", forward)
+    train(experiment, options=RunOptions(run=str(tmp_path), eval_every=1, eval_episodes=1, **QUIET), stop_after=1)
+    evaluate(tmp_path, episodes=1)
+    env = construct(experiment.env)
+    Actor(load_policy(tmp_path), env).act(env.reset(seed=1)[0])
+    assert load_policy(tmp_path, precision="fp32").kernels is None
 
 
 def test_what_had_diverged_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
