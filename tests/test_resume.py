@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from children import Child
 from sentences import says
-from tiny import cut, options, replaying
+from tiny import EXPERIMENTS, cut, options, replaying
 
 from lockstep import recipes
 from lockstep.algorithms.offpolicy import OffPolicyConfig
@@ -177,12 +177,15 @@ def evaluations(run: str) -> list[dict[str, Any]]:
     return [{name: x for name, x in row.items() if name != "seconds"} for row in rows if "eval/score" in row]
 
 
-def test_a_signal_ends_the_last_evaluation_which_is_repeated() -> None:
-    given = functools.partial(dataclasses.replace, eval_every=3, eval_episodes=3)
-    whole = train(cartpole(), options=given(options(Path("whole"))))
+@pytest.mark.parametrize("iteration", [1, 3])
+@pytest.mark.parametrize("name", ["cartpole-lag-1", "rainbow-lag-1", "r2d2-uniform-lag-1"])
+def test_a_signal_ends_an_evaluation_which_is_repeated_before_anything_is_learned(name: str, iteration: int) -> None:
+    experiment = EXPERIMENTS[name]()
+    given = functools.partial(dataclasses.replace, eval_every=iteration, eval_episodes=3)
+    whole = train(experiment, options=given(options(Path("whole"))))
 
     def stops(progress: Progress) -> None:
-        if progress.iteration == progress.iterations:
+        if progress.iteration == iteration:
             signal.raise_signal(signal.SIGINT)
 
     class Follows(Callback):
@@ -190,14 +193,15 @@ def test_a_signal_ends_the_last_evaluation_which_is_repeated() -> None:
             followed.append((progress.iteration, progress.policy().samples, progress.metrics))
 
     followed: list[tuple[int, int, dict[str, float]]] = []
-    part = train(cartpole(), options=given(options(Path("part"))), on_iteration=stops)
-    assert part.stopped and part.iterations == whole.iterations and not evaluations("part")
+    part = train(experiment, options=given(options(Path("part"))), on_iteration=stops)
+    assert part.stopped and part.iterations == iteration and not evaluations("part")
     last = json.loads(Path("part/metrics.jsonl").read_text().splitlines()[-1])
     assert outcome(resume("part", on_iteration=Follows())) == outcome(whole)
-    assert followed == [(whole.iterations, last["samples"], last)], "the callback sees the evaluation's iteration"
+    assert followed[0] == (iteration, last["samples"], last), "the callback sees the evaluation's iteration"
     assert evaluations("part") == evaluations("whole") != []
+    count = len(followed)
     assert outcome(resume("part", on_iteration=Follows())) == outcome(whole)
-    assert len(followed) == 1, "the evaluation is not repeated again"
+    assert len(followed) == count, "the evaluation is not repeated again"
     assert evaluations("part") == evaluations("whole")
 
 

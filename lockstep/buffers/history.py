@@ -83,6 +83,15 @@ class History:
         self._final, self._origin = final, checkpoint_path(directory, iteration)
         return parts
 
+    def link(self, directory: Path, iteration: int, saved: Checkpoint) -> list[dict[str, Any]]:
+        """Reuse all parts of a checkpoint whose memory has not been restored yet. Returns what `save` returns."""
+        parts = []
+        for name in saved.names():
+            if name == self._name or name.startswith(f"{self._name}-"):
+                self._heartbeat()
+                parts.append(link_part(directory, iteration, saved.parts[name], saved.path))
+        return parts
+
     def restore(self, saved: Checkpoint, memory: Remembering) -> bool:
         """Restore the result of `save` under any layout. Returns whether the checkpoint contains it."""
         if self._name not in saved.parts:

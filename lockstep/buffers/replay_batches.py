@@ -223,6 +223,8 @@ class ReplayBatches:
         """Write a slot's replay into a checkpoint if algorithm.replay.checkpoint is set."""
         if not self._config.replay.checkpoint:
             return []
+        if slot in self._saved:  # the run was resumed at this iteration, and no rollout has shown the shapes
+            return self._histories[slot].link(directory, iteration, self._saved[slot])
         self._set_priorities()
         return self._histories[slot].save(directory, iteration, self._replays[slot])
 
