@@ -179,7 +179,9 @@ def evaluations(run: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("iteration", [1, 3])
 @pytest.mark.parametrize("name", ["cartpole-lag-1", "rainbow-lag-1", "r2d2-uniform-lag-1"])
-def test_a_signal_ends_an_evaluation_which_is_repeated_before_anything_is_learned(name: str, iteration: int) -> None:
+def test_a_signal_ends_an_evaluation_which_is_repeated_before_anything_is_learned(
+    name: str, iteration: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     experiment = EXPERIMENTS[name]()
     given = functools.partial(dataclasses.replace, eval_every=iteration, eval_episodes=3)
     whole = train(experiment, options=given(options(Path("whole"))))
@@ -196,7 +198,9 @@ def test_a_signal_ends_an_evaluation_which_is_repeated_before_anything_is_learne
     part = train(experiment, options=given(options(Path("part"))), on_iteration=stops)
     assert part.stopped and part.iterations == iteration and not evaluations("part")
     last = json.loads(Path("part/metrics.jsonl").read_text().splitlines()[-1])
+    capsys.readouterr()
     assert outcome(resume("part", on_iteration=Follows())) == outcome(whole)
+    assert ("during its last evaluation, which is repeated" in capsys.readouterr().err) == (iteration == 3)
     assert followed[0] == (iteration, last["samples"], last), "the callback sees the evaluation's iteration"
     assert evaluations("part") == evaluations("whole") != []
     count = len(followed)

@@ -154,7 +154,9 @@ def resume(
     with _writing(folder, layout):
         saved = resumable(folder, checkpoint, experiment) if layout.launcher.leads else None
         begin, path = (0, None) if saved is None else (saved.iteration, saved.path)
-        if layout.launcher.leads and begin == experiment.iterations:
+        if saved is not None and begin == experiment.iterations and saved.meta.get("unevaluated"):
+            print_line(f"{folder.path} was stopped during its last evaluation, which is repeated.", sys.stderr)
+        elif layout.launcher.leads and begin == experiment.iterations:
             print_line(
                 f"{folder.path} has completed all of its {begin} iterations. To continue learning in a new run: "
                 f"lockstep train {folder.quoted} --warm-start.run {folder.quoted} --total-steps STEPS",
